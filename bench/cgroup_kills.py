@@ -5,12 +5,11 @@
 Needs a machine where a memory cgroup can be made (root, a writable /sys/fs/cgroup). Even rounds give the server a KV
 cache that its cgroup cannot hold: the kernel kills it while it starts. Odd rounds let it come up and then have another
 process of the same cgroup take what is left; the kernel is told to prefer the server. Named means: the entry (LR501),
-the limit in GiB with the file it stands in, the peak, and a cure (a smaller KV cache, or the limit to set).
+the limit in GiB with the file it stands in, the peak, and a remedy (a smaller KV cache, or the limit to set).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,8 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests/real_vllm"), str(ROOT / "tests")]
+from bench_harness import arguments, write_json
 from own_cgroup import limited_cgroup
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
@@ -37,7 +35,7 @@ while True:
     eaten.append(b"x" * (8 << 20))
     time.sleep(0.005)
 """
-CURE = re.compile(r"raise the memory limit to \d+|--kv-cache-memory-bytes")
+REMEDY = re.compile(r"raise the memory limit to \d+|--kv-cache-memory-bytes")
 PATIENCE_S = 300.0
 
 
@@ -73,17 +71,16 @@ def play(vllm: str, number: int, folder: Path, cgroup: Path, limit: int, dice: r
                 process.kill() if process is eater else process.send_signal(signal.SIGINT)
                 process.wait(60)
     lines = [line for line in said.read_text("utf-8", "replace").splitlines() if line.startswith("legroom: ")]
-    return judged("serving" if is_serving else "starting", limit, lines)
+    return checked("serving" if is_serving else "starting", limit, lines)
 
 
-def judged(moment: str, limit: int, lines: list[str]) -> dict[str, Any]:
+def checked(moment: str, limit: int, lines: list[str]) -> dict[str, Any]:
     text = "\n".join(lines)
     checks = {
         "entry": "LR501" in text,
         "limit": f"may use {limit / GIB:.2f} GiB (/sys/fs/cgroup" in text,
         "peak": re.search(r"of which [\d.]+ GiB were in use at the peak", text) is not None,
-        "cure": re.search(r"raise the memory limit to \d+|--kv-cache-memory-bytes", text.partition("LR501")[2])
-        is not None,
+        "remedy": REMEDY.search(text.partition("LR501")[2]) is not None,
     }
     named = next((line for line in lines if "LR501" in line), "")
     return {
@@ -96,12 +93,7 @@ def judged(moment: str, limit: int, lines: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, vllm=str, rounds=10, seed=1, json=Path)
     dice, results = random.Random(args.seed), []
     for number in range(args.rounds):
         limit = dice.randrange(2200, 3000) << 20
@@ -109,9 +101,8 @@ def main() -> None:
             results.append(play(args.vllm, number, Path(name), cgroup, limit, dice))
         shown = {key: value for key, value in results[-1].items() if key != "said"}
         print(json.dumps(shown), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1))
-    print(f"named with limit, peak and cure: {sum(result['named'] for result in results)} of {len(results)}")
+        write_json(args.json, results)
+    print(f"named with limit, peak and remedy: {sum(result['named'] for result in results)} of {len(results)}")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,79 @@
 """How well and how fast `legroom diagnose` reads logs.
 
     python bench/diagnose.py accuracy CASES.jsonl      right cause first, among three, look-alikes, kinds of fixes
+    python bench/diagnose.py fixes CASES.jsonl [--half 0|1] [--show]    would the first fix have worked?
+    python bench/diagnose.py robust CASES.jsonl [--half 0|1] [--show] [--min-lines 15]
     python bench/diagnose.py speed [--mib 1024]        a generated log, beside ripgrep counting the same texts
 
-A case is an object with `log`, `cause`, and optionally `accept_causes`, `hard`, `log_decisive`, `fix_tags`.
+A case is an object with `id`, `log`, `cause`, and optionally `accept_causes`, `hard`, `log_decisive`, `fix_tags`,
+`fixes_that_failed`. Halves are by a hash of the id. The last line is JSON.
+
+fixes: a first fix is checked by rules.
+
+    cause     it belongs to the cause that the case has, or is of the kind that the thread confirmed
+    kind      of the kind that the thread confirmed; where it confirmed none, of a kind that fixes this cause at all
+    starts    the plan that it carries starts (a plan that is only tight counts as half)
+    keeps     its command has every flag that the log prints as given, but for those it changes
+    known     the release, by the log or by the thread, has every flag and variable of it; no advice is for older ones
+    numbers   what the log itself says does not refuse it: more ranks than those that speak, no smaller batches where
+              the weights alone are above share x total, no quantized checkpoint of one that is
+    refuted   it is nothing that the thread tried in vain
+
+`works`: all of them. `wrong`: refuted, refused by the numbers, unknown to the release, of another cause and kind, or
+nothing offered. `partly`: the rest.
+
+robust: each log is diagnosed whole, and again wrapped at 80 columns, cut to its last lines, without its head or its
+tail, with the prefixes that platforms and executors add, and as eight ranks that print it at the same time. `changed`
+counts other answers than that of the whole log. Where a cut took every line that proved the whole log's answer, "cause
+above" is the right answer: those are counted as `above`. `wrong` are asserted causes that are not the case's, where
+the whole log's answer is.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import json
 import random
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+from bench_harness import arguments, read_lines
+
+from legroom.diagnosis.finding import Fix
 from legroom.diagnosis.log_diagnosis import read_log
+from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.facts.releases import release
+from legroom.vllm.command_line import command, command_parts
 from legroom.vllm_logs.log_scanner import all_marks
 from legroom.vllm_logs.log_sources import pieces_of_file
+from legroom.vllm_logs.startup_log import Startup
 
 LOOK_ALIKES = frozenset({"not_memory", "driver_or_cuda_mismatch"})
+COLUMNS, LAST_LINES, RANKS = 80, 30, 8
+
+
+def cases_of(path: str, half: int | None, fewest_lines: int = 0) -> Iterator[dict[str, Any]]:
+    for case in read_lines(Path(path)):
+        side = int(hashlib.sha256(case["id"].encode()).hexdigest(), 16) % 2
+        if case["log"].count("\n") + 1 >= fewest_lines and half in (None, side):
+            yield case
 
 
 def accuracy(path: str) -> dict[str, object]:
     """The share of cases whose cause comes first, and what goes with it."""
     counts: dict[str, int] = defaultdict(int)
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        case = json.loads(line)
+    for case in read_lines(Path(path)):
         if not case.get("log_decisive", True):
             continue
         reading = read_log([case["log"].encode()])
@@ -63,7 +105,7 @@ def accuracy(path: str) -> dict[str, object]:
     }
 
 
-def _count_fixes(counts: dict[str, int], tags: set[str], findings: tuple) -> None:  # type: ignore[type-arg]
+def _count_fixes(counts: dict[str, int], tags: set[str], findings: tuple[Any, ...]) -> None:
     if not tags:
         return
     if "code_fix" in tags:
@@ -158,14 +200,338 @@ def read(path: str) -> dict[str, object]:
     }
 
 
+Outcome = Literal["works", "partly", "wrong"]
+
+# What ended such failures at all: the counts of `insights.md`, "what really works, per class", and vLLM's own checks.
+WORKING_KINDS: dict[str, frozenset[str]] = {
+    "weights_too_big": frozenset({"checkpoint_format", "more_or_fewer_gpus_tp_pp", "cpu_offload"}),
+    "kv_too_small_for_max_len": frozenset({"max_model_len", "kv_cache_memory_bytes", "raise_util", "kv_cache_dtype"}),
+    "no_cache_blocks": frozenset(
+        {"raise_util", "engine_version_or_V0", "checkpoint_format", "more_or_fewer_gpus_tp_pp", "cpu_offload"}
+    ),
+    "gpu_shared_or_not_free": frozenset(
+        {"free_gpu_or_kill_orphans", "sequence_starts_or_wait", "engine_version_or_V0"}
+    ),
+    "profiling_activation_peak": frozenset(
+        {
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "limit_multimodal",
+            "checkpoint_format",
+            "more_or_fewer_gpus_tp_pp",
+        }
+    ),
+    "cudagraph_capture_oom": frozenset({"engine_version_or_V0", "lower_util", "eager_or_fewer_graphs", "max_num_seqs"}),
+    "runtime_activation_burst": frozenset(
+        {"lower_util", "max_num_batched_tokens", "more_or_fewer_gpus_tp_pp", "kv_cache_memory_bytes", "request"}
+    ),
+    "multimodal_inputs": frozenset({"limit_multimodal", "engine_version_or_V0", "max_num_batched_tokens"}),
+    "lora_or_spec_decode_extra": frozenset({"other_engine_feature_off", "lower_util", "max_num_seqs"}),
+    "kv_preemption_thrash": frozenset({"max_num_seqs", "max_model_len", "swap_space"}),
+    "allocator_fragmentation": frozenset({"allocator_conf", "lower_util"}),
+    "host_ram_oom": frozenset(
+        {"more_host_ram_or_shm", "checkpoint_format", "sequence_starts_or_wait", "swap_space", "engine_version_or_V0"}
+    ),
+    "prefix_cache_pressure": frozenset({"report"}),
+    "leak_over_time": frozenset({"engine_version_or_V0", "eager_or_fewer_graphs", "limit_multimodal"}),
+    "nccl_or_custom_allreduce_buffers": frozenset({"disable_custom_allreduce_or_nccl_env", "lower_util"}),
+    "tp_kv_head_replication_or_pp_imbalance": frozenset({"more_or_fewer_gpus_tp_pp", "max_model_len"}),
+    "quantization_kernel_workspace": frozenset({"engine_version_or_V0", "checkpoint_format", "lower_util"}),
+    "sleep_mode_or_rlhf_colocation": frozenset(
+        {"lower_util", "sequence_starts_or_wait", "engine_version_or_V0", "other_engine_feature_off"}
+    ),
+    "unified_memory_or_wsl": frozenset(
+        {"drop_page_cache", "sequence_starts_or_wait", "lower_util", "more_host_ram_or_shm"}
+    ),
+    "wrong_flag": frozenset({"flag"}),
+    "request_too_long": frozenset({"request", "max_model_len", "max_num_batched_tokens"}),
+    "hybrid_state_cache_limit": frozenset({"max_num_seqs"}),
+}
+_TRIED = {
+    "lower_util": re.compile(
+        r"(?i)lower\w* (?:the )?(?:--)?(?:gpu.memory.utilization|ratio|fraction)|"
+        r"gpu.memory.utilization[= ]0\.[1-8]|fraction chases|several values of --gpu"
+    ),
+    "raise_util": re.compile(r"(?i)rais\w+ (?:the )?(?:--)?(?:gpu.memory.utilization|ratio)|utilization 0\.9[5-9]"),
+    "eager_or_fewer_graphs": re.compile(r"(?i)enforce.eager"),
+    "allocator_conf": re.compile(r"(?i)expandable"),
+    "max_model_len": re.compile(r"(?i)max.model.len"),
+    "max_num_seqs": re.compile(r"(?i)max.num.seqs"),
+    "max_num_batched_tokens": re.compile(r"(?i)max.num.batched"),
+    "swap_space": re.compile(r"(?i)swap"),
+    "cpu_offload": re.compile(r"(?i)cpu.offload"),
+    "more_or_fewer_gpus_tp_pp": re.compile(r"(?i)tensor.parallel|more gpus|\btp\b"),
+}
+
+
+@dataclass(frozen=True)
+class FixVerdict:
+    """One case, its first fix and what speaks against it."""
+
+    id: str
+    outcome: Outcome
+    cause: str
+    named: str
+    kind: str
+    against: tuple[str, ...]
+    confirmed: bool
+
+
+def check_first_fix(case: dict[str, Any]) -> FixVerdict:
+    reading = read_log([case["log"].encode()])
+    run = reading.runs[0] if reading.runs else None
+    first = run.findings[0] if run and run.findings else None
+    fix = first.fixes[0] if first and first.fixes else None
+    tags = set(case.get("fix_tags") or ())
+    if "code_fix" in tags:
+        tags.add("engine_version_or_V0")
+    if run is None or first is None or fix is None:
+        return FixVerdict(case["id"], "wrong", case["cause"], "", "", ("nothing offered",), bool(tags))
+    right = {case["cause"], *(case.get("accept_causes") or ())}
+    wrong, doubts = [], []
+    agrees = fix.kind in tags
+    if first.cause not in right and not agrees:
+        wrong.append("another cause")
+    if not agrees and _was_tried(fix, case.get("fixes_that_failed") or ()):
+        wrong.append("refuted by the thread")
+    if not _is_known(fix, run.case.startup.vllm) or not _is_known(fix, _thread_version(case)):
+        wrong.append("unknown to the release")
+    wrong += _against_numbers(fix, case["log"])
+    if _QUANTIZED.search(str(case.get("model") or "")) and any("quantized checkpoint" in step for step in fix.steps):
+        doubts.append("asks for a quantized checkpoint of one that is")
+    usual = set().union(*(WORKING_KINDS.get(cause, frozenset()) for cause in right))
+    if tags and not agrees and fix.kind in usual:
+        doubts.append(f"the thread ended with {', '.join(sorted(tags))}")
+    elif not agrees and fix.kind not in usual:
+        doubts.append("not a kind that fixes this cause")
+    if fix.plan is not None and fix.plan.verdict == "tight":
+        doubts.append("its plan is tight")
+    lost = _lost_flags(fix, run.case.startup)
+    if lost:
+        doubts.append(f"drops {' '.join(lost)}")
+    outcome: Outcome = "wrong" if wrong else "partly" if doubts else "works"
+    return FixVerdict(case["id"], outcome, case["cause"], first.cause, fix.kind, (*wrong, *doubts), bool(tags))
+
+
+def _was_tried(fix: Fix, failed: Any) -> bool:
+    tried = " | ".join(failed)
+    pattern = _TRIED.get(fix.kind)
+    return bool(pattern and len(fix.flags) + len(fix.env) <= 1 and pattern.search(tried))
+
+
+_QUANTIZED = re.compile(r"(?i)awq|gptq|int[48]|nvfp4|fp8|gguf|[48]bit")
+_RANK = re.compile(r"rank=(\d+)|\[rank(\d+)\]|Worker_TP(\d+)|\bTP(\d+) pid")
+_WORLD = re.compile(r"world size (\d+)|local_reader_ranks=\[[\d, ]*?(\d+)\]")
+_WEIGHTS = re.compile(r"(?:Loading model weights|Model loading) took ([\d.]+) Gi?B")
+_TOTAL = re.compile(r"total capacity of ([\d.]+) GiB|total_gpu_memory \(([\d.]+)GiB\)")
+_SHARE = re.compile(r"gpu_memory_utilization['\"]?[:= (]+([\d.]+)")
+
+
+def _against_numbers(fix: Fix, log: str) -> list[str]:
+    """By patterns of this file's own, so that a reader's mistake in the package does not excuse itself."""
+    against = []
+    ranks = [int(next(filter(None, found.groups()))) + 1 for found in _RANK.finditer(log)]
+    ranks += [int(next(filter(None, found.groups()))) for found in _WORLD.finditer(log)]
+    size = fix.flags.get("tensor_parallel_size")
+    if isinstance(size, int) and size <= max(ranks, default=1):
+        against.append("fewer ranks than in the log")
+    weights, total, share = (pattern.search(log) for pattern in (_WEIGHTS, _TOTAL, _SHARE))
+    if weights and total:
+        budget = float(next(filter(None, total.groups()))) * (float(share[1]) if share else 0.9)
+        raised = fix.flags.get("gpu_memory_utilization", 0)
+        untouched = not fix.flags.keys() & {"model", "quantization", "tensor_parallel_size", "cpu_offload_gb"}
+        if fix.flags and untouched and not raised and float(weights[1]) > budget:
+            against.append("weights above the budget")
+    return against
+
+
+def _thread_version(case: dict[str, Any]) -> str | None:
+    found = re.match(r"0\.\d+\.\d+", str(case.get("vllm_version") or ""))
+    return found[0] if found else None
+
+
+def _is_known(fix: Fix, version: str | None) -> bool:
+    if version is None:
+        return True
+    try:
+        running = release(version)
+    except Exception:  # a build without a number has no table
+        return True
+    needed = [found[1] for step in fix.steps if (found := re.search(r"vllm>=(\d+\.\d+\.\d+)", step))]
+    if any(running.at_least(bound) for bound in needed):
+        return False
+    if running.at_least("0.11.0") and "VLLM_USE_V1" in fix.env:
+        return False
+    dests = {flag.dest for flag in flags_of(running).values()}
+    flags = all(value is None or name in dests for name, value in fix.flags.items())
+    return flags and all(name in env_names(running) for name in fix.env if env_history(name))
+
+
+def _lost_flags(fix: Fix, startup: Startup) -> list[str]:
+    """The flags that the log prints as given and the command does not have."""
+    if not fix.command or not startup.args_known:
+        return []
+    known = release(startup.vllm) if startup.vllm else release("0.32.0")
+    given = {part.dest for part in command_parts(command(startup.given.args, known), known) if part.name}
+    kept = {part.dest for part in command_parts(fix.command, known) if part.name}
+    return sorted(given - kept - set(fix.flags))
+
+
+def fixes(path: str, half: int | None, show: bool) -> dict[str, object]:
+    """The share of first fixes that would have worked, and a table by cause."""
+    verdicts = [
+        check_first_fix(case)
+        for case in cases_of(path, half)
+        if case["cause"] not in LOOK_ALIKES and case.get("log_decisive", True)
+    ]
+    print(f"{'cause':42}{'cases':>6}{'works':>7}{'partly':>8}{'wrong':>7}")
+    for cause in sorted({verdict.cause for verdict in verdicts}):
+        own = Counter(verdict.outcome for verdict in verdicts if verdict.cause == cause)
+        print(f"{cause:42}{own.total():>6}{own['works']:>7}{own['partly']:>8}{own['wrong']:>7}")
+    for one in verdicts if show else ():
+        if one.outcome != "works":
+            print(f"  {one.outcome:7}{one.id}: {one.cause}, named {one.named}, {one.kind}: {'; '.join(one.against)}")
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    confirmed = [verdict for verdict in verdicts if verdict.confirmed]
+    reasons = (" ".join(reason.split(" ")[:3]) for verdict in verdicts for reason in verdict.against)
+    return {
+        "cases": len(verdicts),
+        **{name: round(counts[name] / max(len(verdicts), 1), 3) for name in ("works", "partly", "wrong")},
+        "confirmed by a thread": len(confirmed),
+        "of those, works": sum(verdict.outcome == "works" for verdict in confirmed),
+        "against": dict(Counter(reasons)),
+    }
+
+
+class Answer(NamedTuple):
+    verdict: str
+    cause: str
+    proof: tuple[int, ...] = ()
+    """The lines that decided."""
+
+    @property
+    def asserts(self) -> bool:
+        return self.verdict in ("cause found", "not a memory problem", "no problem found")
+
+
+def answer(log: str) -> Answer:
+    reading = read_log([log.encode("utf-8", "replace")])
+    if not reading.runs:
+        return Answer("not understood", "")
+    run = reading.runs[0]
+    cause = run.findings[0].cause if run.findings else ""
+    evidence = run.findings[0].evidence if run.findings else ()
+    proof = tuple(item.line for item in evidence if item.role in ("failure", "host", "exception", "symptom"))
+    return Answer(run.verdict, cause or ("not_memory" if run.verdict == "not a memory problem" else ""), proof)
+
+
+def is_gone(log: str, whole: Answer, text: str) -> bool:
+    """Whether a cut left none of the lines that decided the whole log."""
+    lines, left = log.split("\n"), set(text.split("\n"))
+    return not any(lines[number - 1] in left for number in whole.proof)
+
+
+def wrapped(log: str) -> str:
+    lines = []
+    for line in log.split("\n"):
+        lines += [line[at : at + COLUMNS] for at in range(0, len(line), COLUMNS)] or [""]
+    return "\n".join(lines)
+
+
+def words_wrapped(log: str) -> str:
+    return "\n".join(
+        piece
+        for line in log.split("\n")
+        for piece in textwrap.wrap(line, COLUMNS, drop_whitespace=False, break_on_hyphens=False) or [""]
+    )
+
+
+def last_lines(log: str) -> str:
+    return "\n".join(log.rstrip("\n").split("\n")[-LAST_LINES:])
+
+
+def without_head(log: str) -> str:
+    lines = log.split("\n")
+    return "\n".join(lines[max(len(lines) // 4, 1) :])
+
+
+def without_tail(log: str) -> str:
+    """Without its last tenth, and broken off in the middle of a line."""
+    lines = log.rstrip("\n").split("\n")
+    kept = lines[: len(lines) - max(len(lines) // 10, 1)]
+    return "\n".join(kept)[:-20]
+
+
+def prefixed(form: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda log: "\n".join(form(line) for line in log.split("\n"))
+
+
+def interleaved(log: str) -> str:
+    """Eight ranks that print the same lines at nearly the same time."""
+    return "\n".join(f"(Worker_TP{rank} pid={300 + rank}) {line}" for line in log.split("\n") for rank in range(RANKS))
+
+
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "wrapped at 80": wrapped,
+    "last 30 lines": last_lines,
+    "without its head": without_head,
+    "without its tail": without_tail,
+    "rank prefix": prefixed(lambda line: f"[rank0]: {line}"),
+    "worker prefix": prefixed(lambda line: f"(Worker_TP0 pid=301) {line}"),
+    "ray prefix": prefixed(lambda line: f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {line}"),
+    "cri prefix": prefixed(lambda line: f"2026-02-03T04:05:06.789012345Z stderr F {line}"),
+    "journald prefix": prefixed(lambda line: f"Feb 03 04:05:06 node-1 vllm[812]: {line}"),
+    "compose prefix": prefixed(lambda line: f"vllm-1  | {line}"),
+    "kubectl prefix": prefixed(lambda line: f"[pod/vllm-0/vllm] {line}"),
+    "docker json": prefixed(
+        lambda line: json.dumps(
+            {"log": line + "\n", "stream": "stderr", "time": "2026-02-03T04:05:06.7Z"}, ensure_ascii=False
+        )
+    ),
+    "eight ranks": interleaved,
+    "ray, wrapped": lambda log: wrapped(VARIANTS["ray prefix"](log)),
+    "wrapped at words": words_wrapped,
+}
+
+
+CUTS = ("last 30 lines", "without its head", "without its tail")
+
+
+def robust(path: str, half: int | None, show: bool, fewest_lines: int) -> dict[str, dict[str, int]]:
+    counts = {name: dict.fromkeys(("logs", "changed", "above", "wrong"), 0) for name in VARIANTS}
+    for case in cases_of(path, half, fewest_lines):
+        whole = answer(case["log"])
+        right = {case["cause"], *(case.get("accept_causes") or ())}
+        is_scored = case.get("log_decisive", True) and whole.cause in right
+        for name, variant in VARIANTS.items():
+            text = variant(case["log"])
+            if text == case["log"]:
+                continue
+            now = answer(text)
+            above = name in CUTS and now.verdict == "cause above" != whole.verdict and is_gone(case["log"], whole, text)
+            changed = not above and (now.cause != whole.cause or now.asserts != whole.asserts)
+            wrong = is_scored and now.asserts and now.cause not in right
+            for what, holds in (("logs", True), ("changed", changed), ("above", above), ("wrong", wrong)):
+                counts[name][what] += holds
+            if show and (changed or above):
+                mark = "WRONG" if wrong else ""
+                print(f"  {name}: {case['id']}: {whole.cause} -> {now.verdict} {now.cause} {mark}", file=sys.stderr)
+    print(f"{'as given':18} {'logs':>5} {'changed':>8} {'above':>6} {'wrong':>6}")
+    for name, row in counts.items():
+        print(f"{name:18} {row['logs']:5} {row['changed']:8} {row['above']:6} {row['wrong']:6}")
+    return counts
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="what", required=True)
-    for name in ("accuracy", "read"):
-        commands.add_parser(name).add_argument("path")
-    commands.add_parser("speed").add_argument("--mib", type=int, default=1024)
-    args = parser.parse_args()
-    figures = speed(args.mib) if args.what == "speed" else {"accuracy": accuracy, "read": read}[args.what](args.path)
+    args = arguments(__doc__, "what", "path?", half=int, show=False, min_lines=15, mib=1024)
+    figures = {
+        "accuracy": lambda: accuracy(args.path),
+        "fixes": lambda: fixes(args.path, args.half, args.show),
+        "robust": lambda: robust(args.path, args.half, args.show, args.min_lines),
+        "speed": lambda: speed(args.mib),
+        "read": lambda: read(args.path),
+    }[args.what]()
     print(json.dumps(figures, ensure_ascii=False))
 
 

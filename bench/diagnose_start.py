@@ -10,7 +10,6 @@ vLLM prints its flags are left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests/real_vllm"), str(ROOT / "bench")]
+from bench_harness import arguments, write_json
 from run_heal import CASES
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
@@ -86,14 +84,7 @@ def try_case(name: str, vllm: str, models: Path, port: int, patience_s: float, l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True)
-    parser.add_argument("--case", action="append")
-    parser.add_argument("--port", type=int, default=18431)
-    parser.add_argument("--patience", type=float, default=240)
-    parser.add_argument("--log-only", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args()
+    args = arguments(__doc__, vllm=str, case=(), port=18431, patience=240.0, log_only=False, json=Path)
     results = []
     with tempfile.TemporaryDirectory() as models:
         for number, name in enumerate(args.case or CASES):
@@ -103,8 +94,7 @@ def main() -> None:
     failed = [result for result in results if result["before"] == "failed"]
     started = sum(result["after"] == "ready" for result in failed)
     summary = {"failures": len(failed), "started with the first fix": started}
-    if args.json:
-        Path(args.json).write_text(json.dumps({**summary, "cases": results}, indent=1) + "\n", encoding="utf-8")
+    write_json(args.json, {**summary, "cases": results})
     print(json.dumps(summary))
 
 

@@ -1,6 +1,6 @@
 """A real vLLM restarted under load, four ways, and what became of every request: a table and JSON.
 
-    LEGROOM_VLLM_PYTHON=.vllm/bin/python python bench/graceful_restart.py [--ways sidecar,run+guard,run,plain]
+    LEGROOM_VLLM_PYTHON=.vllm/bin/python python bench/graceful_restart.py [--ways sidecar run+guard run plain]
 
 - sidecar: legroom's sidecar closes the guard's door (503 with Retry-After), waits for running and waiting to be zero,
   and calls the restart command.
@@ -15,7 +15,6 @@ without anybody to connect to.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,8 +26,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "real_vllm"))
+from bench_harness import ROOT, arguments
 from restart_load import GuardedServer, HeldServer, Load
 
 from legroom.live.journal.journal import Journal
@@ -90,9 +88,7 @@ def by_run(python: Path, guard: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ways", default="sidecar,run+guard,run,plain")
-    ways = parser.parse_args().ways.split(",")
+    ways = arguments(__doc__, ways=("sidecar", "run+guard", "run", "plain")).ways
     named = os.environ.get("LEGROOM_VLLM_PYTHON")
     python = Path(named) if named else ROOT / ".vllm/bin/python"
     if not python.exists():

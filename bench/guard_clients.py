@@ -1,37 +1,29 @@
 #!/usr/bin/env python3
-"""What clients see of the guard inside a real vLLM with a tiny model, and what hostile ones can do to the proxy.
+"""What clients see of the guard inside a real vLLM with a tiny model.
 
     guard_clients.py small VLLM_PYTHON [--tries 12]        a small request now and then beside 60 large ones of another
     guard_clients.py herd VLLM_PYTHON [--requests 240]     many that are refused and come back when they are told to
     guard_clients.py burst VLLM_PYTHON                     20 times the pool at once: no guard, strict, overcommit
-    guard_clients.py uploads [--uploads 100] [--mib 20]    large bodies, and an upstream that never reads
 
 Each prints what it measured as a line of JSON. small: seconds of each try, against twice its time alone and one prefill
-of a large request. herd: of the looks at the engine while any client still waits, how many found it without work.
+of a large request. herd: of the samples of the engine while any client still waits, how many found it without work.
 burst: preemptions, and who was served or refused, on one server whose policy file changes between the runs.
-uploads: the proxy's memory at its peak, and what the uploads were answered.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import random
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from guard_real import CPU_FLAGS, PREEMPTIONS, free_port
-from guard_toggle import ROOT, Connection, RealServer, read_metrics
+from bench_harness import arguments, free_port
+from guard_real import CPU_FLAGS, PREEMPTIONS
+from guard_toggle import Connection, RealServer, read_metrics
 
 FLAGS = CPU_FLAGS.split()
 
@@ -85,8 +77,8 @@ async def beside_large(port: int, tries: int, every_s: float) -> dict[str, Any]:
     }
 
 
-async def obeying(port: int, url: str, requests: int) -> dict[str, Any]:
-    """Requests that the queue has no place for, all sent at once; everyone comes back when told to."""
+async def returning(port: int, url: str, requests: int) -> dict[str, Any]:
+    """Requests that the queue has no place for, all sent at once; each comes back after its Retry-After."""
     rnd = random.Random(2)
     began = time.perf_counter()
     clients = [asyncio.ensure_future(ask(port, body(rnd, 60, rnd.choice([30, 150])), "")) for _ in range(requests)]
@@ -100,13 +92,13 @@ async def obeying(port: int, url: str, requests: int) -> dict[str, Any]:
         running.append((round(time.perf_counter() - began, 2), inside))
     took = [client.result() for client in clients]
     idle = [at_s for at_s, inside in running if not inside]
-    page, looks = read_metrics(url), len(running)
+    page = read_metrics(url)
     return {
         "requests": requests,
         "seconds": round(time.perf_counter() - began, 1),
-        "looks": looks,
+        "samples": len(running),
         "idle_at_s": idle,
-        "idle_share": round(len(idle) / max(1, looks), 4),
+        "idle_share": round(len(idle) / max(1, len(running)), 4),
         "refused": page["legroom_guard_rejected_total"],
         "p50_s": round(statistics.median(took), 1),
         "worst_s": round(max(took), 1),
@@ -146,86 +138,19 @@ def bursts(server: RealServer, policy: Path) -> dict[str, Any]:
     return found
 
 
-async def stuck_uploads(uploads: int, mib: int) -> dict[str, Any]:
-    """Bodies through the proxy to a server that takes connections and reads nothing."""
-    stuck = socket.create_server(("127.0.0.1", 0), backlog=512)
-    port = free_port()
-    upstream = f"http://127.0.0.1:{stuck.getsockname()[1]}"
-    words = [sys.executable, "-m", "legroom", "guard", "--upstream", upstream, "--port", str(port)]
-    child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.DEVNULL)
-    peak, answers, began = 0, Counter[str](), time.perf_counter()
-    when: dict[str, list[float]] = {}
-    text = b'{"model": "m", "prompt": "' + b"a " * (mib << 19) + b'"}'
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}\r\n\r\n".encode()
-
-    async def upload() -> None:
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head)
-            for start in range(0, len(text), 1 << 18):
-                if reader.at_eof() or reader._buffer:  # type: ignore[attr-defined]  # it was answered already
-                    break
-                writer.write(text[start : start + (1 << 18)])
-                await writer.drain()
-            line = await asyncio.wait_for(reader.readline(), 90)
-            answer = line.split()[1].decode() if line else "closed"
-        except TimeoutError:
-            answer = "none in 90 s"
-        except OSError:
-            answer = "closed"
-        answers[answer] += 1
-        when.setdefault(answer, []).append(time.perf_counter() - began)
-
-    try:
-        for _ in range(100):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                await asyncio.sleep(0.1)
-        tasks = [asyncio.ensure_future(upload()) for _ in range(uploads)]
-        while not all(task.done() for task in tasks):
-            await asyncio.sleep(0.05)
-            status = Path(f"/proc/{child.pid}/status").read_text()
-            peak = max(peak, int(status.split("VmHWM:")[1].split()[0]) * 1024)
-    finally:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(40)
-        except subprocess.TimeoutExpired:
-            child.kill()
-        stuck.close()
-    last_s = {answer: round(max(times), 1) for answer, times in when.items()}
-    return {"uploads": uploads, "mib": mib, "peak_mb": round(peak / 1e6), "answers": dict(answers), "last_s": last_s}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("small", "herd", "burst", "uploads"))
-    parser.add_argument("python", type=Path, nargs="?", help="the Python of a vLLM, but for uploads")
-    parser.add_argument("--tries", type=int, default=12)
-    parser.add_argument("--every-s", type=float, default=2.0)
-    parser.add_argument("--requests", type=int, default=240)
-    parser.add_argument("--uploads", type=int, default=100)
-    parser.add_argument("--mib", type=int, default=20)
-    parser.add_argument("--policy", default="", help="of the guard, as TOML; herd has a short queue by default")
-    args = parser.parse_args()
-    if args.what == "uploads":
-        print(json.dumps(asyncio.run(stuck_uploads(args.uploads, args.mib))))
-        return
-    if args.python is None:
-        parser.error("name the Python of a vLLM")
+    args = arguments(__doc__, "what", "python:path", tries=12, every_s=2.0, requests=240, policy="")
     policy = args.policy or ("[queue]\nrequests = 24\nwait_s = 3\n" if args.what == "herd" else "")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "policy.toml"
         file.write_text(policy)
         with RealServer(args.python, free_port(), *FLAGS, env={"LEGROOM_GUARD_POLICY": str(file)}) as server:
-            if args.what == "burst":
-                print(json.dumps(bursts(server, file), indent=1))
-            elif args.what == "small":
-                print(json.dumps(asyncio.run(beside_large(server.port, args.tries, args.every_s))))
-            else:
-                print(json.dumps(asyncio.run(obeying(server.port, server.url, args.requests))))
+            figures = {
+                "burst": lambda: bursts(server, file),
+                "small": lambda: asyncio.run(beside_large(server.port, args.tries, args.every_s)),
+                "herd": lambda: asyncio.run(returning(server.port, server.url, args.requests)),
+            }[args.what]()
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

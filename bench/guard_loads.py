@@ -1,5 +1,5 @@
 """Loads for a card, each sent at once, as the guard's benchmarks send them (`guard_real.py --gpu`) or simulate them
-(`guard_goodput.py --card`).
+(`guard_goodput.py`).
 
 They are made for a pool of 20,480 tokens and a model of 8 billion parameters on an H200: a pool that a few dozen to two
 hundred requests fill, two to six times over, in about five seconds. vLLM alone preempts in all of them.
@@ -16,7 +16,7 @@ CARD_POOL = (1280, 16)
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadRequest:
     """A request of a load: the tokens it will have, and what the server is told of them."""
 
     prompt: int
@@ -28,25 +28,25 @@ class Asked:
     """It names no max_tokens."""
 
 
-def _mixed(rnd: random.Random) -> Asked:
-    return Asked(rnd.choice([60, 300]), rnd.choice([20, 100, 400]))
+def _mixed(rnd: random.Random) -> LoadRequest:
+    return LoadRequest(rnd.choice([60, 300]), rnd.choice([20, 100, 400]))
 
 
-def _open_ended(rnd: random.Random) -> Asked:
-    return Asked(rnd.choice([40, 200]), min(480, 1 + int(rnd.expovariate(1 / 120))), is_open=True)
+def _open_ended(rnd: random.Random) -> LoadRequest:
+    return LoadRequest(rnd.choice([40, 200]), min(480, 1 + int(rnd.expovariate(1 / 120))), is_open=True)
 
 
-def _prefixed(rnd: random.Random) -> Asked:
+def _prefixed(rnd: random.Random) -> LoadRequest:
     prefix = rnd.choice([256, 384])
-    return Asked(prefix + 40, rnd.choice([80, 160]), prefix=prefix)
+    return LoadRequest(prefix + 40, rnd.choice([80, 160]), prefix=prefix)
 
 
-CARD_LOADS: dict[str, tuple[int, Callable[[random.Random], Asked]]] = {
-    "short": (500, lambda rnd: Asked(200, 40)),
-    "long": (320, lambda rnd: Asked(40, 240)),
+CARD_LOADS: dict[str, tuple[int, Callable[[random.Random], LoadRequest]]] = {
+    "short": (500, lambda rnd: LoadRequest(200, 40)),
+    "long": (320, lambda rnd: LoadRequest(40, 240)),
     "mixed": (180, _mixed),
     "open-ended": (300, _open_ended),
     "prefix": (500, _prefixed),
-    "several": (160, lambda rnd: Asked(50, 150, copies=4)),
+    "several": (160, lambda rnd: LoadRequest(50, 150, copies=4)),
 }
 """How many are sent at once, and what each is."""

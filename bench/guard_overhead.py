@@ -12,17 +12,16 @@ vLLM's API server a request, which other work on the machine changes little. The
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from guard_toggle import Connection, RealServer, percentile, print_table
+from bench_harness import arguments, cpu_s, median_interval, percentile, print_table, write_json
+from guard_toggle import Connection, RealServer
 
 BODY = {"model": "tiny", "prompt": list(range(5, 37)), "max_tokens": 16, "ignore_eos": True, "temperature": 0.0}
 
@@ -41,11 +40,6 @@ async def latency(port: int, pairs: int) -> dict[bool, list[float]]:
                 times[guard].append(time.perf_counter() - began)
     client.close()
     return times
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def throughput(
@@ -123,21 +117,8 @@ async def own_time_us(
     return await timed(Guard(app)) - await timed(app)
 
 
-def median_interval(values: list[float]) -> tuple[float, float]:
-    """Where the median lies with 95 %: order statistics, no assumption about the noise."""
-    ordered, half = sorted(values), 0.98 * len(values) ** 0.5
-    low, high = int(len(values) / 2 - half), int(len(values) / 2 + half)
-    return ordered[max(low, 0)], ordered[min(high, len(values) - 1)]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("python", type=Path)
-    parser.add_argument("--pairs", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--port", type=int, default=18210)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, "python:path", pairs=1500, rounds=40, port=18210, json=Path)
     with RealServer(args.python, args.port, "--max-model-len", "2048", "--kv-cache-memory-bytes", "16M") as server:
         times = asyncio.run(latency(server.port, args.pairs))
         rates, cpu = asyncio.run(throughput(server.port, server.child.pid, args.rounds))
@@ -182,8 +163,7 @@ def main() -> None:
             ("the same with a queue", f"{found['own_time_queued_us']:.0f}", "", ""),
         ]
     )
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    write_json(args.json, found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ with this one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -23,8 +22,11 @@ import sys
 import tempfile
 import time
 import urllib.request
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
+
+from bench_harness import arguments, cpu_s, write_json
 
 HERE = Path(__file__).parent
 BODY = json.dumps(
@@ -188,11 +190,6 @@ def rss_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def start(words: list[str], core: int, port: int) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(["taskset", "-c", str(core), *words], stderr=subprocess.DEVNULL)
     for _ in range(600):
@@ -206,7 +203,7 @@ def start(words: list[str], core: int, port: int) -> subprocess.Popen[bytes]:
     sys.exit(f"did not start: {words}")
 
 
-def measure_cpu(port: int, pid: int, args: argparse.Namespace) -> dict[str, float]:
+def measure_cpu(port: int, pid: int, args: Namespace) -> dict[str, float]:
     before_s = cpu_s(pid)
     seconds, latencies = asyncio.run(load(port, args.requests, args.clients))
     used_s, before_s = cpu_s(pid) - before_s, cpu_s(pid)
@@ -220,15 +217,8 @@ def measure_cpu(port: int, pid: int, args: argparse.Namespace) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=30_000)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--streams", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--port", type=int, default=18220)
-    parser.add_argument("--src", type=Path, nargs="+", default=[])
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    sizes = {"requests": 30_000, "clients": 64, "streams": 10_000, "rounds": 1}
+    args = arguments(__doc__, **sizes, port=18220, src=(), json=Path)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if args.streams > (most - 100) // 2:  # a stream is two connections of the proxy
@@ -236,7 +226,7 @@ def main() -> None:
         print(f"this machine gives a process {most:,} files: {args.streams:,} streams", file=sys.stderr)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
-    sources, found = [HERE.parent / "src", *args.src], dict[str, Any]()
+    sources, found = [HERE.parent / "src", *map(Path, args.src)], dict[str, Any]()
     with contextlib.ExitStack() as stack:
         words = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "guard_proxy:app", "--port", str(args.port)]
         server = start([*words, "--log-level", "critical", "--backlog", "4096"], cores[0], args.port)
@@ -261,8 +251,7 @@ def main() -> None:
         if args.streams:
             found["streams"] = asyncio.run(streams(args.port + 1, proxies[0].pid, args.streams))
             print(json.dumps(found["streams"]))
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    write_json(args.json, found)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
     guard_real.py VLLM_PYTHON [--rounds 5] [--loads short long ...] [--modes direct middleware proxy strict]
                   [--requests 1.0] [--flags "..."] [--json FILE]
-    guard_real.py VLLM_PYTHON --gpu [MODEL_FOLDER] ...
+    guard_real.py VLLM_PYTHON --gpu [--model FOLDER] ...
 
 One server with a tiny model and a pool so small that it thrashes; each load is sent at once, once a mode and round, the
 modes in another order each round (`again` is direct once more). A load has the same lengths in each round and never the
@@ -11,12 +11,12 @@ same prompts, so the spread of direct over the rounds is the method's own. A rou
 over those of direct in that round. `steps` are the engine's, over those of direct for the same tokens: other work on
 the machine does not change them. CPU is that of each process, in milliseconds a request. With --gpu the model has 8
 billion parameters, steps are graphs, and the loads and the pool are those of guard_loads.py. With --json a line is
-added for each run as it ends.
+added for each run as it ends, with --gauges the server's gauges are read five times a second. --requests multiplies
+those of each load; no run starts after --minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -24,7 +24,6 @@ import os
 import random
 import shlex
 import signal
-import socket
 import statistics
 import string
 import subprocess
@@ -33,13 +32,15 @@ import tempfile
 import threading
 import time
 import urllib.request
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_loads import CARD_LOADS, CARD_POOL, Asked
-from guard_toggle import ROOT, Connection, RealServer, percentile, read_metrics
+from bench_harness import ROOT, arguments, cpu_s, free_port, percentile, write_line
+from guard_loads import CARD_LOADS, CARD_POOL, LoadRequest
+from guard_toggle import Connection, RealServer, read_metrics
 
 POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
@@ -64,37 +65,37 @@ STOP_ID = 5
 PREFIX = [random.Random(7).randrange(10, 200) for _ in range(400)]
 
 
-def open_ended(rnd: random.Random) -> Asked:
-    return Asked(rnd.choice([40, 200]), min(800, 1 + int(rnd.expovariate(1 / 200))), is_open=True)
+def open_ended(rnd: random.Random) -> LoadRequest:
+    return LoadRequest(rnd.choice([40, 200]), min(800, 1 + int(rnd.expovariate(1 / 200))), is_open=True)
 
 
-def prefixed(rnd: random.Random) -> Asked:
+def prefixed(rnd: random.Random) -> LoadRequest:
     prefix = rnd.choice([256, 384])
-    return Asked(prefix + 40, 200, prefix=prefix)
+    return LoadRequest(prefix + 40, 200, prefix=prefix)
 
 
-LOADS: dict[str, tuple[int, Callable[[random.Random], Asked]]] = {
-    "short": (80, lambda rnd: Asked(100, 40)),
-    "long": (40, lambda rnd: Asked(60, 700)),
-    "mixed": (50, lambda rnd: Asked(rnd.choice([60, 300]), rnd.choice([30, 150, 600]))),
+LOADS: dict[str, tuple[int, Callable[[random.Random], LoadRequest]]] = {
+    "short": (80, lambda rnd: LoadRequest(100, 40)),
+    "long": (40, lambda rnd: LoadRequest(60, 700)),
+    "mixed": (50, lambda rnd: LoadRequest(rnd.choice([60, 300]), rnd.choice([30, 150, 600]))),
     "open-ended": (60, open_ended),
     "prefix": (60, prefixed),
-    "several": (20, lambda rnd: Asked(50, 200, copies=4)),
+    "several": (20, lambda rnd: LoadRequest(50, 200, copies=4)),
 }
 """How many are sent at once, and what each is."""
 
 
-def body_of(asked: Asked, rnd: random.Random) -> dict[str, Any]:
+def body_of(sent: LoadRequest, rnd: random.Random) -> dict[str, Any]:
     body: dict[str, Any] = {"model": "tiny", "temperature": 1.0}
-    if asked.is_open:
+    if sent.is_open:
         # Without a max_tokens (which only a chat may lack), and yet of the same length each time: the first token that
         # may end it does.
-        text = "".join(rnd.choices(string.ascii_lowercase, k=asked.prompt))
-        ends = {"min_tokens": asked.output, "stop_token_ids": [STOP_ID], "logit_bias": {str(STOP_ID): 100}}
+        text = "".join(rnd.choices(string.ascii_lowercase, k=sent.prompt))
+        ends = {"min_tokens": sent.output, "stop_token_ids": [STOP_ID], "logit_bias": {str(STOP_ID): 100}}
         return body | {"messages": [{"role": "user", "content": text}]} | ends
-    ids = PREFIX[: asked.prefix] + [rnd.randrange(10, 200) for _ in range(asked.prompt - asked.prefix)]
-    copies = {"n": asked.copies} if asked.copies > 1 else {}
-    return body | {"prompt": ids, "max_tokens": asked.output, "ignore_eos": True} | copies
+    ids = PREFIX[: sent.prefix] + [rnd.randrange(10, 200) for _ in range(sent.prompt - sent.prefix)]
+    copies = {"n": sent.copies} if sent.copies > 1 else {}
+    return body | {"prompt": ids, "max_tokens": sent.output, "ignore_eos": True} | copies
 
 
 @dataclass
@@ -117,12 +118,6 @@ class Run:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
-
-
-def cpu_s(pid: int) -> float:
-    """Of a process and its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def children(pid: int) -> list[int]:
@@ -214,8 +209,8 @@ class Bench:
             await asyncio.sleep(1.2)
         count, make = self.loads[load]
         lengths, rnd = random.Random(load), random.Random(f"{load} {mode} {number}")
-        asked = [make(lengths) for _ in range(max(1, round(count * share)))]
-        bodies = [body_of(one, rnd) for one in asked]
+        sent = [make(lengths) for _ in range(max(1, round(count * share)))]
+        bodies = [body_of(one, rnd) for one in sent]
         port = self.proxies.get(mode, self.server.port)
         guard = mode not in (*UNGUARDED, *self.proxies)
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
@@ -229,12 +224,6 @@ class Bench:
         run.preemptions, run.steps = (int(after[key] - before[key]) for key in (PREEMPTIONS, STEPS))
         run.p50_s, run.p99_s = (round(percentile(latencies or [0.0], at), 2) for at in (0.5, 0.99))
         return run
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def start_proxy(python: str, upstream: str, port: int, log: Path) -> subprocess.Popen[bytes]:
@@ -288,14 +277,14 @@ def table(runs: list[Run]) -> None:
             )
 
 
-def turns(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
+def turns(args: Namespace) -> Iterator[tuple[int, str, str]]:
     """Round, load and mode of each run."""
     for number in range(args.rounds):
         modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
         yield from ((number, load, mode) for load in args.loads for mode in modes)
 
 
-def measure(bench: Bench, args: argparse.Namespace, until: float) -> list[Run]:
+def measure(bench: Bench, args: Namespace, until: float) -> list[Run]:
     runs: list[Run] = []
     for load in args.loads:
         asyncio.run(bench.run(load, "direct", -1, 0.15 * args.requests))  # warm
@@ -304,33 +293,23 @@ def measure(bench: Bench, args: argparse.Namespace, until: float) -> list[Run]:
             break
         runs.append(run := asyncio.run(bench.run(load, mode, number, args.requests)))
         if args.json:
-            with args.json.open("a") as file:
-                file.write(json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n")
+            write_line(args.json, asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)})
     return runs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
-    parser.add_argument("--modes", nargs="+", default=["direct", "again", "middleware", "proxy"])
-    parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
-    parser.add_argument("--flags", default="", help="of the server, for another pool")
-    parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")
-    parser.add_argument("--proxy-python", default=sys.executable)
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
-    parser.add_argument("--gauges", action="store_true", help="read the server's gauges five times a second")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    modes = ("direct", "again", "middleware", "proxy")
+    length = {"loads": tuple(LOADS), "modes": modes, "rounds": 5, "requests": 1.0, "minutes": 60.0}
+    server_options = {"flags": "", "gpu": False, "model": "", "proxy_python": sys.executable}
+    args = arguments(__doc__, "python:path", **length, **server_options, gauges=False, json=Path)
     until = time.monotonic() + args.minutes * 60
-    flags = shlex.split(args.flags or (CPU_FLAGS if args.gpu is None else GPU_FLAGS))
+    flags = shlex.split(args.flags or (GPU_FLAGS if args.gpu else CPU_FLAGS))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         policy = Path(folder) / "policy.toml"
         policy.write_text("")
         server = RealServer(args.python, free_port(), *flags, env={"LEGROOM_GUARD_POLICY": str(policy)})
-        if args.gpu is not None:
-            use_gpu(server, args.gpu)
+        if args.gpu:
+            use_gpu(server, args.model)
         stack.enter_context(server)
         bench = Bench(server, policy, {"proxy": free_port()} if "proxy" in args.modes else {})
         for mode, port in bench.proxies.items():
@@ -338,7 +317,7 @@ def main() -> None:
             stack.callback(child.wait, 20)
             stack.callback(child.send_signal, signal.SIGTERM)
             bench.pids[mode] = [child.pid]
-        bench.loads = LOADS if args.gpu is None else CARD_LOADS
+        bench.loads = CARD_LOADS if args.gpu else LOADS
         bench.samples_gauges = args.gauges
         table(measure(bench, args, until))
 

@@ -21,7 +21,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from bench_harness import ROOT
 
 
 class Toggle:
@@ -41,25 +41,14 @@ class RealServer:
     """A real vLLM with a tiny model, as a context."""
 
     def __init__(self, python: Path, port: int, *flags: str, env: dict[str, str] | None = None) -> None:
-        sys.path.insert(0, str(ROOT / "tests" / "real_vllm"))
         from tiny_models import SERVE_ENV, serve_words, write_model
 
         self.folder = tempfile.TemporaryDirectory()
         self.port, self.url = port, f"http://127.0.0.1:{port}"
         model = write_model(Path(self.folder.name) / "tiny")
         # float32: bfloat16 takes AMX instructions, which some virtual machines announce and do not run.
-        words = serve_words(
-            python,
-            model,
-            port,
-            "--dtype",
-            "float32",
-            "--served-model-name",
-            "tiny",
-            "--middleware",
-            "guard_toggle.Toggle",
-            *flags,
-        )
+        own = "--dtype float32 --served-model-name tiny --middleware guard_toggle.Toggle"
+        words = serve_words(python, model, port, *own.split(), *flags)
         self.log = Path(self.folder.name) / "log"
         paths = os.pathsep.join((str(ROOT / "src"), str(ROOT / "bench")))
         self.words, self.env = words, os.environ | SERVE_ENV | {"PYTHONPATH": paths} | (env or {})
@@ -132,20 +121,3 @@ class Connection:
 
     def close(self) -> None:
         self.writer.close()
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
-def print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        print(
-            "  ".join(
-                cell.ljust(width) if not at else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-        )
-        if not number:
-            print("  ".join("-" * width for width in widths))

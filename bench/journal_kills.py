@@ -10,7 +10,6 @@ the end every action must be done with exactly one start, undone with none, or f
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sidecar"))
+from bench_harness import arguments
 from stand_in import free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
 
 from legroom.live.journal.journal import DONE, UNDONE, Journal
@@ -61,7 +60,7 @@ def count(path: Path, rows: str) -> int:
         return 0
 
 
-class Lane:
+class JournalUnderKills:
     """One server, one journal, and the kills of its sidecars."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
@@ -71,7 +70,7 @@ class Lane:
         self.config = write_config(folder, self.port, free_port())
         self.journal = folder / "journal.db"
         Journal.open(self.journal).close()
-        self.told: set[int] = set()
+        self.acknowledged: set[int] = set()
         self.mid_action = 0
         self.problems: list[str] = []
 
@@ -95,7 +94,7 @@ class Lane:
         for process in self.rng.sample([writer, sidecar], 2):
             os.kill(process.pid, signal.SIGKILL)
         sidecar.wait()
-        self.told |= {int(line) for line in writer.communicate()[0].splitlines() if line}
+        self.acknowledged |= {int(line) for line in writer.communicate()[0].splitlines() if line}
         self.check()
 
     def check(self) -> None:
@@ -104,7 +103,7 @@ class Lane:
             held = {incident.id for incident in journal.incidents(server="writer")}
             known = {action.id: action for action in journal.actions()}
             self.mid_action += any(action.unfinished for action in known.values())
-        self.problems += [f"acknowledged incident {number} is gone" for number in sorted(self.told - held)]
+        self.problems += [f"acknowledged incident {number} is gone" for number in sorted(self.acknowledged - held)]
         for number, count in Counter(map(action_of, starts(self.folder)[1:])).items():
             if number not in known or known[number].stage("launched") is None:
                 self.problems.append(f"action {number} acted without being recorded")
@@ -131,45 +130,42 @@ class Lane:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="kill no more after so long")
-    options = parser.parse_args()
+    options = arguments(__doc__, kills=200, seed=1, seconds=float("inf"))
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="legroom-kills-") as folder:
-        lane = Lane(Path(folder), random.Random(options.seed))
+        held = JournalUnderKills(Path(folder), random.Random(options.seed))
         try:
             killed = 0
             for number in range(options.kills):
                 if time.monotonic() - began_s > options.seconds:
                     break
-                lane.kill_once()
+                held.kill_once()
                 killed += 1
                 if (number + 1) % 20 == 0:
-                    print(f"{number + 1} kills, {lane.mid_action} of them mid-action", file=sys.stderr, flush=True)
-            states = lane.finish()
+                    print(f"{number + 1} kills, {held.mid_action} of them mid-action", file=sys.stderr, flush=True)
+            states = held.finish()
         finally:
-            stop_server(lane.folder)
-        restarts = len(starts(lane.folder)) - 1
+            stop_server(held.folder)
+        restarts = len(starts(held.folder)) - 1
     rows = [
         ("kills (sidecar and writer, SIGKILL)", killed),
-        ("of them in the middle of an action", lane.mid_action),
-        ("acknowledged journal entries", len(lane.told)),
+        ("of them in the middle of an action", held.mid_action),
+        ("acknowledged journal entries", len(held.acknowledged)),
         ("actions begun", states.total()),
         ("done, one start each", states[DONE]),
         ("undone, no start", states[UNDONE]),
         ("failed", states["failed"]),
         ("restarts of the server in all", restarts),
-        ("problems", len(lane.problems)),
+        ("problems", len(held.problems)),
     ]
     for name, value in rows:
         print(f"{name:40} {value:>8,}")
-    for problem in lane.problems[:20]:
+    for problem in held.problems[:20]:
         print(f"  {problem}")
-    held = dict(rows)
-    print(json.dumps({**held, "stand_in": True, "wall_s": round(time.monotonic() - began_s), "seed": options.seed}))
-    return 1 if lane.problems else 0
+    print(
+        json.dumps({**dict(rows), "stand_in": True, "wall_s": round(time.monotonic() - began_s), "seed": options.seed})
+    )
+    return 1 if held.problems else 0
 
 
 if __name__ == "__main__":

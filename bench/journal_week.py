@@ -10,7 +10,6 @@ stops after that long with code 75, and the same command goes on from there.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import pickle
@@ -21,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from bench_harness import arguments
 
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.sample_store import FIELDS
@@ -89,15 +90,9 @@ def timed(ask: Callable[[], object], times: int = 7) -> tuple[float, float, int]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--servers", type=int, default=100)
-    parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--interval", type=float, default=5.0)
-    parser.add_argument("--keep", type=Path, help="leave the journal here")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long, to go on later")
-    options = parser.parse_args()
+    options = arguments(__doc__, servers=100, days=7.0, interval=5.0, keep=Path, seconds=math.inf)
     if options.keep is None and options.seconds < math.inf:
-        parser.error("--seconds needs --keep: something to go on with")
+        sys.exit("--seconds needs --keep: something to go on with")
     with tempfile.TemporaryDirectory(prefix="legroom-week-") as folder:
         path = options.keep or Path(folder) / "journal.db"
         state = path.with_name(f"{path.name.partition('.')[0]}.state")

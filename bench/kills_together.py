@@ -7,7 +7,8 @@ One server below `legroom run`, a `legroom guard` in front of it, and an acting 
 scrapes without an answer, and it would restart), all with one journal. Clients send requests through the guard all the
 time. A kill hits one of seven: run, its keeper, the API server, the engine core, a worker, the guard, the sidecar; with
 SIGKILL or SIGTERM; while the server serves, or while it is still coming back from the kill before. What dies of
-legroom's own is started again by the bench, as a unit with Restart=always would be.
+legroom's own is started again by the bench, as a unit with Restart=always would be. One kill in six comes while run
+drains: it gets a SIGTERM first.
 
 - A request is lost when it gets neither its answer nor a refusal that it can repeat (503, 429, no connection, or the
   guard's 502 while there is no server). One that was under way when a process on its path died is counted apart:
@@ -20,7 +21,6 @@ legroom's own is started again by the bench, as a unit with Restart=always would
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import contextlib
@@ -29,20 +29,19 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from run_kills import MARK, is_bound, marked, stand_in
+from bench_harness import ROOT, arguments, write_json
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 from legroom.live.journal.journal import Journal
@@ -50,6 +49,9 @@ from legroom.process_table import descendants, started, title
 
 SERVER_PARTS = ("keeper", "API server", "engine core", "worker")
 TARGETS = ("run", *SERVER_PARTS, "guard", "sidecar")
+MARK = "LEGROOM_KILLS_ROUND"
+"""An environment variable that every process below the bench inherits."""
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 CLIENTS = 6
 LATE_S = 0.25
 """A request that was on its way when its server died may have been counted as begun a moment later."""
@@ -71,6 +73,37 @@ crash_restarts = 1000000
 url = "http://127.0.0.1:{server}"
 platform = "run"
 """
+
+
+def marked(mark: str) -> list[int]:
+    """Every living process with the mark."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
+def is_bound(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def stand_in(folder: Path) -> Path:
+    """A `vllm` that is the stand-in."""
+    path = folder / "vllm"
+    server = ROOT / "tests/run/stand_in_vllm.py"
+    path.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(server)!r}, run_name='__main__')\n")
+    path.chmod(0o755)
+    return path
 
 
 @dataclass
@@ -190,10 +223,9 @@ class Together:
     def is_answered_since(self, at_s: float) -> bool:
         return any(request.fate == "answered" and request.began_s > at_s for request in self.requests[-200:])
 
-    async def kill(self, moment: str) -> Kill:
+    async def kill(self, moment: str, targets: Sequence[str] = TARGETS, signals: Sequence[int] = SIGNALS) -> Kill:
         while True:
-            target = self.dice.choice(TARGETS)
-            number = self.dice.choice((signal.SIGKILL, signal.SIGTERM))
+            target, number = self.dice.choice(targets), signal.Signals(self.dice.choice(signals))
             living = [pid for pid in self.lives()[-3:] if started(pid)]
             try:
                 os.kill(self._pid(target), number)
@@ -232,7 +264,11 @@ class Together:
             else:
                 await self._recovered(60 * slow_s)
                 await asyncio.sleep(self.dice.uniform(0.1, 1.0))
-            kill = await self.kill("coming back" if in_haste else "serving")
+            moment = "coming back" if in_haste else "drain" if self.dice.random() < 0.25 else "serving"
+            if moment == "drain":
+                await self.kill("drain", ("run",), (signal.SIGTERM,))
+                await asyncio.sleep(self.dice.uniform(0, 0.6))
+            kill = await self.kill(moment)
             print(f"\r{number + 1} {kill.signal} {kill.target:12}", end="", file=sys.stderr, flush=True)
         await self._recovered(60 * slow_s)
         await asyncio.sleep(1.0)
@@ -353,14 +389,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--vllm", help="a real one; without it the stand-in")
-    parser.add_argument("--port", type=int, default=18270, help="the first of three")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", type=Path, help="a folder for the logs")
-    args = parser.parse_args()
+    args = arguments(__doc__, kills=200, vllm=str, port=18270, seed=int(time.time()), json=Path, keep=Path)
     with contextlib.ExitStack() as stack:
         folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -375,8 +404,7 @@ def main() -> None:
             together.stop()
         result = together.result() | {"seed": args.seed, "vllm": "real" if args.vllm else "stand-in"}
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1))
+    write_json(args.json, result)
 
 
 if __name__ == "__main__":

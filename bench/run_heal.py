@@ -4,14 +4,13 @@
     python bench/run_heal.py --logs FOLDER --gpu h200 --json replayed.json
 
 The first form needs a vLLM that runs here (a CPU build will do) and makes its own tiny models; a case is healed when
-the server became healthy and answered one request at its full context. The second form replays the logs of failed
+the server became healthy and answered one request at its full context; --quick takes every second case, --case names
+some. The second form replays the logs of failed
 start-ups on a GPU: each must give a fix whose plan fits that card.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import signal
@@ -22,8 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests/real_vllm"))
+from bench_harness import arguments, write_json
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 POOL = ["--kv-cache-memory-bytes", "16M"]
@@ -64,22 +62,6 @@ CASES: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "ranks that do not divide the heads": ("llama", ["--tensor-parallel-size", "3", *POOL], {}),
     "a mode this platform lacks": ("llama", ["--enable-sleep-mode", *POOL], {}),
 }
-QUICK = (
-    "KV too small",
-    "KV too small, sliding windows",
-    "KV too small, latent attention",
-    "KV too small, linear attention",
-    "KV too small, state space",
-    "no cache blocks: share too small",
-    "no cache blocks: one byte",
-    "too few blocks",
-    "pool larger than RAM",
-    "length over the model's own",
-    "a removed flag",
-    "a misspelt flag",
-    "a bad block size",
-    "a step below the length",
-)
 
 
 def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> dict[str, Any]:
@@ -87,24 +69,8 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
     kind, flags, env = CASES[name]
     model = write_model(models / kind, kind)
     with tempfile.TemporaryDirectory() as home:
-        words = [
-            sys.executable,
-            "-m",
-            "legroom",
-            "run",
-            "--ready-timeout",
-            str(patience_s),
-            "--",
-            vllm,
-            "serve",
-            str(model),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            *SERVE_FLAGS,
-            *flags,
-        ]
+        words = [sys.executable, "-m", "legroom", "run", "--ready-timeout", str(patience_s), "--", vllm, "serve"]
+        words += [str(model), "--host", "127.0.0.1", "--port", str(port), *SERVE_FLAGS, *flags]
         began = time.monotonic()
         with tempfile.TemporaryFile("w+b") as said:
             environ = {**os.environ, **SERVE_ENV, **env, "LEGROOM_HOME": home}
@@ -161,23 +127,15 @@ def replay(log: Path, gpu: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", help="the `vllm` of an environment that runs here")
-    parser.add_argument("--logs", type=Path, help="a folder with logs of failed start-ups")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--case", action="append")
-    parser.add_argument("--quick", action="store_true", help="fourteen cases instead of all")
-    parser.add_argument("--port", type=int, default=18140)
-    parser.add_argument("--patience", type=float, default=300)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    files = {"vllm": str, "logs": Path, "json": Path, "case": ()}
+    args = arguments(__doc__, gpu="h200", quick=False, port=18140, patience=300.0, **files)
     results: list[dict[str, Any]] = []
     if args.logs:
         replayed = [replay(log, args.gpu) for log in sorted(args.logs.glob("*.log"))]
         results += [result for result in replayed if result["failed"]]  # some logs are of starts that went well
     if args.vllm:
         with tempfile.TemporaryDirectory() as models:
-            for name in args.case or (QUICK if args.quick else CASES):
+            for name in args.case or list(CASES)[:: 2 if args.quick else 1]:
                 results.append(heal(args.vllm, name, Path(models), args.port, args.patience))
                 show(results[-1])
     else:
@@ -185,8 +143,7 @@ def main() -> None:
             show(result)
     first = sum(result["healed"] and result.get("retries", 1) == 1 for result in results)
     print(f"{first} of {len(results)} healed on the first retry")
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+    write_json(args.json, results)
 
 
 def show(result: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """One Ctrl-C under load, for each shape a real vLLM can have: how soon does it end, and what does every client get?
 
-    python bench/run_interrupt.py --vllm VENV/bin/vllm [--shapes plain,api,dp,dp+api,...] [--rounds 2]
+    python bench/run_interrupt.py --vllm VENV/bin/vllm [--shapes plain api dp dp+api ...] [--rounds 2]
 
 Clients stream or wait for the whole answer, half and half, all with requests that take much longer than the bench.
 A client has an answer when it gets a status of 4xx or 5xx, a stream that ends with an error event, or a whole answer;
@@ -13,14 +13,12 @@ time: on a machine that is busy with other things it is most of it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests/real_vllm"))
+from bench_harness import arguments, free_port, write_json
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 from legroom.process_table import descendants, started
@@ -50,12 +46,6 @@ NO_WORKERS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 CLIENTS = 12
 TOKENS = 3500
 PATIENCE_S = 400.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Interrupted:
@@ -151,19 +141,14 @@ class Interrupted:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, vllm=str, shapes=tuple(SHAPES), rounds=2, json=Path)
     results = []
     print(
         f"{'shape':15} {'ended after':>12} {'last answer':>12} {'for a CPU':>10} {'exit':>5} {'orphans':>8}  clients",
         flush=True,
     )
     for _ in range(args.rounds):
-        for shape in args.shapes.split(","):
+        for shape in args.shapes:
             with tempfile.TemporaryDirectory() as name:
                 held = Interrupted(args.vllm, Path(name), shape)
                 try:
@@ -178,8 +163,7 @@ def main() -> None:
                 f"{result['orphans']:8}  {fates}",
                 flush=True,
             )
-            if args.json:
-                args.json.write_text(json.dumps(results, indent=1))
+            write_json(args.json, results)
 
 
 if __name__ == "__main__":

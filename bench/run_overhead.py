@@ -8,7 +8,6 @@ to do, and with several clients that send one request after the other. Time is t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -21,16 +20,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests/real_vllm"))
+from bench_harness import arguments, cpu_s, write_json
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 MOST_CPU, MOST_BYTES = 0.01, 60_000_000
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int) -> dict[str, int]:
@@ -77,35 +70,12 @@ class Load:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--port", type=int, default=18150)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, vllm=str, seconds=60.0, clients=16, port=18150, json=Path)
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "llama")
         home = Path(folder) / "home"
-        words = [
-            sys.executable,
-            "-m",
-            "legroom",
-            "run",
-            "--",
-            args.vllm,
-            "serve",
-            str(model),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(args.port),
-            *SERVE_FLAGS,
-            "--max-model-len",
-            "2048",
-            "--kv-cache-memory-bytes",
-            "16M",
-        ]
+        words = [sys.executable, "-m", "legroom", "run", "--", args.vllm, "serve", str(model), "--port", str(args.port)]
+        words += [*SERVE_FLAGS, *["--host", "127.0.0.1", "--max-model-len", "2048", "--kv-cache-memory-bytes", "16M"]]
         said = Path(folder) / "said"
         with said.open("wb") as err:
             environ = {**os.environ, **SERVE_ENV, "LEGROOM_HOME": str(home)}
@@ -127,8 +97,7 @@ def main() -> None:
             run.send_signal(signal.SIGINT)
             run.wait(60)
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1))
+    write_json(args.json, result)
 
 
 def show(result: dict[str, Any]) -> None:

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from legroom.live.detectors import Watcher
+from legroom.live.metrics.endpoint import Endpoint
 from legroom.live.metrics.exposition import parse_sample
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape import Endpoint, scrape_fleet
+from legroom.live.metrics.scrape import scrape_fleet
 from legroom.live.metrics.window import MAX_STEPS
 
 REAL = Path(__file__).parents[1] / "tests/fixtures/live/metrics_0.32.0.txt"

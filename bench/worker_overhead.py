@@ -1,210 +1,140 @@
 #!/usr/bin/env python3
-"""What the plugin inside vLLM's workers costs: two servers alike, one with it, loaded in turn in short rounds.
+"""What the plugin inside vLLM's worker costs on a GPU: one server under a steady load, its readings on and off in turn.
 
-    worker_overhead.py VLLM_PYTHON [--starts 4] [--rounds 100] [--amplified 1] [--port 18310] [--json FILE]
+    worker_overhead_gpu.py VLLM MODEL OUT [--waves 3] [--window 0.6] [--amplified 25] [--sequences 256]
 
-Both servers run all the time and only one is loaded at a moment, so each round has a partner a second away. A process
-is a little faster or slower than its twin for as long as it lives, so the pair is started several times, each side
-first in turn. Throughput is given by the clock, as the median of all pairs' ratios with its 95 % interval and as the
-median of each start, and by the processor time of the server's processes for a request, which other work on the
-machine changes little. Memory is what the plugin adds to a process that has loaded what a worker has (psutil,
-prometheus_client, torch), after as many readings as fill its rings; the processor time of a reading is measured there
-too, in the thread that takes it.
-
-`--amplified 100` takes a reading every 0.05 s in place of every 5 s. All that the plugin does while a server serves is
-to take readings, so whatever that costs, its hundredth is the plugin's: noise of ten percent is one of a tenth then.
+Two servers differ by more than the plugin costs, so one is measured against itself: all that the plugin does while a
+server serves is to take readings, and these stop while a file is there. The load is waves of equal sequences that
+decode together; in their middle windows follow each other in pairs, the first on or off by the toss of a coin. Tokens
+are the server's own count. With `--amplified 25` readings come every 0.2 s, 25 times as often as they do: what is lost
+then, over 25, is the plugin's.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import json
-import os
+import random
+import re
 import statistics
-import subprocess
-import sys
-import tempfile
+import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-from guard_overhead import BODY, median_interval
-from guard_toggle import Connection, RealServer, print_table
+from gpu_server import GpuServer, write_line
+from memory_patterns_gpu import order
 
-from legroom.worker.telemetry import READ_INTERVAL_S
-
-CLIENTS, EACH = 8, 4
-MEMORY = """
-import gc, json, sys, types
-import torch, psutil, prometheus_client
-from vllm.v1.worker import worker_base
-sys.modules["vllm.distributed.parallel_state"]._WORLD = types.SimpleNamespace(rank=0)
-rss = lambda: (gc.collect(), psutil.Process().memory_info().rss)[1]
-psutil.Process().memory_info()
-before = rss()
-from legroom.worker import telemetry
-telemetry.report.__defaults__ = (0.002,)
-telemetry.join()
-from legroom.worker.worker_memory import read
-import time
-time.sleep(4)
-added = rss() - before
-began = time.thread_time()
-for _ in range(200):
-    read()
-print(json.dumps({"added_bytes": added, "reading_s": (time.thread_time() - began) / 200}))
-"""
-"""Three hundred readings fill both rings; the rest of the time passes."""
+READ_INTERVAL_S = 5.0
+_TOKENS = re.compile(rb"^vllm:generation_tokens_total\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
+_RUNNING = re.compile(rb"^vllm:num_requests_running\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
+GRAPHS = json.dumps({"mode": 0, "cudagraph_mode": "FULL"})
 
 
-def tree_cpu_s(pid: int) -> float:
-    total = 0.0
-    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        times = process.cpu_times()
-        total += times.user + times.system
-    return total
+def tokens(server: GpuServer) -> tuple[float, float]:
+    shown = _TOKENS.search(server.page())
+    return time.perf_counter(), float(shown[1]) if shown else 0.0
 
 
-@dataclass
-class Rounds:
-    """Of one start of both servers."""
-
-    rates: dict[str, list[float]] = field(default_factory=lambda: {"with": [], "without": []})
-    cpu_s: dict[str, float] = field(default_factory=lambda: {"with": 0.0, "without": 0.0})
-
-    @property
-    def ratios(self) -> list[float]:
-        return [mine / other for mine, other in zip(self.rates["with"], self.rates["without"], strict=True)]
+def is_decoding(server: GpuServer, sequences: int) -> bool:
+    """Whether all of a wave still run."""
+    shown = _RUNNING.search(server.page())
+    return shown is not None and float(shown[1]) >= sequences
 
 
-async def loaded(servers: dict[str, RealServer], rounds: int) -> Rounds:
-    measured = Rounds()
+def begin_wave(server: GpuServer, sequences: int, tokens_each: int) -> list[threading.Thread]:
+    """All sequences at once and all of one length: while they decode, no request comes or goes."""
 
-    async def work(client: Connection) -> None:
-        for _ in range(EACH):
-            status, _, _ = await client.post("/v1/completions", BODY, True)
-            assert status == 200
+    def ask(number: int) -> None:
+        prompt = [5 + number * 31 % 390] * 16
+        server.ask(120.0, prompt=prompt, n=16, ignore_eos=True, max_tokens=tokens_each)
 
-    for number in range(rounds + 2):
-        for side in sorted(servers, reverse=bool(number % 2)):
-            # Anew in every round: a server closes connections that wait for seconds.
-            connections = [await Connection(servers[side].port).open() for _ in range(CLIENTS)]
-            pid = servers[side].child.pid
-            used, began = tree_cpu_s(pid), time.perf_counter()
-            await asyncio.gather(*map(work, connections))
-            if number >= 2:  # the first rounds warm both
-                measured.rates[side].append(CLIENTS * EACH / (time.perf_counter() - began))
-                measured.cpu_s[side] += tree_cpu_s(pid) - used
-            for client in connections:
-                client.close()
-    return measured
+    threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(sequences // 16)]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
-def one_start(python: Path, port: int, rounds: int, with_first: bool, env: dict[str, str]) -> Rounds:
-    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "16M")
-    sides = ("with", "without") if with_first else ("without", "with")
-    with contextlib.ExitStack() as stack:
-        servers = {
-            side: RealServer(
-                python, port + place, *flags, env=env | {"LEGROOM_WORKER_MEMORY": str(int(side == "with"))}
-            )
-            for place, side in enumerate(sides)
-        }
-        for server in servers.values():
-            stack.enter_context(server)
-        measured = asyncio.run(loaded(servers, rounds))
-        # A reading that is older than three intervals is not shown, and amplified they are short.
-        assert any("legroom_worker_host_rss_bytes" in servers["with"].metrics() for _ in range(50)), "no plugin"
-        assert "legroom_worker_host_rss_bytes" not in servers["without"].metrics()
-    return measured
+def rate(server: GpuServer, off: Path, side: str, window_s: float) -> float:
+    if side == "off":
+        off.touch()
+    else:
+        off.unlink(missing_ok=True)
+    time.sleep(0.22)  # until the thread has seen it
+    began_s, before = tokens(server)
+    time.sleep(window_s)
+    ended_s, after = tokens(server)
+    return (after - before) / (ended_s - began_s)
 
 
-def summary(starts: list[Rounds]) -> dict[str, Any]:
-    ratios = [ratio for start in starts for ratio in start.ratios]
-    requests = len(ratios) * CLIENTS * EACH
-    cpu = {side: sum(start.cpu_s[side] for start in starts) for side in ("with", "without")}
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The mean and its 95 % interval, by resampling."""
+    dice = random.Random(1)
+    means = sorted(statistics.mean(dice.choices(values, k=len(values))) for _ in range(4000))
+    return statistics.mean(values), means[100], means[-101]
+
+
+def summary(pairs: list[dict[str, float]], amplified: float) -> dict[str, Any]:
+    if not pairs:
+        raise SystemExit("no window had all sequences decoding: make the waves longer")
+    mean, low, high = interval([pair["on"] / pair["off"] for pair in pairs])
     return {
-        "requests_per_s": {
-            side: statistics.median(rate for start in starts for rate in start.rates[side]) for side in cpu
-        },
-        "throughput_ratio": statistics.median(ratios),
-        "throughput_ratio_95": list(median_interval(ratios)),
-        "throughput_ratio_of_each_start": [statistics.median(start.ratios) for start in starts],
-        "cpu_ms_a_request": {side: seconds / requests * 1e3 for side, seconds in cpu.items()},
-        "cpu_ratio": cpu["without"] / cpu["with"],
-        "cpu_ratio_of_each_start": [start.cpu_s["without"] / start.cpu_s["with"] for start in starts],
-        "rounds": len(ratios),
-        "requests_a_side": requests,
+        "pairs": len(pairs),
+        "amplified": amplified,
+        "tokens_per_s": statistics.mean(pair["off"] for pair in pairs),
+        "ratio": mean,
+        "ratio_95": [low, high],
+        "ratio_not_amplified": 1 - (1 - mean) / amplified,
+        "ratio_not_amplified_95": [1 - (1 - value) / amplified for value in (low, high)],
     }
 
 
-def plugin_alone(python: Path, paths: str) -> dict[str, float]:
-    """In the median of three processes."""
-    values = []
-    for _ in range(3):
-        env = os.environ | {"PYTHONPATH": paths, "LEGROOM_WORKER_MEMORY": "1"}
-        run = subprocess.run([python, "-c", MEMORY], env=env, capture_output=True, text=True, check=True)
-        values.append(json.loads(run.stdout.strip().splitlines()[-1]))
-    return {name: statistics.median(value[name] for value in values) for name in values[0]}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("python", type=Path)
-    parser.add_argument("--starts", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--amplified", type=float, default=1.0)
-    parser.add_argument("--port", type=int, default=18310)
-    parser.add_argument("--json", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("vllm")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--waves", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=1900, help="of each sequence")
+    parser.add_argument("--window", type=float, default=0.6)
+    parser.add_argument("--amplified", type=float, default=25.0)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--flags", default=f"--compilation-config {GRAPHS}")
     args = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_vllm"))
-    from tiny_models import beside_vllm
-
-    starts: list[Rounds] = []
-    with tempfile.TemporaryDirectory() as folder:
-        beside = beside_vllm(Path(folder))
-        telemetry = Path(beside) / "legroom/worker/telemetry.py"
-        interval = f"READ_INTERVAL_S = {READ_INTERVAL_S}\n"
-        assert interval in telemetry.read_text()
-        telemetry.write_text(
-            telemetry.read_text().replace(interval, f"READ_INTERVAL_S = {READ_INTERVAL_S / args.amplified}\n")
-        )
-        paths = os.pathsep.join((beside, str(Path(__file__).parent)))
-        env = {"PYTHONPATH": paths, "LEGROOM_HOME": folder, "TMPDIR": folder}
-        alone = plugin_alone(args.python, beside)
-        print(
-            f"{alone['added_bytes'] / 1e6:.1f} MB a worker, {alone['reading_s'] * 1e3:.2f} ms of processor time "
-            f"a reading: {alone['reading_s'] / READ_INTERVAL_S:.3%} of one core",
-            flush=True,
-        )
-        for number in range(args.starts):
-            starts.append(one_start(args.python, args.port, args.rounds, number % 2 == 0, env))
-            measured = summary(starts) | alone
-            low, high = measured["throughput_ratio_95"]
-            print(
-                f"{number + 1} starts: throughput {measured['throughput_ratio']:.2%} ({low:.2%} to {high:.2%}), by "
-                f"processor time {measured['cpu_ratio']:.2%}",
-                flush=True,
-            )
-            if args.amplified > 1:
-                ratio, low, high = (
-                    1 - (1 - value) / args.amplified for value in (measured["throughput_ratio"], low, high)
-                )
-                print(f"  of a plugin that is not amplified: {ratio:.3%} ({low:.3%} to {high:.3%})", flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(measured, indent=1))
-    print_table(
-        [
-            ("", "with", "without"),
-            ("requests a second", *(f"{measured['requests_per_s'][side]:.1f}" for side in ("with", "without"))),
-            ("CPU a request, ms", *(f"{measured['cpu_ms_a_request'][side]:.2f}" for side in ("with", "without"))),
-        ]
+    words = args.flags.split(" ", 1) if args.flags else []
+    common = ("--gpu-memory-utilization", "0.3", "--max-model-len", "2048", "--max-num-seqs", str(args.sequences))
+    server = GpuServer(
+        args.vllm,
+        args.model,
+        args.out / "overhead",
+        *common,
+        *words,
+        env={"LEGROOM_FAULTS_EVERY_S": str(READ_INTERVAL_S / args.amplified)},
     )
-    print("throughput of each start:", *(f"{ratio:.2%}" for ratio in measured["throughput_ratio_of_each_start"]))
+    off, dice, pairs = server.folder / "off", random.Random(2), list[dict[str, float]]()
+    try:
+        if not server.start():
+            raise SystemExit(f"vLLM did not start: {server.log.read_text()[-2000:]}")
+        for _ in range(args.waves):
+            wave = begin_wave(server, args.sequences, args.tokens)
+            time.sleep(1.0)
+            while any(thread.is_alive() for thread in wave) and is_decoding(server, args.sequences):
+                sides = ["on", "off"]
+                dice.shuffle(sides)
+                pair = {side: rate(server, off, side, args.window) for side in sides}
+                if is_decoding(server, args.sequences):
+                    pairs.append(pair)
+                    write_line(args.out / "overhead.jsonl", pair)
+            for thread in wave:
+                thread.join()
+        off.touch()
+        begin_wave(server, 16, 200)
+        rings = order(server, {"kind": "fill_rings", "readings": 300})
+        row = summary(pairs, args.amplified) | {"rings": rings, "start_s": server.start_s}
+        write_line(args.out / "overhead.jsonl", row)
+        print(json.dumps(row))
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 
 # A busy machine must not fail a property: examples are not timed. bin/test fixes the seed, and nothing is remembered
-# between runs, so that a run can be repeated; `bin/test --long` searches further with seeds of its own.
-settings.register_profile("legroom", deadline=None, database=None)
+# between runs, so that a run can be repeated; `bin/test --search` tries more examples with seeds of its own.
+settings.register_profile("legroom", deadline=None, database=None, max_examples=25)
 settings.register_profile("long", deadline=None, database=None, max_examples=200)
 settings.load_profile("legroom")
 

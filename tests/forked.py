@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from legroom.actions.descendants import die_with_parent
+from legroom.actions.keeper import die_with_parent
 from legroom.cli.main import main
 from legroom.run import supervisor, task_process, tasks
 from legroom.run.run_options import Timing

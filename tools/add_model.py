@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.facts.bundled import FOLDER, expanded, find
-from legroom.facts.model_sources import config_of_folder, read_json_object
+from legroom.facts.huggingface import config_of_folder, read_json_object
 
 DROPPED = re.compile(
     r".*(_token_id|_token_index|_token_ids|_token|dropout|_pdrop|_eps|epsilon|_loss_coef|_softcapping|_act|activation"

@@ -1,7 +1,7 @@
-"""The black box of a worker: what it writes when memory runs out, and how the file is read again.
+"""The black box of a worker: the record that it writes when memory runs out.
 
-Written by `worker/`, inside vLLM; read by `diagnosis/` and whatever else wants to know. The format is documented in
-docs/black-box.md. A field that the process could not tell is None. No text of a request is ever in it.
+`worker/` writes it inside vLLM; `diagnosis/` and `fragments/` read it. docs/black-box.md documents the format. Unknown
+values are None. It never contains text of a request.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ KIND = "black box"
 VERSION = 1
 PREFIX = "legroom-blackbox-"
 """A record's file is `legroom-blackbox-<UTC time>-<pid>-<number>.json`."""
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 """A writer leaves out blocks and then segments, the smallest first, until the record is below this."""
-_MOST_READ_BYTES = 4 * MOST_BYTES
+_MAX_READ_BYTES = 4 * MAX_BYTES
 _BEYOND = 1 << 63
-"""No byte count, token count or time is as large; what is computed from smaller ones stays a number."""
+"""Exclusive upper bound of byte counts, token counts and times in a record."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What would move a terminal's cursor or turn its text around; lines may end."""
+"""Control and bidirectional characters, except newlines."""
 
 Trigger = Literal["out_of_memory", "asked"]
 BlockState = Literal["allocated", "pending", "free"]
@@ -244,7 +244,7 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
 
 def read_record(path: Path) -> BlackBox:
     try:
-        if path.stat().st_size > _MOST_READ_BYTES:
+        if path.stat().st_size > _MAX_READ_BYTES:
             raise LegroomError(f"{path} is larger than any black box")
         text = path.read_bytes()
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Frozen dataclasses that cost little to define.
+"""Frozen dataclasses that are quick to define.
 
-`dataclasses` writes and compiles six functions for every frozen class, a millisecond each time a module is imported:
-two thirds of what starting `legroom plan` used to take (Python 3.11). This decorator compiles `__init__` alone, when
-the first object is made, and shares the rest. The classes are dataclasses to everything else: `fields`, `replace`,
-`asdict`, `match`, type checkers.
+`dataclasses` compiles six functions for every frozen class when its module is imported, about a millisecond: two thirds
+of the start of `legroom plan` (Python 3.11). This decorator compiles only `__init__`, when the first object is made.
+`fields`, `replace`, `asdict`, `match` and type checkers treat the classes as dataclasses.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ else:
     field = dataclasses.field
 
     def dataclass(cls=None, *, frozen=False, slots=False, **others):
-        """`dataclasses.dataclass`, quicker to define where the class is frozen and nothing unusual is asked for."""
+        """`dataclasses.dataclass`, with a quicker definition of frozen classes."""
         if cls is not None or not frozen or others:
             return dataclasses.dataclass(cls, frozen=frozen, slots=slots, **others)
         return lambda cls: _define(cls, slots)
@@ -31,7 +30,7 @@ else:
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:
-    """Knows the marks that `dataclasses` puts on a frozen class and on a plain field."""
+    """Has the attributes that `dataclasses` sets on a frozen class and on a plain field."""
 
     name: str
 
@@ -63,7 +62,7 @@ def _define(cls: type, slots: bool) -> type:
 
 
 def _fields(cls: type) -> dict[str, Field[Any]]:
-    """The fields of the bases, then the class's own, as `dataclasses` would find them."""
+    """The fields of the bases, then the class's own."""
     fields: dict[str, Field[Any]] = {}
     for base in cls.__mro__[-1:0:-1]:
         fields |= base.__dict__.get("__dataclass_fields__", {})
@@ -78,7 +77,7 @@ def _fields(cls: type) -> dict[str, Field[Any]]:
 
 
 class _Init:
-    """Stands for `__init__` until it is asked for: half of the classes that a command imports make no object."""
+    """A descriptor that compiles `__init__` on first access: half of the imported classes create no object."""
 
     def __init__(self, cls: type, fields: dict[str, Field[Any]]) -> None:
         self._cls, self._fields = cls, fields
@@ -93,7 +92,7 @@ class _Init:
 
 
 def _init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
-    """The one function worth compiling: objects are made far more often than they are compared or shown."""
+    """The compiled `__init__` of a class."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
     parameters, lines = ["self"], []
     for name, field_ in fields.items():
@@ -140,7 +139,7 @@ def _getter(names: Iterable[str]) -> Callable[[Any], Any]:
 
 
 def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any]) -> type:
-    """The class again with slots: they cannot be added to one that exists."""
+    """A copy of the class with slots, which cannot be added to an existing class."""
     inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
     kept = {name: value for name, value in cls.__dict__.items() if name not in fields}
     kept.pop("__dict__", None)

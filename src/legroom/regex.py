@@ -1,7 +1,6 @@
-"""Regular expressions over text from anywhere: RE2, whose time is linear in the length of the text.
+"""Regular expressions for untrusted text: RE2, whose time is linear in the length of the text.
 
-Pyodide has no RE2, so in the browser the same calls run on `re`; RE2 reads `\\d`, `\\w`, `\\s` and `\\b` as ASCII, and
-`re` is told to.
+Pyodide has no RE2, so the browser uses `re`, with the ASCII meaning of `\\d`, `\\w`, `\\s` and `\\b` that RE2 has.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ except ImportError:
     re2 = None
 
 _MAX_MEMORY_BYTES = 64 << 20
-"""Of one automaton. With RE2's default of 8 MiB a log of 50 MiB takes 11 s instead of 1.2 s."""
+"""Memory of one automaton. With RE2's default of 8 MiB a log of 50 MiB takes 11 s instead of 1.2 s."""
 
 
 @cache
@@ -33,7 +32,7 @@ def escaped(text: str) -> str:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Why the engine refuses a pattern; None where it takes it."""
+    """The error of an invalid pattern; None for a valid one."""
     errors: tuple[type[Exception], ...] = (re2.error, re.error) if re2 else (re.error,)
     try:
         _ = re2.compile(pattern, _options()) if re2 else re.compile(pattern)

@@ -1,4 +1,4 @@
-"""Reading and writing sizes and counts the way people and vLLM write them."""
+"""Parsing and formatting of sizes, counts, lengths, speeds and times."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """`4096`, `32k` or `32K`, as vLLM reads them: a small letter counts thousands, a capital 1024s."""
+    """`4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
@@ -60,7 +60,7 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """A context length as people say it: `32k` is 32,768 tokens, where vLLM's own flags mean 32,000."""
+    """A context length: `32k` is 32,768 tokens, whereas vLLM's flags read it as 32,000."""
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:
@@ -68,7 +68,7 @@ def parse_length(text: str, what: str = "length") -> int:
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:
-    """`2GB/s` in bytes a second; `default` where it was not given."""
+    """`2GB/s` in bytes per second; `default` for None."""
     if text is None:
         return default
     speed = parse_bytes(text.removesuffix("/s"), what)
@@ -78,7 +78,7 @@ def parse_speed(text: str | None, what: str, default: float) -> float:
 
 
 def parse_seconds(text: str | None, what: str) -> float | None:
-    """`2s`, `150ms` or `0.2`; None where it was not given."""
+    """`2s`, `150ms` or `0.2` in seconds; None for None."""
     if text is None:
         return None
     number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
@@ -97,5 +97,5 @@ def gib(bytes_: float, digits: int = 2) -> str:
 
 
 def human_bytes(bytes_: float) -> str:
-    """GiB from a tenth of one up, MiB below."""
+    """`12.34 GiB`, or `56.7 MiB` below 0.1 GiB."""
     return gib(bytes_) if abs(bytes_) >= GIB / 10 else f"{bytes_ / MIB:.1f} MiB"

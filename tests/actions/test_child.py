@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import send
+from legroom.actions.keeper import send
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
 from legroom.process_table import descendants, started

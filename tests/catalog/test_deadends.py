@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.cli.main import main
-from legroom.explain.catalog_entries import bundled, entries, json_schema
+from legroom.explain.catalog_entries import bundled, entries
 from legroom.explain.deadends import entry_of_record, record_problems, records_of, user_folder
+from legroom.explain.entry import json_schema
 
 SHAPE = {
     "id": str,

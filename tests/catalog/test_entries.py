@@ -11,8 +11,8 @@ import pytest
 
 import legroom
 from legroom.diagnosis.causes import causes
-from legroom.explain.catalog_entries import bundled, bundled_documents, catalog_problems, entries_of, json_schema
-from legroom.explain.entry import example_text
+from legroom.explain.catalog_entries import bundled, bundled_documents, catalog_problems, entries_of
+from legroom.explain.entry import example_text, json_schema
 from legroom.facts.flags import all_flag_names
 from legroom.facts.log_messages import message_patterns
 

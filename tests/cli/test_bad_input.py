@@ -169,7 +169,7 @@ def test_more_gpus_than_given_is_refused(capsys):
         ("--dtype", "float7"),
         ("--want-context", "long"),
         ("--want-concurrency", "0"),
-        ("--want-context", "8k", "--want-gpus", "0"),
+        ("--want-context", "8k", "--gpus", "0"),
         ("--policy", "brave"),
         ("--kv-cache-memory-bytes", "-1"),
         ("--pipeline-parallel-size", "999"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.cli.main import COMMANDS, Parser, main
+from legroom.cli.main import COMMANDS, command_parser, main
 
 ROOT = Path(__file__).parents[2]
 VLLM_FLAGS = {
@@ -19,14 +19,14 @@ VLLM_FLAGS = {
     "--max-num-seqs",
     "--max-num-batched-tokens",
 }
-SHORT = {"--output", "--answer-timeout"}
+SHORT = {"--output"}
 """Documented by their short form, -o."""
 
 
-def server_options(parser: argparse.ArgumentParser) -> set[str]:
+def long_options(parser: argparse.ArgumentParser) -> set[str]:
     options = {word for word in parser._option_string_actions if word.startswith("--")}
     nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return options.union(*(server_options(child) for action in nested for child in action.choices.values()))
+    return options.union(*(long_options(child) for action in nested for child in action.choices.values()))
 
 
 def test_every_option_is_documented():
@@ -34,8 +34,7 @@ def test_every_option_is_documented():
     words = {word.strip("`,.;:()[]|'\"") for page in pages for word in page.read_text("utf-8").split()}
     named = {part for word in words for part in (word, word.partition("=")[0])}
     for command in COMMANDS:
-        subparsers = Parser(prog="legroom", add_help=False).add_subparsers(prog="legroom")
-        own = server_options(importlib.import_module(command.module).add_parser(subparsers))
+        own = long_options(command_parser(command.name, importlib.import_module(command.module)))
         missing = own - named - VLLM_FLAGS - SHORT - {"--help", "--json"}
         assert {word for word in missing if not word.startswith("--no-")} == set(), command.name
 
@@ -65,7 +64,7 @@ def test_a_measured_step_scales_the_seconds_of_a_replay(tmp_path, capsys):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(json.dumps({"arrival": n, "prompt_len": 64, "output_len": 32}) for n in range(4)))
     words = ["simulate", str(trace), "--model", "qwen3-0.6b", "--gpu", "l4", "--max-model-len", "2048", "--json"]
-    measured = ["--measured-step-ms", "500", "--measured-running", "4", "--measured-tokens", "400"]
+    measured = ["--measured-step-ms", "500@4,400"]
     documents = []
     for more in ([], measured):
         assert main([*words, *more]) == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -45,8 +44,8 @@ def remedies(planner):
     yield planner.plan_change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
 
 CAUSE = Cause(
-    label="brand_new", entry="LR999", title=Localized("something new", "新"), phase="startup_kv", domain="host",
-    examine=examine, remedies=remedies, dead_ends=(DeadEnd("wait", "it stays"),),
+    entry="LR999", title=Localized("something new", "新"), phase="startup_kv", domain="host",
+    dead_ends=(DeadEnd("wait", "it stays"),),
 )
 """
 
@@ -73,11 +72,8 @@ def test_every_file_in_the_folder_is_a_cause_that_is_asked_and_tested() -> None:
     assert {cause for cause, _ in CAUSES.values()} == set(FILES)
 
 
-def test_a_cause_is_named_like_its_file_and_has_an_entry_and_a_title_in_both_languages() -> None:
-    for name in FILES:
-        cause = importlib.import_module(f"{package.__name__}.{name}").CAUSE
-        assert cause.label == name
-        assert cause.title.en != cause.title.zh
+def test_a_cause_has_an_entry_and_a_title_in_both_languages() -> None:
+    assert all(cause.title.en != cause.title.zh for cause in causes())
     assert len({cause.entry for cause in causes()}) == len(FILES)
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from diagnosis_logs import CAUSES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnosis_json import readings_json
@@ -27,7 +27,6 @@ def whole_path(data: bytes) -> None:
 
 
 @given(st.binary(max_size=3000))
-@settings(max_examples=60, deadline=None)
 def test_any_bytes_are_survived(data: bytes) -> None:
     with contextlib.suppress(LegroomError):  # bytes that begin like a black box and are none
         whole_path(data)
@@ -55,13 +54,11 @@ def test_any_bytes_are_survived(data: bytes) -> None:
         max_size=60,
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_any_mixture_of_marks_is_survived(parts: list[str]) -> None:
     whole_path("".join(parts).encode())
 
 
 @given(st.sampled_from(_LOGS), st.sampled_from(_LOGS), st.integers(0, 400), st.characters(), st.integers(0, 400))
-@settings(max_examples=60, deadline=None)
 def test_logs_cut_and_joined_anywhere_are_survived(log: str, other: str, cut: int, letter: str, place: int) -> None:
     text = log[:cut] + letter + other[place:]
     whole_path(text.encode("utf-8", "surrogatepass"))
@@ -71,7 +68,6 @@ def test_logs_cut_and_joined_anywhere_are_survived(log: str, other: str, cut: in
     st.sampled_from(["max_seq_len", "tensor_parallel_size", "max_num_seqs", "block_size", "gpu_memory_utilization"]),
     st.sampled_from(["0", "-7", "1e99", "99999999999999999999", "'x'", "None", "0.0001", "[1]", "nan"]),
 )
-@settings(max_examples=45, deadline=None)
 def test_flags_that_no_server_can_have_are_survived(name: str, value: str) -> None:
     log = (
         f"INFO 01-02 03:04:00 [utils.py:328] non-default args: {{'model': 'llama-3.1-8b', '{name}': {value}}}\n"
@@ -83,7 +79,6 @@ def test_flags_that_no_server_can_have_are_survived(name: str, value: str) -> No
 
 
 @given(st.from_regex(r"[0-9.,e+-]{1,40}", fullmatch=True))
-@settings(max_examples=40, deadline=None)
 def test_numbers_of_any_size_are_survived(number: str) -> None:
     numbers = ("a context longer than the pool", "too few state blocks", "less free than asked for")
     log = "\n".join(CAUSES[what][1] for what in (*numbers, "a process that grows"))

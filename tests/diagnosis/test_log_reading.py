@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from diagnosis_logs import CAUSES, CORE, FULL_OF_WEIGHTS, READY, SIZED, trace
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.log_diagnosis import LogReading, read_log
@@ -121,7 +121,6 @@ def test_a_truncated_last_line_still_counts() -> None:
 
 
 @given(st.lists(st.integers(1, 4000), max_size=12))
-@settings(max_examples=25, deadline=None)
 def test_where_the_pieces_are_cut_does_not_matter(cuts: list[int]) -> None:
     log = "\n".join([BANNER, *["nothing here"] * 30, SIZED, *["still nothing"] * 30, SHORT_KV, "the end"]).encode()
     pieces, start = [], 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,20 +53,28 @@ def strict(schema: Any) -> Any:
     return made
 
 
+@cache
+def kubernetes_schema() -> Callable[[dict[str, Any]], object]:
+    """kubernetes-validate reads a megabyte of definitions for every document; here they are read once."""
+    utils = pytest.importorskip("kubernetes_validate.utils")
+    utils.schema_contents, utils.all_versions = cache(utils.schema_contents), cache(utils.all_versions)
+    return lambda document: utils.validate(document, VERSION, strict=True)
+
+
 def check(document: dict[str, Any]) -> None:
     """Raises where a field is unknown, missing or of another type."""
-    validate = pytest.importorskip("kubernetes_validate")
+    validate = kubernetes_schema()
     kind = document["kind"]
     outline = outlines().get(kind)
     if outline is None:
-        validate.validate(document, VERSION, strict=True)
+        validate(document)
         return
     assert document["apiVersion"] == outline["apiVersion"]
     pods: list[Any] = []
     _by_outline(document["spec"], outline["spec"], f"{kind}.spec", pods)
     for pod in pods:
         whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
-        validate.validate(whole, VERSION, strict=True)
+        validate(whole)
     full = published().get((kind, document["apiVersion"]))
     if full is not None:
         jsonschema.Draft7Validator(full).validate(document)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from cluster_schemas import check
 from planned import planned
 
 from legroom.errors import LegroomError
@@ -86,9 +87,8 @@ def test_a_pod_reads_small_files_from_a_configmap_keys_from_a_secret_and_folders
 
 
 def test_manifests_with_files_are_valid_by_the_schema_of_kubernetes(files):
-    validate = pytest.importorskip("kubernetes_validate")
     for document in yaml.safe_load_all(text(kubernetes, asked(*flags_for(files)))):
-        validate.validate(document, "1.32", strict=True)
+        check(document)
 
 
 def test_the_chart_gets_them_as_extra_volumes(files):

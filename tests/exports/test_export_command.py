@@ -35,7 +35,7 @@ class TwoFiles:
 def _formats(monkeypatch, tmp_path):
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     modules = {"one": OneFile, "two": TwoFiles}
-    monkeypatch.setattr(export, "FORMATS", tuple(export.Format(name, name) for name in modules))
+    monkeypatch.setattr(export, "FORMATS", {name: name for name in modules})
     monkeypatch.setattr(export, "importlib", SimpleNamespace(import_module=modules.__getitem__))
 
 

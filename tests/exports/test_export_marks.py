@@ -11,7 +11,7 @@ from legroom.cli.main import main
 OPTIONS = {"with_guard": True, "with_sidecar": True, "language": "zh"}
 
 
-@pytest.mark.parametrize("module", [format_.module for format_ in FORMATS])
+@pytest.mark.parametrize("module", FORMATS.values())
 def test_every_file_is_known_again(module):
     exporter = importlib.import_module(module)
     options = {} if exporter.NAME in {"helm-values", "kserve", "llm-d-values"} else OPTIONS

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from legroom.errors import LegroomError
 from legroom.facts.config.feedforward import feedforwards
 from legroom.facts.model import Dense, Experts
 
@@ -85,8 +82,3 @@ def test_qwen_1_states_gate_and_up_together() -> None:
 
 def test_a_mamba_has_no_feed_forward_block() -> None:
     assert blocks(model_type="mamba") == (None,) * 4
-
-
-def test_a_config_without_layers_is_refused() -> None:
-    with pytest.raises(LegroomError, match="how many layers"):
-        feedforwards({"model_type": "llama", "hidden_size": 64}, "")

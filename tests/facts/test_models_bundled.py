@@ -5,7 +5,8 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts import bundled
-from legroom.facts.model_sources import bundled_names, load, nearest, smaller_siblings, variants
+from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, variants
+from legroom.facts.model_sources import load
 
 
 @pytest.mark.parametrize(

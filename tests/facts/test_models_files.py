@@ -6,7 +6,8 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import expanded, find
-from legroom.facts.model_sources import load, local_tensors, total_bytes
+from legroom.facts.huggingface import folder_bytes
+from legroom.facts.model_sources import load
 
 
 def llama_config() -> dict[str, Any]:
@@ -50,14 +51,14 @@ def test_the_index_says_which_files_count(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "consolidated.safetensors", {"a": ("BF16", [8], 16)})
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert total_bytes(local_tensors(tmp_path)) == 16
+    assert folder_bytes(tmp_path) == 16
 
 
 def test_an_incomplete_download_gives_no_total(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model-1.safetensors", {"a": ("BF16", [4], 8)})
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert local_tensors(tmp_path) == ()
+    assert folder_bytes(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x10\0\0\0\0\0\0\0{", b"\x02\0\0\0\0\0\0\0[]" + b"1" * 9])

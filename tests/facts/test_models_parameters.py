@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from legroom.facts import bundled
+from legroom.facts.bundled import bundled_names
 from legroom.facts.gpus import gpu
-from legroom.facts.model_sources import bundled_names, load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.memory.weights.loaded import parameter_bytes
 from legroom.vllm.args import ServeArgs

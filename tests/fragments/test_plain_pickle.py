@@ -12,7 +12,7 @@ from forked import Forked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.fragments.plain_pickle import NotPlainData, read_plain_pickle
+from legroom.fragments.torch_snapshot import NotPlainData, read_plain_pickle
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.text()
 DATA = st.recursive(

@@ -6,8 +6,7 @@ import pytest
 from snapshot_writer import GIB, MIB, SnapshotWriter, block, pinned_segments
 
 from legroom.errors import LegroomError
-from legroom.fragments.plain_pickle import NotPlainData
-from legroom.fragments.torch_snapshot import read_snapshot
+from legroom.fragments.torch_snapshot import NotPlainData, read_snapshot
 
 
 def test_a_snapshot_says_what_is_allocated_and_reserved() -> None:

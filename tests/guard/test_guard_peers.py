@@ -92,7 +92,7 @@ async def test_nobody_without_the_token_drains_a_peer(family):
     member = Peers(2, "t", lambda on: drained.append(on) or {}, family)
     stranger = Peers(2, "wrong", lambda _: {}, family)
     assert await member.join()
-    assert await stranger.ask(drain=True) == []
+    assert await stranger.statuses(drain=True) == []
     assert drained == []
     member.leave()
 
@@ -103,7 +103,7 @@ def test_they_meet_on_the_loop_that_vllm_runs_on(family):
     async def meet():
         both = [Peers(2, "t", lambda on, number=number: {number: on}, family) for number in "ab"]
         assert all([await member.join() for member in both])
-        assert await both[0].ask(drain=True) == [{"b": True}]
+        assert await both[0].statuses(drain=True) == [{"b": True}]
         for member in both:
             member.leave()
 
@@ -121,7 +121,7 @@ async def test_who_listens_under_a_free_name_learns_neither_the_token_nor_what_a
     stranger = await asyncio.start_unix_server(listen, f"\0legroom-guard-{family}-1")
     member = Peers(2, "the token", lambda on: drained.append(on) or {}, family)
     await member.join()
-    assert await member.ask(drain=True) == []
+    assert await member.statuses(drain=True) == []
     assert b"the token" not in heard[0]
     reader, writer = await asyncio.open_unix_connection(f"\0legroom-guard-{family}-0")
     writer.write(heard[0])

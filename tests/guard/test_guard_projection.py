@@ -9,8 +9,7 @@ from legroom.guard.pool.block_pool import Pool, PoolLimits
 from legroom.guard.pool.engine_usage import StepClock, steps_of_page, steps_of_registry
 from legroom.guard.pool.projection import BlockNeed, Growth, Projection, ReservationState, progress_of
 from legroom.guard.weight.guarded_request import Weight, need_of
-from legroom.guard.weight.token_estimates import LikelyLengths
-from legroom.guard.weight.usage_learner import AnswerLengths, prior_quantiles
+from legroom.guard.weight.usage_learner import AnswerLengths, LikelyLengths, prior_quantiles
 
 GROWING = BlockNeed(10, 1, Growth(1, 10, 100, 100))
 
@@ -40,7 +39,7 @@ def test_requests_near_their_end_make_room_by_time_alone(recompute):
 def projection_of(*running, steps=200):
     projection = Projection(0.0, 0.0, steps, running)
     for progress in running:
-        projection.add(projection.blocks_of_running(progress))
+        projection.add(progress.expected_blocks_at(projection.moments_from_now))
     return projection
 
 

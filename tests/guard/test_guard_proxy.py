@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from guard_asgi import until
 from guard_wire import OK, WHOLE_POOL, Client, Upstream, answer_of, ask, connected, error, proxied, request
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
@@ -392,7 +392,6 @@ def test_targets_are_reduced_to_origin_form(target, origin):
     assert origin_form(target) == origin
 
 
-@settings(max_examples=25)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_answered_or_closed_and_the_proxy_lives(data):
     async def test():

@@ -149,7 +149,7 @@ def test_v0_tells_its_pool_once_for_the_server() -> None:
 def test_names_that_collectors_rewrote_are_read_too() -> None:
     text = 'ray_vllm_num_requests_running{model_name="m"} 3\nvllm_generation_tokens{model_name="m"} 5\n'
     assert read(text).running == 3
-    assert read(text).generation_tokens == 5
+    assert read(text).total("generation_tokens") == 5
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_no_numbers_are_left_out_and_noted_and_do_not_spread() -> None:
 
 def test_a_line_cut_in_half_is_not_believed() -> None:
     sample = read('vllm:num_requests_running{model_name="m"} 2\nvllm:generation_tokens_total{model_name="m"} 12')
-    assert sample.generation_tokens is None
+    assert sample.total("generation_tokens") is None
     assert "cut short" in sample.notes[0]
 
 
@@ -286,12 +286,12 @@ def test_a_v0_that_shows_its_pool_before_its_first_figures_is_a_vllm() -> None:
     ],
 )
 def test_a_line_gives_its_own_value_whatever_stands_around_it(line: str) -> None:
-    assert read(line + "\n").generation_tokens == 5
+    assert read(line + "\n").total("generation_tokens") == 5
 
 
 def test_an_exemplar_never_becomes_the_value() -> None:
     sample = read('vllm:num_requests_running 1\nvllm:generation_tokens_total{model_name="m"} 5 # {trace_id="x"} 1.0\n')
-    assert sample.generation_tokens is None and sample.notes
+    assert sample.total("generation_tokens") is None and sample.notes
 
 
 def test_finished_requests_are_counted_once_under_every_name_and_every_repeat() -> None:
@@ -301,7 +301,7 @@ def test_finished_requests_are_counted_once_under_every_name_and_every_repeat() 
         'vllm:request_success_total{finished_reason="stop"} 5\n'
         'vllm:request_success_total{finished_reason="abort"} 2\n'
     )
-    assert (sample.finished, sample.engines[0].aborted) == (7, 2)
+    assert (sample.total("finished"), sample.engines[0].aborted) == (7, 2)
 
 
 def test_a_model_name_never_steers_a_terminal() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from legroom.live.gpu_memory import GpuMemory
-from legroom.live.local_servers import LocalServers
+from legroom.live.gpu_memory import GpuMemory, LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure
 from legroom.process_table import resident_bytes
 from legroom.units import GIB

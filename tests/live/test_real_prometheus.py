@@ -93,7 +93,7 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
             looks = {look.server: look for look in await until(source, 2, Sample)}
             new, old = looks[f"127.0.0.1:{ports[0]}"], looks[f"127.0.0.1:{ports[1]}"]
             assert isinstance(new, Sample) and isinstance(old, Sample)
-            assert (new.engines[0].num_blocks, new.finished) == (256, 6)
+            assert (new.engines[0].num_blocks, new.total("finished")) == (256, 6)
             assert new.engines[0].ttft is not None and new.engines[0].ttft.count == 6
             assert (old.running, old.kv_use) == (2, 0.25)
             assert (new.api_server_rss_bytes, old.api_server_rss_bytes) == (616_931_328, None)

@@ -64,7 +64,7 @@ def test_half_an_hour_of_a_healthy_mixed_load_finds_nothing() -> None:
     assert findings == []
     assert looks[-1].time_s - looks[0].time_s >= 30 * 60
     last = looks[-1]
-    assert isinstance(last, Sample) and (last.finished or 0) > 1000
+    assert isinstance(last, Sample) and (last.total("finished") or 0) > 1000
 
 
 def test_the_recordings_are_small() -> None:

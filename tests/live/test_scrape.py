@@ -12,9 +12,9 @@ from aiohttp import web
 from loopback import listening
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.endpoint import endpoint, masked_url
+from legroom.live.metrics.endpoint import Endpoint, endpoint, masked_url
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape import Endpoint, ScrapeFailed, open_session, scrape, scrape_fleet, scrape_result
+from legroom.live.metrics.scrape import ScrapeFailed, open_session, scrape, scrape_fleet, scrape_result
 
 METRICS = 'vllm:num_requests_running{model_name="m",engine="0"} 3\n'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

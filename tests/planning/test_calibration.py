@@ -18,14 +18,15 @@ from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
+from legroom.home import store_path
 from legroom.planning import calibration_store as store
-from legroom.planning.calibration import (
+from legroom.planning.calibration import observe
+from legroom.planning.calibration_store import (
     TERM_SETTINGS,
     Observation,
     from_json,
     measurements_for,
     model_fingerprint,
-    observe,
     observed_total_bytes,
     same_model,
     to_json,
@@ -242,6 +243,6 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_the_store_follows_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("LEGROOM_HOME", raising=False)
-    assert store.store_path() == tmp_path / "data" / "legroom" / "calibration.json"
+    assert store_path() == tmp_path / "data" / "legroom" / "calibration.json"
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
-    assert store.store_path() == tmp_path / "home" / "calibration.json"
+    assert store_path() == tmp_path / "home" / "calibration.json"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import legroom
@@ -97,7 +97,6 @@ def test_auto_fit_takes_the_longest_length_that_fits(target):
     assert made.memory.kv.max_concurrency >= 1.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     version=st.sampled_from(known_releases()),
     total=st.integers(8, 192),

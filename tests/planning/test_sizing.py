@@ -5,8 +5,9 @@ from __future__ import annotations
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
+from legroom.planning.plan import Target
 from legroom.planning.search_space import CapacityGoal
-from legroom.planning.sizing import size
+from legroom.planning.sizing import fewest_gpus
 from legroom.vllm.args import ServeArgs
 
 COUNTS = (1, 2, 4, 8)
@@ -14,7 +15,11 @@ COUNTS = (1, 2, 4, 8)
 
 def fits(model: str, cards: list[str], context: int, concurrency: float = 1.0):
     goal = CapacityGoal(context, concurrency, gpus=COUNTS)
-    return list(size(load(model), release("0.26.0"), ServeArgs(), goal, [gpu(card) for card in cards]))
+    return [fewest(model, card, goal) for card in cards]
+
+
+def fewest(model: str, card: str, goal: CapacityGoal):
+    return fewest_gpus(Target(load(model), gpu(card), 1, release("0.26.0")), ServeArgs(), goal)
 
 
 def test_a_70b_model_needs_several_cards_and_a_small_one_never_holds_it():
@@ -35,14 +40,14 @@ def test_the_limiting_part_of_a_model_that_fills_the_card_is_its_weights():
 
 def test_a_model_that_no_node_holds_is_spread_over_several():
     goal = CapacityGoal(4096, 1.0, gpus=(8, 16))
-    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), goal, [gpu("h100")]))
+    on_h100 = fewest("deepseek-v3", "h100", goal)
     assert on_h100.count == 16
     assert on_h100.plan.settings.tensor_parallel_size <= 8
 
 
 def test_what_is_too_small_says_what_was_tried_and_what_is_missing():
     goal = CapacityGoal(4096, 1.0, gpus=(1, 2, 4, 8))
-    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), goal, [gpu("h100")]))
+    on_h100 = fewest("deepseek-v3", "h100", goal)
     assert on_h100.count == 0
     assert on_h100.tried == (1, 2, 4, 8)
     assert on_h100.short_bytes > 0

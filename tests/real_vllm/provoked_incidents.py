@@ -21,8 +21,9 @@ import psutil
 from client_loads import Client, Load, backlog, full_pool, low_hit_rate, steady, thrash
 
 from legroom.live.detectors import Watcher
+from legroom.live.metrics.endpoint import endpoint
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape import endpoint, open_session, scrape_result
+from legroom.live.metrics.scrape import open_session, scrape_result
 from legroom.live.metrics.scrape_recording import Recorder
 
 INTERVAL_S = 5.0

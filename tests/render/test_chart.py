@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.drawing.chart import Segment, bar, labels, ruler, share_out
+from legroom.drawing.chart import Segment, bar, cell_counts, labels, ruler
 from legroom.drawing.terminal import Style
 
 amounts = st.lists(st.integers(0, 2**40), min_size=1, max_size=9)
@@ -9,12 +9,12 @@ amounts = st.lists(st.integers(0, 2**40), min_size=1, max_size=9)
 
 @given(amounts, st.integers(9, 200))
 def test_cells_fill_the_width_exactly(parts, width):
-    assert sum(share_out(parts, width)) == (width if sum(parts) else 0)
+    assert sum(cell_counts(parts, width)) == (width if sum(parts) else 0)
 
 
 @given(amounts, st.integers(9, 200))
 def test_a_part_that_is_there_is_seen_and_one_that_is_not_is_not(parts, width):
-    shown = share_out(parts, width)
+    shown = cell_counts(parts, width)
     if sum(parts):
         assert all((count > 0) == (part > 0) for part, count in zip(parts, shown, strict=True))
 
@@ -22,7 +22,7 @@ def test_a_part_that_is_there_is_seen_and_one_that_is_not_is_not(parts, width):
 @given(st.lists(st.integers(10, 100), min_size=2, max_size=6))
 def test_cells_are_in_proportion_to_within_a_cell(parts):
     width = 2 * sum(parts)
-    assert all(abs(count - 2 * part) <= 1 for part, count in zip(parts, share_out(parts, width), strict=True))
+    assert all(abs(count - 2 * part) <= 1 for part, count in zip(parts, cell_counts(parts, width), strict=True))
 
 
 def two(unicode: bool = True, colour: bool = False) -> str:

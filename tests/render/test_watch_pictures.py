@@ -22,10 +22,9 @@ from legroom.live.server_view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.render.watch_text import seconds, servers_text
-from legroom.verify.load import KvPool
-from legroom.verify.load_run import LoadSample
+from legroom.verify.load_run import KvPool, LoadRun, LoadSample
 from legroom.verify.openai_client import RequestOutcome, ServedModel
-from legroom.verify.verification_checks import Check, LoadRun, Verification
+from legroom.verify.verification_checks import Check, Verification
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 NOW = 1_700_000_000.0

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from legroom.run.announcer import Announcer
+from legroom.run.supervisor import Announcer
 
 
 def test_lines_come_in_order_with_legrooms_name(capsys):

@@ -189,4 +189,4 @@ class RunAway(RuleBasedStateMachine):
 
 
 TestRunAway = RunAway.TestCase
-TestRunAway.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRunAway.settings = settings(stateful_step_count=40)

@@ -69,7 +69,7 @@ def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
     notifier = Notifier((Webhook("http://h", "alertmanager"),), None, None)
     notifier.repeat(keeper.all())
     _, message = notifier._queues[0].get_nowait()
-    assert (message.incident, message.text) == (7, "no token")
+    assert (message["incident"], message["text"]) == (7, "no token")
 
 
 def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch):
@@ -79,7 +79,7 @@ def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch)
         async def slowly(hook, message):
             begun.set()
             await goes_on.wait()
-            taken.append(message.kind)
+            taken.append(message["kind"])
 
         monkeypatch.setattr("legroom.sidecar.notifier.post", slowly)
         notifier = Notifier((Webhook("http://h"),), SidecarMetrics(), lambda text: None)

@@ -2,25 +2,23 @@
 
 import asyncio
 import json
-from dataclasses import replace
 
 import pytest
 from aiohttp import web
 from loopback import listening
 
 from legroom.actions.platform import ActionFailed
-from legroom.sidecar.notifier import FORMATS, Notification, Webhook, body_of, post
+from legroom.sidecar.notifier import FORMATS, Webhook, body_of, message_of, post
+from legroom.sidecar.open_incidents import OpenIncident
 
-MESSAGE = Notification(
-    17,
-    "http://a:8000",
-    "llama",
-    "stuck_engine",
-    "no tokens for 30 s",
-    "restart it",
-    1_700_000_000.0,
-    detail={"api_key": "s3cret", "running": 3},
-)
+
+def message(title="no tokens for 30 s", text="restart it", closed_s=None, **numbers):
+    incident = OpenIncident("key", "http://a:8000", "llama", "stuck_engine", title, 1_700_000_000.0, "warning", None)
+    incident.number = 17
+    return {**message_of(incident, text, closed_s), "detail": numbers}
+
+
+MESSAGE = message(api_key="s3cret", running=3)
 
 
 def posted(statuses, hook_format="json", path="/hook"):
@@ -79,20 +77,18 @@ def test_alertmanager_gets_labels_and_times():
     }
     assert alert["startsAt"] == "2023-11-14T22:13:20.000Z"
     assert "endsAt" not in alert
-    closed = body_of(Notification(1, "a", "g", "k", "t", "x", 0.0, 60.0), "alertmanager")[0]
+    closed = body_of(message(closed_s=60.0), "alertmanager")[0]
     assert closed["endsAt"] == "1970-01-01T00:01:00.000Z"
 
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_no_format_shows_a_secret(style):
-    message = Notification(
-        1, "a", "g", "k", "https://u:s3cret@host is down", "Bearer s3cret-s3cret", 0.0, detail=MESSAGE.detail
-    )
-    assert "s3cret" not in json.dumps(body_of(message, style))
+    secret = message("https://u:s3cret@host is down", "Bearer s3cret-s3cret", **MESSAGE["detail"])
+    assert "s3cret" not in json.dumps(body_of(secret, style))
 
 
 def test_every_message_names_the_incident_by_its_number():
     assert body_of(MESSAGE, "json")["incident"] == 17
     assert "(incident 17)" in body_of(MESSAGE, "slack")["text"]
     assert body_of(MESSAGE, "alertmanager")[0]["annotations"]["incident"] == "17"
-    assert "incident" not in body_of(replace(MESSAGE, incident=None), "slack")["text"]
+    assert "incident" not in body_of({**MESSAGE, "incident": None}, "slack")["text"]

@@ -15,7 +15,7 @@ from legroom.simulation.flag_search import (
     best_of,
     card_that_holds,
     choose,
-    promising,
+    promising_candidates,
     replicas_that_hold,
 )
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
@@ -169,7 +169,7 @@ def test_as_many_replicas_are_named_as_the_load_needs() -> None:
     trace = _arrivals(1.0)
     candidates = _candidates(1)
     choice = _search(trace, candidates)
-    fleet = replicas_that_hold(trace, choice, "l4", promising(trace, choice, candidates))
+    fleet = replicas_that_hold(trace, choice, "l4", promising_candidates(trace, choice, candidates))
     assert fleet is not None
     assert (fleet.gpu, fleet.replicas) == ("l4", 5)
     assert choice.goal.is_met(fleet.outcome)
@@ -178,7 +178,7 @@ def test_as_many_replicas_are_named_as_the_load_needs() -> None:
 def test_no_number_of_replicas_shortens_a_request_that_is_served_alone() -> None:
     trace, candidates = _arrivals(1.0), _candidates(1, 4)
     choice = _search(trace, candidates, Goal(latency_p99=1.0))
-    assert replicas_that_hold(trace, choice, "", promising(trace, choice, candidates)) is None
+    assert replicas_that_hold(trace, choice, "", promising_candidates(trace, choice, candidates)) is None
 
 
 def test_the_first_card_that_holds_the_load_alone_is_named() -> None:
@@ -191,7 +191,7 @@ def test_the_first_card_that_holds_the_load_alone_is_named() -> None:
 
 def test_the_few_settings_tried_further_differ_in_how_many_requests_run_at_once() -> None:
     trace, candidates = _arrivals(0.1), _candidates(2, 4, 8, 16, 32, 64)
-    few = promising(trace, _search(trace, candidates), candidates)
+    few = promising_candidates(trace, _search(trace, candidates), candidates)
     assert len({candidate.settings.max_num_seqs for candidate in few}) == len(few) == 4
 
 

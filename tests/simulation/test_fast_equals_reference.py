@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulation_workloads import workloads
 
@@ -48,7 +48,6 @@ MAY_COMPILE = is_compiled_before() or bool(os.environ.get("CI"))
 
 
 @pytest.mark.skipif(not (numba_is_installed() and MAY_COMPILE), reason="nothing compiled on this machine yet")
-@settings(max_examples=50)
 @given(workloads())
 def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload

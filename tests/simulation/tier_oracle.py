@@ -88,7 +88,7 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
     """The steps that legroom takes."""
     from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.tiers.host_tier import TierSettings
-    from legroom.simulation.tiers.tiered_replay import simulate_with_tier
+    from legroom.simulation.tiers.tiered_replay import TierReplay
     from legroom.simulation.traces import jsonl
 
     names = ChunkNames()
@@ -97,7 +97,7 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
 
     def keep_transfers(step: int, plan: Any, offload: Any) -> None:
         stores = [
-            [job.request.id, names.stored(job.request.id, offload.places_of(job.request), job.keys)]
+            [job.request.id, names.stored(job.request.id, offload._states[job.request].places, job.keys)]
             for job in plan.stores
         ]
         loads = [[job.request.id, names.of(job.keys), job.num_blocks] for job in plan.loads]
@@ -118,9 +118,14 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
         steps[s.step] = [s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks]
 
     trace = jsonl.read((json.dumps(row) for row in item["requests"]), "random").checked()
-    simulate_with_tier(
-        trace, SchedulerSettings(**item["settings"]), TierSettings(**item["tier"]), keep, on_transfers=keep_transfers
-    )
+
+    class ObservedReplay(TierReplay):
+        def _advance_clock(self, output: Any) -> None:
+            if self.has_requests:
+                keep_transfers(self.step, self.scheduler.plan, self.scheduler.offload)
+            super()._advance_clock(output)
+
+    ObservedReplay(trace, SchedulerSettings(**item["settings"]), TierSettings(**item["tier"]), keep).run()
     return [[step, steps.get(step), transfers[step]] for step in sorted(transfers)]
 
 

@@ -18,20 +18,20 @@ from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
-from legroom.verify.load import (
+from legroom.verify.load_run import (
     PRESETS,
     KvPool,
     Load,
     LoadRequest,
+    LoadRun,
+    LoadSample,
     needed_blocks,
     read_load,
     safe_concurrency,
     token_ids,
 )
-from legroom.verify.load_run import LoadSample
 from legroom.verify.openai_client import RequestOutcome
 from legroom.verify.verification_checks import (
-    LoadRun,
     PassCriteria,
     PlannedPool,
     kv_use_check,

@@ -10,9 +10,8 @@ from test_verification import StandIn, checked, serving
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import is_loopback
-from legroom.verify.load import KvPool, Load, LoadRequest, read_load
-from legroom.verify.load_run import LoadSample
-from legroom.verify.verification_checks import LoadRun, PlannedPool, kv_use_check, planned_pool
+from legroom.verify.load_run import KvPool, Load, LoadRequest, LoadRun, LoadSample, read_load
+from legroom.verify.verification_checks import PlannedPool, kv_use_check, planned_pool
 from legroom.verify.verification_run import VerificationRequest, verify
 
 PLAN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.flags import choices, flags_of
@@ -55,7 +55,6 @@ def serve_args(draw: st.DrawFn) -> tuple[ServeArgs, str]:
 
 
 @given(serve_args())
-@settings(max_examples=200, deadline=None)
 def test_a_command_reads_back_as_the_settings_it_was_written_from(case: tuple[ServeArgs, str]) -> None:
     args, version = case
     environment = [f"{name}={value}" for name, value in args.env.items()]

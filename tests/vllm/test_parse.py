@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.releases import known_releases, release
@@ -206,7 +206,6 @@ WORDS = st.one_of(
 
 
 @given(st.lists(WORDS, max_size=12), st.sampled_from(known_releases()))
-@settings(max_examples=150, deadline=None)
 def test_any_words_are_read_without_failing(words: list[str], version: str) -> None:
     found = parse_flags(words, release(version))
     assert isinstance(found.args, ServeArgs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_vllm_models import (
     A10,
@@ -428,7 +428,6 @@ ARGS = st.builds(
     st.sampled_from([H100, A100, A10, B200, MI300]),
     st.sampled_from(known_releases()),
 )
-@settings(max_examples=300, deadline=None)
 def test_resolved_settings_hold_together(args: ServeArgs, model: Model, gpu: Gpu, version: str) -> None:
     try:
         found = resolve(args, model, gpu, release(version))

@@ -13,10 +13,10 @@ import pytest
 from worker_stand_in import CACHED, CACHED_BEFORE_0_10, GIB, MIB, ModelRunner, fail_in_a_step, segment, step, written
 
 from legroom import black_box
-from legroom.black_box import MOST_BYTES, SegmentBlock, read_record
+from legroom.black_box import MAX_BYTES, SegmentBlock, read_record
 from legroom.worker import recorder, telemetry
 from legroom.worker.recorder import BlackBoxRecorder
-from legroom.worker.telemetry import Board
+from legroom.worker.telemetry import TelemetryFolder
 from legroom.worker.worker_memory import WorkerMemory
 
 
@@ -251,7 +251,7 @@ def test_a_record_stays_below_its_limit_and_keeps_the_largest_segments(worker):
     fail_in_a_step(BlackBoxRecorder())
     (path,) = worker.records.glob("*.json")
     record = read_record(path)
-    assert path.stat().st_size <= MOST_BYTES
+    assert path.stat().st_size <= MAX_BYTES
     assert record.allocator.segments_left_out == 6_000 - len(record.allocator.segments)
     smallest = min(segment.size_bytes for segment in record.allocator.segments)
     left_out = sorted((segment["total_size"] for segment in many), reverse=True)[len(record.allocator.segments) :]
@@ -274,30 +274,30 @@ def test_a_record_is_of_its_owner_alone(worker):
 
 def test_a_signal_asks_every_worker_for_a_record(worker, tmp_path):
     before = signal.getsignal(signal.SIGUSR2)
-    board = Board(tmp_path)
+    folder = TelemetryFolder(tmp_path)
     try:
-        telemetry.handle_signal(board)
+        telemetry.handle_signal(folder)
         os.kill(os.getpid(), signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert board.record_requested_s() > 0
+    assert folder.record_requested_s() > 0
 
 
 def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkeypatch):
-    board, looks = Board(tmp_path / "board"), []
-    board.folder.mkdir()
+    folder, looks = TelemetryFolder(tmp_path / "board"), []
+    folder.path.mkdir()
 
     def sleep(_):
         looks.append(1)
         if len(looks) == 2:
-            board.request_record()
+            folder.request_record()
         if len(looks) == 4:
-            (board.folder / f"{os.getpid()}.json").unlink()
-            (board.folder / "asked").unlink()
-            board.folder.rmdir()
+            (folder.path / f"{os.getpid()}.json").unlink()
+            (folder.path / "asked").unlink()
+            folder.path.rmdir()
 
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(sleep=sleep))
-    telemetry.report(board, BlackBoxRecorder(), every_s=0)
+    telemetry.report(folder, BlackBoxRecorder(), every_s=0)
     (record,) = written(worker)
     assert record.trigger == "asked" and record.history[0].allocated_bytes == 4 * GIB
 
@@ -305,7 +305,7 @@ def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkey
 def test_somebody_elses_handler_of_the_signal_stays(tmp_path):
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
-        telemetry.handle_signal(Board(tmp_path))
+        telemetry.handle_signal(TelemetryFolder(tmp_path))
         assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -66,6 +66,6 @@ def test_segments_are_listed_no_more_often_than_they_cost(worker):
     worker.cuda.memory_snapshot = snapshot
     paced = worker_memory.PacedSums(lambda: now[0])
     for _ in range(12):
-        assert paced.read(worker.cuda, 0).largest_free_bytes == GIB
+        assert paced.read(worker.cuda, 0)["largest_free_bytes"] == GIB
         now[0] += 5
     assert len(listed) == 3  # 10 ms each: every twenty seconds

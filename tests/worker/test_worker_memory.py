@@ -18,7 +18,7 @@ from legroom.live import gpu_memory
 from legroom.worker import plugin, telemetry, worker_memory
 from legroom.worker.page import WorkerCollector
 from legroom.worker.recorder import BlackBoxRecorder
-from legroom.worker.telemetry import Board
+from legroom.worker.telemetry import TelemetryFolder
 from legroom.worker.worker_memory import WorkerMemory
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
@@ -73,15 +73,15 @@ def test_without_nvml_the_allocator_still_speaks(monkeypatch):
     assert memory == WorkerMemory(0, "0", None, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 
 
-def shown(board):
+def shown(folder):
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(board))
+    registry.register(WorkerCollector(folder))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
 def test_what_workers_write_is_on_the_page_with_one_row_a_card(tmp_path):
-    Board(tmp_path).write((WorkerMemory(0, "0", 6000, 5000, 4000), WorkerMemory(1, "1", 7000)))
-    assert shown(Board(tmp_path)) == [
+    TelemetryFolder(tmp_path).write((WorkerMemory(0, "0", 6000, 5000, 4000), WorkerMemory(1, "1", 7000)))
+    assert shown(TelemetryFolder(tmp_path)) == [
         'legroom_worker_used_bytes{gpu="0",rank="0"} 6000.0',
         'legroom_worker_used_bytes{gpu="1",rank="1"} 7000.0',
         'legroom_worker_reserved_bytes{gpu="0",rank="0"} 5000.0',
@@ -90,41 +90,41 @@ def test_what_workers_write_is_on_the_page_with_one_row_a_card(tmp_path):
 
 
 def test_engines_that_count_their_ranks_alike_are_added_up(tmp_path):
-    Board(tmp_path).write((WorkerMemory(0, "cpu", 6000), WorkerMemory(0, "cpu", 1000)))
-    assert shown(Board(tmp_path)) == ['legroom_worker_used_bytes{gpu="cpu",rank="0"} 7000.0']
+    TelemetryFolder(tmp_path).write((WorkerMemory(0, "cpu", 6000), WorkerMemory(0, "cpu", 1000)))
+    assert shown(TelemetryFolder(tmp_path)) == ['legroom_worker_used_bytes{gpu="cpu",rank="0"} 7000.0']
 
 
 def test_the_dead_the_late_and_the_broken_are_left_out(tmp_path):
-    board = Board(tmp_path)
-    board.write((WorkerMemory(0, "0", 6000),))
+    folder = TelemetryFolder(tmp_path)
+    folder.write((WorkerMemory(0, "0", 6000),))
     own = tmp_path / f"{os.getpid()}.json"
     gone = subprocess.Popen(["true"])
     gone.wait()
     (tmp_path / f"{gone.pid}.json").write_text(own.read_text())
     (tmp_path / "1.json").write_text("[{")
-    assert board.read(30) == (WorkerMemory(0, "0", 6000),)
+    assert folder.read(30) == (WorkerMemory(0, "0", 6000),)
     long_ago = time.time() - 60
     os.utime(own, (long_ago, long_ago))
-    assert board.read(30) == ()
+    assert folder.read(30) == ()
 
 
-def test_a_board_that_the_server_took_away_ends_the_reports(tmp_path, monkeypatch):
+def test_a_removed_folder_ends_the_reports(tmp_path, monkeypatch):
     in_worker(monkeypatch)
-    board = Board(tmp_path / "gone")
-    telemetry.report(board, BlackBoxRecorder(), every_s=0)
-    assert not board.folder.exists()
+    folder = TelemetryFolder(tmp_path / "gone")
+    telemetry.report(folder, BlackBoxRecorder(), every_s=0)
+    assert not folder.path.exists()
 
 
-def test_boards_of_killed_servers_are_swept_and_those_of_living_ones_stay(tmp_path, monkeypatch):
+def test_folders_of_killed_servers_are_removed_and_others_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry.tempfile, "tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
     old, other = tmp_path / f"{telemetry.PREFIX}{gone.pid}-x", tmp_path / f"{telemetry.PREFIX}{os.getppid()}-y"
     old.mkdir()
     other.mkdir()
-    new = Board.create()
-    assert set(tmp_path.iterdir()) == {other, new.folder}
-    assert new.folder.stat().st_mode & 0o077 == 0
+    new = TelemetryFolder.create()
+    assert set(tmp_path.iterdir()) == {other, new.path}
+    assert new.path.stat().st_mode & 0o077 == 0
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point():
@@ -138,7 +138,7 @@ def test_nothing_happens_unless_it_is_asked_for(monkeypatch, value):
         monkeypatch.delenv(plugin.SWITCH, raising=False)
     else:
         monkeypatch.setenv(plugin.SWITCH, value)
-    monkeypatch.setattr(telemetry, "join", lambda: pytest.fail("joined"))
+    monkeypatch.setattr(telemetry, "start", lambda: pytest.fail("joined"))
     plugin.register()
 
 
@@ -147,7 +147,7 @@ def test_a_plugin_that_fails_does_not_stop_the_server(monkeypatch, caplog):
         raise OSError("no space left")
 
     monkeypatch.setenv(plugin.SWITCH, "1")
-    monkeypatch.setattr(telemetry, "join", fail)
+    monkeypatch.setattr(telemetry, "start", fail)
     plugin.register()
     assert "no space left" in caplog.text
 

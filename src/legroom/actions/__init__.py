@@ -1,1 +1,1 @@
-"""Changing the world: launch, drain, restart, free; one file a platform. Nothing here detects anything."""
+"""Launching, draining, restarting and scaling servers; one file per platform."""

@@ -1,4 +1,4 @@
-"""A server as a child: started below a keeper, its output passed on, its end seen, nothing of it left behind."""
+"""A server as a child process of a keeper, which forwards its output and kills every process that it leaves behind."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from legroom.actions.descendants import adopt_orphans, kill_all_below, send
+from legroom.actions.keeper import adopt_orphans, kill_all_below, send
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.process_table import ProcessTable, descendants, engines_below, is_api_server, is_coordinator, process_table
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
 _KILLED = signal.SIGKILL.value
-"""The wait status of a process that was killed."""
+"""The wait status of a process that SIGKILL ended."""
 
 
 class Child:
-    """One started server. `read` what its keeper says whenever `fileno()` is readable; nothing here waits unasked."""
+    """One started server. Call `read` whenever `fileno()` is readable: the keeper has sent a message."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Child:
         outputs: tuple[int, int] = (1, 2),
         leftover_grace_s: float = 3.0,
     ) -> None:
-        adopt_orphans()  # where the keeper is killed, what it kept comes to us
+        adopt_orphans()  # if the keeper is killed, its children become ours
         ours, theirs = socket.socketpair()
         pipes = [os.pipe(), os.pipe()]
         self.words = tuple(words)
@@ -46,21 +46,12 @@ class Child:
         self.gone = False
         self._control, self._pending = ours, b""
         self._refusal: int | None = None
-        folder = str(Path(__file__).parents[2])
-        line = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _KEEPER.format(folder=folder),
-            str(theirs.fileno()),
-            str(leftover_grace_s),
-            *words,
-        ]
+        program = _KEEPER.format(folder=str(Path(__file__).parents[2]))
+        keeper_words = [sys.executable, "-I", "-S", "-c", program, str(theirs.fileno()), str(leftover_grace_s)]
         with theirs:
-            # A session of its own: Ctrl-C in a terminal goes to legroom, which decides what the server gets.
+            # A new session, so that Ctrl-C in a terminal reaches legroom alone.
             self._keeper = subprocess.Popen(
-                line,
+                [*keeper_words, *words],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=pipes[0][1],
@@ -78,12 +69,11 @@ class Child:
 
     @property
     def keeper_pid(self) -> int:
-        """The process between this one and the server."""
         return self._keeper.pid
 
     @property
     def exit_code(self) -> int | None:
-        """As a shell would say it: 128 and the signal's number for one that was killed. None while it runs."""
+        """The exit code as a shell reports it: 128 plus the signal's number after a kill. None while it runs."""
         if self.status is None:
             return None
         code = os.waitstatus_to_exitcode(self.status)
@@ -91,14 +81,14 @@ class Child:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nobody reads what it prints, so that it may have to wait."""
+        """Whether the reader of its output has stalled, so that the server may block while it prints."""
         return any(stream.is_blocked for stream in self._streams)
 
     def fileno(self) -> int:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Take in what the keeper has said."""
+        """Handles the keeper's messages."""
         try:
             received = self._control.recv(4096)
         except OSError:
@@ -111,43 +101,42 @@ class Child:
             self._on_keeper_line(line.decode())
 
     def send(self, number: int) -> None:
-        """A signal to the server's first process; nothing happens where it has ended."""
+        """Sends a signal to the server's first process, if it still runs."""
         self._send_to_keeper(f"signal {int(number)}")
 
     def kill(self) -> None:
-        """SIGKILL to the server and everything below it."""
+        """Sends SIGKILL to the server and all of its descendants."""
         self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
-        """SIGKILL to its engines alone: the API server answers what is in flight with an error, and ends. Whether
+        """Kills its engines, so that the API server answers running requests with an error and exits. Returns whether
         there were any."""
         return self.pid is not None and kill_engines(self.pid) > 0
 
     def has_several_api_servers(self) -> bool:
-        """Whether its API servers are processes of their own."""
         return self.pid is not None and has_several_api_servers(self.pid)
 
-    def wait_gone(self, patience_s: float) -> bool:
-        """Whether nothing of it is left, waiting as long as that."""
-        until = time.monotonic() + patience_s
+    def wait_gone(self, timeout_s: float) -> bool:
+        """Waits for all of its processes to end; returns whether they have."""
+        until = time.monotonic() + timeout_s
         while not self.gone and (left := until - time.monotonic()) > 0:
             if select.select([self], [], [], left)[0]:
                 self.read()
         return self.gone
 
     def mark_ready(self) -> None:
-        """It is up: read along no more, and wake up less often for its output."""
+        """Stops the line callback, and forwards output in batches from now on."""
         for stream in self._streams:
             stream.is_batching = True
-            stream.set_line_callback(None)
+            stream.on_line = None
 
-    def close(self, patience_s: float = 15.0) -> None:
-        """Kill what is left, wait for it, and pass on the last of its output."""
+    def close(self, timeout_s: float = 15.0) -> None:
+        """Kills the remaining processes, waits for them, and forwards the rest of the output."""
         self.kill()
-        if not self.wait_gone(patience_s):
-            self._control.close()  # a keeper that does not answer reads this as our death, and cleans up
+        if not self.wait_gone(timeout_s):
+            self._control.close()  # the keeper then kills everything, as after legroom's death
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(patience_s)
+            self._keeper.wait(timeout_s)
         for stream in self._streams:
             stream.join(1.0)
         self._control.close()
@@ -177,7 +166,7 @@ class Child:
             self._control.sendall(text.encode() + b"\n")
 
     def _on_keeper_death(self) -> None:
-        """The keeper was killed: the kernel took the server along, and what the server had started is ours now."""
+        """Kills the server's descendants, which are ours now; the kernel has killed the server with its keeper."""
         self._keeper.wait()
         kill_all_below(os.getpid())
         self.status = _KILLED if self.status is None else self.status
@@ -185,15 +174,12 @@ class Child:
 
 
 def kill_engines(server: int) -> int:
-    """SIGKILL to the engines below a server, so that its API servers answer what is in flight with an error; how many
-    processes that were.
+    """Kills the engines of a server, so that its API servers answer running requests with an error; returns how many
+    processes were killed.
 
-    A single API server sees its engine die. Several that share their engines (--api-server-count, data parallelism) do
-    not, and must be told by the engine: an engine core whose worker dies tells them, and ends (0.32). Without workers
-    of its own it cannot, so then it goes itself. The coordinator of data parallelism stays: when it dies, the API
-    servers are stopped before the engines can tell them anything.
-
-    One look at the table of processes is enough: on a busy machine every further one may cost a tenth of a second.
+    A single API server notices the death of its engine. Several API servers (--api-server-count, data parallelism) are
+    notified by an engine core whose worker dies (0.32), so only workers are killed where there are any. The coordinator
+    of data parallelism stays: after its death the API servers are stopped before they answer.
     """
     table = process_table()
     engines = engines_below(server, table)
@@ -205,5 +191,5 @@ def kill_engines(server: int) -> int:
 
 
 def has_several_api_servers(server: int, table: ProcessTable | None = None) -> bool:
-    """Whether the server is the process that waits for API servers below it, and not the only one itself."""
+    """Whether API servers run as child processes of the server."""
     return any(is_api_server(pid) for pid in descendants(server, table))

@@ -1,4 +1,4 @@
-"""A server that a command of the user's own restarts. The one place where a shell reads what a user wrote."""
+"""A server that a shell command of the user restarts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from legroom.records import dataclass
 
 @dataclass(frozen=True)
 class CommandPlatform:
-    """`restart_command` goes to `sh -c` with LEGROOM_SERVER and, where one is named, LEGROOM_FLAGS_FILE set.
+    """`restart_command` is run by `sh -c` with LEGROOM_SERVER and, where one is named, LEGROOM_FLAGS_FILE set.
 
-    With a `pid_file` legroom can tell one start of the server from the next; without, the server's own metrics must.
+    `pid_file` gives the identity of each start; without it, the server's own start time does.
     """
 
     restart_command: str
@@ -50,7 +50,7 @@ class CommandPlatform:
         return State(identity, identity is not None)
 
     async def restart(self, request: RestartRequest) -> None:
-        """Runs it and waits for its end."""
+        """Runs the command and waits for its end."""
         env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": request.token}
         if self.flags_file is not None:
             env["LEGROOM_FLAGS_FILE"] = str(self.flags_file)
@@ -63,7 +63,7 @@ class CommandPlatform:
         return Override(str(self.flags_file), read_optional(self.flags_file))
 
     async def write_flags(self, change: FlagChange) -> None:
-        """As JSON; the command makes of it what it likes."""
+        """Writes the change as JSON for the restart command."""
         place = Path((await self.override_place()).place)
         write_atomically(
             place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600

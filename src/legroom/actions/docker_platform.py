@@ -1,7 +1,7 @@
-"""A server in a Docker container, alone or of a Compose project.
+"""A server in a Docker container, alone or as a Compose service.
 
-Docker cannot change the arguments of a container that exists. With Compose the service gets an override file and is
-made anew from it; a container alone is restarted as it is, and a change of flags is refused with what to do.
+Docker cannot change the arguments of an existing container. A Compose service is recreated with an override file; for a
+container alone, changes of flags are refused.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class DockerContainer:
 
     @property
     def settle_s(self) -> float:
-        """Docker kills what has not stopped by then."""
+        """Docker kills the container after `stop_s`."""
         return self.stop_s + 10.0
 
     async def state(self) -> State:
-        """When Docker started it, and which process it is."""
         return _state(await _inspect(self.container))
 
     async def restart(self, request: RestartRequest) -> None:
@@ -54,18 +53,16 @@ class DockerContainer:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> Override:
-        """There is none."""
         raise FlagsFixed(
             f"Docker cannot change the flags of {self.container} in place",
             "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags",
         )
 
     async def write_flags(self, change: FlagChange) -> None:
-        """Refused, as `override_place` says."""
         await self.override_place()
 
     async def restore_flags(self, override: Override) -> None:
-        """Nothing was written."""
+        """Does nothing, because no change is ever written."""
 
 
 @dataclass(frozen=True)
@@ -80,43 +77,43 @@ class ComposeService:
 
     @property
     def settle_s(self) -> float:
-        """Compose kills what has not stopped by then."""
+        """Compose kills the container after `stop_s`."""
         return self.stop_s + 10.0
 
     async def state(self) -> State:
-        """That of its first container."""
+        """The state of its first container."""
         words = self._compose("ps", "--all", "--quiet", self.service)
         ids = (await run_checked(words, f"asking for {self.name}", timeout_s=QUERY_TIMEOUT_S)).split()
         return _state(await _inspect(ids[0])) if ids else State(None, False)
 
     async def restart(self, request: RestartRequest) -> None:
-        """Made anew, which is how changed arguments take effect; unchanged ones give the same container again."""
+        """Recreates the container, which applies changed arguments."""
         words = self._compose(
             "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
         )
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> Override:
-        """A file beside the project's own."""
+        """An override file beside the Compose file."""
         await self._words()
         return Override(str(self._override()), read_optional(self._override()))
 
     async def write_flags(self, change: FlagChange) -> None:
-        """An override file with the service's whole new command."""
-        # `config` prints what is to be read by Compose again, each dollar sign twice.
+        """Writes an override file with the whole new command."""
+        # Compose replaces variables in the file again.
         flags = with_doubled_signs(change.flags, "$")
         changed: dict[str, Any] = {"command": with_flags(await self._words(), flags)}
         env = {name: value for name, value in with_doubled_signs(change.env, "$").items() if value is not None}
         if env:
             changed["environment"] = env
-        # Compose reads JSON as the YAML that it is.
+        # JSON is valid YAML.
         write_atomically(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
         restore_file(Path(override.place), override.before)
 
     async def _words(self) -> list[str]:
-        """Its command. Raises where vLLM's flags are not among it."""
+        """The service's command. Raises where it does not contain vLLM's flags."""
         words = self._compose("config", "--format", "json")
         text = await run_checked(words, f"reading {self.file.name}", timeout_s=QUERY_TIMEOUT_S)
         service = _json(text, self.file.name).get("services", {}).get(self.service)
@@ -136,7 +133,7 @@ class ComposeService:
         return len((await run_checked(words, f"counting {self.name}", timeout_s=QUERY_TIMEOUT_S)).split())
 
     async def scale(self, replicas: int) -> None:
-        """More or fewer containers; those that run stay."""
+        """Starts or stops containers; the others keep running."""
         await run_checked(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:

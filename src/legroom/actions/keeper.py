@@ -1,12 +1,11 @@
-"""The keeper: a tiny process between legroom and the server, so that no orphan is left whoever dies.
+"""The keeper: a small process between legroom and the server, so that no orphan is left when either of them dies.
 
-It starts the server as its child and adopts every orphan below it, so descent alone tells what belongs to the server:
-vLLM's engine core and workers are found even after the API server that made them is gone. It holds one end of a socket;
-when the other end closes, legroom is dead, and everything below the keeper is killed. If the keeper itself dies, the
-kernel kills the server, and legroom, which adopts orphans too, kills the rest.
+It starts the server as its child and adopts orphaned descendants, so that vLLM's engine cores and workers are found
+after their API server has ended. It kills all descendants when legroom's end of the control socket closes. If the
+keeper dies, the kernel kills the server, and legroom, which adopts orphans too, kills the rest.
 
-What it reads: `signal N` (to the server alone), `kill` (everything). What it writes: `pid N`, `failed ERRNO`,
-`exit STATUS` (a wait status), `gone` (nothing is left). It is run as a program of its own, and loads next to nothing.
+It reads `signal N` (to the server alone) and `kill` (all descendants). It writes `pid N`, `failed ERRNO`,
+`exit STATUS` (a wait status) and `gone` (no process is left). It imports little, because it runs as long as the server.
 """
 
 from __future__ import annotations
@@ -17,25 +16,17 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
-from legroom.actions.descendants import (
-    adopt_orphans,
-    die_with_parent,
-    is_resource_tracker,
-    kill_all_below,
-    kill_below,
-    reap,
-)
-from legroom.process_table import descendants
+from legroom.process_table import descendants, started, title
 
-TRACKER_GRACE_S = 1.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
-    """Start the server, look after it, and leave nothing behind.
+    """Runs the server until it and all of its descendants have ended.
 
-    What a server leaves behind may take `leftover_grace_s` to end by itself, unless it was to be killed.
+    Descendants may outlive the server by `leftover_grace_s`, unless `kill` was received.
     """
     adopt_orphans()
     ended, wakeup = os.pipe()
@@ -54,7 +45,7 @@ def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
 
 
 def _start(words: list[str], control: int) -> int:
-    """The server's pid, or 0 where it could not be executed."""
+    """Executes the server; returns its pid, or 0 on failure."""
     failed, failing = os.pipe()  # closed by a successful exec
     keeper = os.getpid()
     pid = os.fork()
@@ -67,7 +58,7 @@ def _start(words: list[str], control: int) -> int:
                 signal.signal(number, signal.SIG_DFL)
             die_with_parent()
             if os.getppid() != keeper:
-                os._exit(127)  # it died before it could take this process along
+                os._exit(127)  # the keeper died before PR_SET_PDEATHSIG took effect
             os.close(control)
             os.execvp(words[0], words)
         except OSError as error:
@@ -85,7 +76,7 @@ def _start(words: list[str], control: int) -> int:
 
 
 def _close_output() -> None:
-    """Only the server and what it starts hold the output, so its end is seen when they are gone."""
+    """Redirects the keeper's output to /dev/null, so that the pipes close when the server's processes have ended."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -105,9 +96,9 @@ def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> No
             for line in lines:
                 if line == b"kill":
                     kill_below(os.getpid(), is_resource_tracker)
-                    leftover_grace_s = 0.0  # what this look missed is not waited for either
+                    leftover_grace_s = 0.0  # processes that this scan missed get no grace either
                 elif line.startswith(b"signal "):
-                    os.kill(server, int(line[7:]))  # not collected yet, so the pid is still its own
+                    os.kill(server, int(line[7:]))  # not reaped yet, so the pid is still its own
         if ended in readable:
             os.read(ended, 4096)
             status = reap().get(server)
@@ -115,19 +106,15 @@ def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> No
                 _report(control, f"exit {status}")
                 _wait_until_empty(leftover_grace_s, control)
                 break
-    _kill_remaining()
-
-
-def _kill_remaining() -> None:
-    """Kill what is left; what cleans up after the others goes last."""
+    # Resource trackers end last, because they clean up after the others.
     kill_all_below(os.getpid(), is_resource_tracker)
-    _wait_until_empty(TRACKER_GRACE_S)
+    _wait_until_empty(1.0)
     kill_all_below(os.getpid())
 
 
-def _wait_until_empty(patience_s: float, control: int | None = None) -> None:
-    """Until nothing is left, the patience is over, or legroom dies or says anything."""
-    until = time.monotonic() + patience_s
+def _wait_until_empty(timeout_s: float, control: int | None = None) -> None:
+    """Waits until no descendant is left, or legroom dies or sends a message."""
+    until = time.monotonic() + timeout_s
     while descendants(os.getpid()) and time.monotonic() < until:
         if control is not None and select.select([control], [], [], 0)[0]:
             return
@@ -143,8 +130,76 @@ def _read(control: int) -> bytes:
 
 
 def _report(control: int, text: str) -> None:
-    with contextlib.suppress(OSError):  # where nobody listens any more, the reading end tells
+    with contextlib.suppress(OSError):  # legroom has died; the next read shows it
         os.write(control, text.encode() + b"\n")
+
+
+def send(pid: int, start: int, number: int) -> bool:
+    """Sends a signal to the process with this pid and start time; False where it has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if started(pid) != start:  # another process has the pid now
+            return False
+        signal.pidfd_send_signal(handle, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def kill_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> int:
+    """Kills all descendants of a process except those that `spare` accepts; returns their number."""
+    below = {pid: start for pid, start in descendants(ancestor).items() if spare is None or not spare(pid)}
+    for pid, start in below.items():
+        send(pid, start, signal.SIGKILL)
+    return len(below)
+
+
+def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> None:
+    """Repeats `kill_below` until three scans in a row find none, because one scan may miss a new process."""
+    empty = 0
+    while empty < 3:
+        empty = 0 if kill_below(ancestor, spare) else empty + 1
+        reap()
+        time.sleep(0.01)
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is Python's resource tracker, which removes the shared memory of processes that have ended."""
+    return b"multiprocessing.resource_tracker" in title(pid)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of orphaned descendants (Linux only)."""
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when its parent dies (Linux only)."""
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def reap() -> dict[int, int]:
+    """Collects all children that have ended: pid -> wait status."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = status
+    return ended
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes  # a megabyte of memory
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A server that Kubernetes runs, as a Deployment or StatefulSet. Needs the `kubernetes` extra.
+"""A server that Kubernetes runs as a Deployment or StatefulSet. Needs the `kubernetes` extra.
 
-A restart is a rollout: Kubernetes drains pods its own way (out of the endpoints, then SIGTERM and the grace period).
-It is asked for by an annotation whose value is the action's own token, so asking twice for one action is one rollout.
+A restart is a rollout, in which Kubernetes drains the pods. It is requested by an annotation with the action's token,
+so that a repeated request starts no second rollout.
 """
 
 from __future__ import annotations
@@ -42,40 +42,41 @@ class Workload:
     context: str | None = None
     settle_s: float = 10.0
     poll_s: float = 1.0
-    """Between looks at a rollout."""
+    """Poll interval of a rollout."""
 
     @property
     def name(self) -> str:
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> State:
-        """What its pods are made from: the token of the last restart, and arguments and image by their hash."""
+        """The identity is the token of the last restart, and a hash of images and arguments."""
         workload = await self._read()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)
         behind = status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0)
         rolling = behind or status.get("updatedReplicas", 0) < wanted or status.get("readyReplicas", 0) < wanted
-        return State(_made_from(template), status.get("readyReplicas", 0) > 0, rolling)
+        return State(_template_identity(template), status.get("readyReplicas", 0) > 0, rolling)
 
     async def restart(self, request: RestartRequest) -> None:
-        """Annotates the pods' template, and waits for the rollout to end."""
+        """Annotates the pod template and waits for the end of the rollout."""
         if request.launched is not None:
             await request.launched(0, "")
-        marks = {RESTARTED_BY: request.token, "kubectl.kubernetes.io/restartedAt": _now()}
+        restarted_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        marks = {RESTARTED_BY: request.token, "kubectl.kubernetes.io/restartedAt": restarted_at}
         workload = await self._read()
-        if _marks(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
+        if _annotations(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
             await self._patch({"spec": {"template": {"metadata": {"annotations": marks}}}})
         await self._rolled_out(request.deadline_s)
 
     async def override_place(self) -> Override:
-        """The container's arguments and environment inside the workload itself."""
+        """The container's arguments and environment in the workload."""
         container = self._container(await self._read())
         self._words(container)
         before = {"args": container.get("args"), "command": container.get("command"), "env": container.get("env")}
         return Override(f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}", json.dumps(before))
 
     async def write_flags(self, change: FlagChange) -> None:
-        """A patch of the one container. Kubernetes rolls it out by itself; the restart that follows joins in."""
+        """Patches the container. Kubernetes starts the rollout at once, and the following restart joins it."""
         container = self._container(await self._read())
         field, words = self._words(container)
         changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
@@ -90,7 +91,7 @@ class Workload:
         await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     def _words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
-        """Where its arguments stand, and they. Raises where vLLM's flags are not among them."""
+        """The field with the arguments (`args` or `command`) and its words. Raises where they lack vLLM's flags."""
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
@@ -153,19 +154,19 @@ class Workload:
 
 @dataclass(frozen=True)
 class KubernetesLease:
-    """One at a time per group across machines: a Lease object, taken only by whoever saw its last version."""
+    """A Lease object per group, so that only one sidecar of a cluster acts on it at a time."""
 
     namespace: str = "default"
     context: str | None = None
 
     async def take(self, group: str, holder: str, seconds: float) -> bool:
-        """Whether `holder` may act on the group for so long."""
+        """Takes or prolongs the lease; returns whether `holder` has it."""
         return await asyncio.to_thread(
             _call_api, self.context, "taking the lease", lambda api: self._take(api, group, holder, seconds)
         )
 
     async def release(self, group: str, holder: str) -> None:
-        """Gives it back. Somebody else's stays."""
+        """Releases the lease, if `holder` has it."""
         await asyncio.to_thread(
             _call_api, self.context, "giving back the lease", lambda api: self._release(api, group, holder)
         )
@@ -183,9 +184,9 @@ class KubernetesLease:
                 raise
             made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
             return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
-        if lease.spec.holder_identity not in (None, "", holder) and not _ended(lease.spec, now):
+        if lease.spec.holder_identity not in (None, "", holder) and not _has_expired(lease.spec, now):
             return False
-        lease.spec = spec  # its resourceVersion makes the server refuse whoever was slower
+        lease.spec = spec  # the API server refuses an outdated resourceVersion
         return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
     def _release(self, api: Any, group: str, holder: str) -> None:
@@ -202,7 +203,7 @@ class KubernetesLease:
 
 
 def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
-    """Calls the API from a thread, with its errors as one sentence."""
+    """Calls the Kubernetes API; its errors become `ActionFailed`."""
     try:
         from kubernetes import client, config  # an extra, and slow to import
         from urllib3.exceptions import HTTPError
@@ -226,30 +227,26 @@ def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) ->
 
 
 def _plain(api: Any, model: Any) -> dict[str, Any]:
-    """As JSON with Kubernetes' own names, whatever the client's classes call them."""
+    """An API object as JSON values with Kubernetes' own names."""
     plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(model)
     return plain
 
 
-def _marks(template: dict[str, Any]) -> dict[str, str]:
+def _annotations(template: dict[str, Any]) -> dict[str, str]:
     return (template.get("metadata") or {}).get("annotations") or {}
 
 
-def _made_from(template: dict[str, Any]) -> str:
+def _template_identity(template: dict[str, Any]) -> str:
     parts = [
         [container.get("image"), container.get("command"), container.get("args"), container.get("env")]
         for container in template["spec"]["containers"]
     ]
-    marks = _marks(template)
-    restarted = marks.get(RESTARTED_BY, "") + marks.get("kubectl.kubernetes.io/restartedAt", "")
+    annotations = _annotations(template)
+    restarted = annotations.get(RESTARTED_BY, "") + annotations.get("kubectl.kubernetes.io/restartedAt", "")
     return f"{restarted or 'first'}@{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _ended(spec: Any, now: datetime.datetime) -> bool:
+def _has_expired(spec: Any, now: datetime.datetime) -> bool:
     if spec.renew_time is None:
         return True
     return bool(spec.renew_time + datetime.timedelta(seconds=spec.lease_duration_seconds or 0) < now)

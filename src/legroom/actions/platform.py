@@ -1,4 +1,4 @@
-"""What every platform can do to a server: say which start of it is running, restart it, change its flags and back."""
+"""The interface of all platforms: a server's state, its restart, and changes of its flags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,27 +17,24 @@ from legroom.home import store_path
 from legroom.records import dataclass, field
 
 QUERY_TIMEOUT_S = 30.0
-"""A platform that does not answer a query by then counts as unavailable; Docker under load has taken 20 s."""
+"""Docker under load has taken 20 s to answer a query."""
 
 
 class ActionFailed(LegroomError):
-    """Something could not be done to the world. The message says what, and what stands now."""
+    """An action failed. The message says what was not done."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint, UNREACHABLE)
 
 
 class FlagsFixed(ActionFailed):
-    """The flags of this server cannot be changed here, now or later."""
+    """The platform cannot change the flags of this server."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A server as its platform sees it.
-
-    `identity` is one text for one start of the server and another for the next: equal before and after means that it
-    was not restarted, which is how an interrupted restart is never done twice.
-    """
+    """A server as its platform reports it. `identity` differs for every start of the server, which shows whether an
+    interrupted restart has happened."""
 
     identity: str | None
     running: bool | None = None
@@ -45,22 +43,21 @@ class State:
 
 @dataclass(frozen=True)
 class FlagChange:
-    """Flags and environment for the next start. None takes a flag away; "" is a switch without a value."""
+    """Flags and environment variables for the next start. None removes one; "" is a switch without a value."""
 
     flags: Mapping[str, str | None]
     env: Mapping[str, str | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        words = [
-            f"without {name}" if value is None else f"{name} {value}".strip() for name, value in self.flags.items()
-        ]
-        words += [f"without {name}" if value is None else f"{name}={value}" for name, value in self.env.items()]
-        return ", ".join(words) or "no change"
+        set_flags = {name: f"{name} {value}".strip() for name, value in self.flags.items()}
+        set_variables = {name: f"{name}={value}" for name, value in self.env.items()}
+        removed = {name: f"without {name}" for name, value in (*self.flags.items(), *self.env.items()) if value is None}
+        return ", ".join((set_flags | set_variables | removed).values()) or "no change"
 
 
 @dataclass(frozen=True)
 class Override:
-    """Where a change of flags was written, and what stood there before (None: nothing)."""
+    """The place that a flag change was written to, and its content before (None: it did not exist)."""
 
     place: str
     before: str | None
@@ -68,7 +65,7 @@ class Override:
 
 @dataclass(frozen=True)
 class RestartRequest:
-    """One restart that was asked for. `launched` is called with the process that does it, before it does anything."""
+    """One restart. `launched` is called with the pid and identity of the restart program before it runs."""
 
     token: str
     deadline_s: float = 300.0
@@ -77,28 +74,28 @@ class RestartRequest:
 
 @runtime_checkable
 class Platform(Protocol):
-    """What runs the server. One file a platform; none of them detects or decides anything."""
+    """What runs the server: systemd, Docker, Kubernetes ..."""
 
     @property
     def name(self) -> str:
-        """In a few words, such as `systemd unit vllm.service`."""
+        """Such as `systemd unit vllm.service`."""
         ...
 
     @property
     def settle_s(self) -> float:
-        """How long a restart may be under way here without a trace of it: stopping takes that long."""
+        """How long a restart may take before the platform's state shows it."""
         ...
 
     async def state(self) -> State:
-        """As it is now. Raises `ActionFailed` where the platform does not answer."""
+        """Raises `ActionFailed` where the platform does not answer."""
         ...
 
     async def restart(self, request: RestartRequest) -> None:
-        """Stops and starts it. Returns when the platform has taken it on; raises `ActionFailed`."""
+        """Restarts the server. Returns when the platform has accepted it; raises `ActionFailed`."""
         ...
 
     async def override_place(self) -> Override:
-        """Where flags would be overridden, with what stands there now. Raises `FlagsFixed` where they cannot be."""
+        """The place of a flag change, with its present content. Raises `FlagsFixed` where there is none."""
         ...
 
     async def write_flags(self, change: FlagChange) -> None:
@@ -106,7 +103,7 @@ class Platform(Protocol):
         ...
 
     async def restore_flags(self, override: Override) -> None:
-        """Puts back what stood there before. Harmless twice."""
+        """Restores the content from before the change. May be called twice."""
         ...
 
 
@@ -115,20 +112,20 @@ class Scalable(Protocol):
     """A platform that can run more or fewer servers of a group."""
 
     async def replicas(self) -> int:
-        """How many are wanted now."""
+        """The wanted number of servers."""
         ...
 
     async def scale(self, replicas: int) -> None:
-        """Wants so many."""
+        """Sets the wanted number of servers."""
         ...
 
     def scale_words(self, replicas: int) -> str:
-        """The command that does the same by hand."""
+        """The shell command that scales."""
         ...
 
 
 def restore_file(path: Path, before: str | None) -> None:
-    """Puts a file back as it was, or away."""
+    """Restores a file's content; None removes the file."""
     if before is None:
         path.unlink(missing_ok=True)
     else:
@@ -136,11 +133,8 @@ def restore_file(path: Path, before: str | None) -> None:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes a file so that it is there whole or not at all, whenever the machine stops.
-
-    One that is there keeps its mode and its owner, because it may hold what not everybody is to read.
-    """
-    path = path.resolve()  # what a link points to is the file
+    """Replaces a file atomically, and survives a power failure. An existing file keeps its mode and owner."""
+    path = path.resolve()  # a symbolic link stays
     beside = path.with_name(f".{path.name}.legroom")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +143,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if present else mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             if present is not None:
-                with contextlib.suppress(PermissionError):  # another's file may be written where its folder may be
+                with contextlib.suppress(PermissionError):  # the file of another user in a writable folder
                     os.fchown(handle, present.st_uid, present.st_gid)
                 os.fchmod(handle, stat.S_IMODE(present.st_mode))
             file.write(text)
@@ -176,18 +170,17 @@ def read_optional(path: Path) -> str | None:
 
 
 def undo_file(action_id: int, home: Path | None = None) -> Path:
-    """Where the override of an action is kept."""
+    """The file that keeps the override of an action."""
     return (home or store_path().parent) / "undo" / f"{action_id}.json"
 
 
 def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
-    """Keeps it, safely in the file before anything is changed."""
-    kept = {"place": override.place, "before": override.before}
-    write_atomically(undo_file(action_id, home), json.dumps(kept) + "\n", 0o600)
+    """Stores an override, before anything is changed."""
+    write_atomically(undo_file(action_id, home), json.dumps(asdict(override)) + "\n", 0o600)
 
 
 def kept_override(action_id: int, home: Path | None = None) -> Override | None:
-    """What was kept; None where nothing was, or it has been undone."""
+    """The stored override; None where there is none, or it was undone."""
     path = undo_file(action_id, home)
     text = read_optional(path)
     if text is None:
@@ -200,12 +193,12 @@ def kept_override(action_id: int, home: Path | None = None) -> Override | None:
 
 
 def forget_override(action_id: int, home: Path | None = None) -> None:
-    """It has been undone."""
+    """Removes a stored override."""
     undo_file(action_id, home).unlink(missing_ok=True)
 
 
 async def scale(platform: Platform, replicas: int, act: bool) -> str:
-    """Wants so many servers, or without `act` says how to. The answer is a sentence either way."""
+    """Scales to this many servers, or without `act` returns the command for it; returns a sentence."""
     if replicas < 1:
         raise ActionFailed("a group is never scaled below one server")
     if not isinstance(platform, Scalable):
@@ -220,15 +213,15 @@ async def scale(platform: Platform, replicas: int, act: bool) -> str:
 
 
 def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
-    """The values with every such sign twice: to whoever reads them, one alone begins a name that is replaced."""
+    """The values with these characters doubled, which escapes them in systemd, Compose and supervisord files."""
     twice = str.maketrans({sign: sign * 2 for sign in signs})
     return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
 
 
 def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
-    """Raises where the words do not start vLLM themselves, so that a changed flag would not reach it.
+    """Raises `FlagsFixed` where the words do not start vLLM, so that a changed flag would not reach it.
 
-    What an image starts is not known here (`in_image`): it is taken for vLLM, unless it is a shell with a script.
+    `in_image`: the image's entry point is unknown and taken for vLLM, unless the words start a shell.
     """
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):

@@ -1,7 +1,7 @@
-"""Calling other programs: by argument list, with a deadline, and never half unknown.
+"""Runs other programs by argument list, with a deadline.
 
-A program that changes something waits at a gate until the journal has its process id. If legroom is killed before
-that, the gate closes and the program never runs; if after, the next legroom finds the process, or that it has ended.
+A program that changes something waits at a gate until the journal has its process id. If legroom is killed before that,
+the program never runs; if after, the next legroom finds the process or its end.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from legroom.masking import masked
 from legroom.process_table import started
 from legroom.records import dataclass
 
-# A constant: the words of the program are its arguments and are never read as shell.
+# The words of the program are arguments of this script and are never parsed as shell.
 _GATE = 'read -r word && [ "$word" = go ] || exit 125; exec "$@" </dev/null'
-_TAIL_CHARS = 2000
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """A program that has ended. Its output is not masked: mask what is shown."""
+    """The exit code and the unmasked output of a program."""
 
     code: int
     output: str
 
     @property
     def last_output(self) -> str:
-        """The end of what it said, fit to be shown."""
-        lines = self.output.strip()[-_TAIL_CHARS:].splitlines()
+        """The last three lines of the output, masked."""
+        lines = self.output.strip()[-2000:].splitlines()
         return str(masked(" / ".join(line.strip() for line in lines[-3:]))) or "nothing was said"
 
 
@@ -53,7 +52,7 @@ async def run_program(
         raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
     gated = request is not None and request.launched is not None
     line = ["/bin/sh", "-c", _GATE, "legroom", *words] if gated else list(words)
-    # A file, not a pipe: the program outlives a killed legroom, and a server it starts may keep its output open.
+    # A file instead of a pipe, because the program may outlive legroom, and a server may keep its output open.
     with tempfile.TemporaryFile() as output:
         process = await asyncio.create_subprocess_exec(
             *line,
@@ -89,7 +88,7 @@ async def _open_gate(process: asyncio.subprocess.Process) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """By its own id alone: what it started, a server perhaps, is not ours to stop."""
+    """Ends the program itself, not its children, which may include a server."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(sent)
@@ -106,7 +105,7 @@ async def run_checked(
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> str:
-    """Runs a program that must succeed, and gives its output."""
+    """Runs a program and returns its output. Raises `ActionFailed` on a non-zero exit code."""
     done = await run_program(words, timeout_s=timeout_s, env=env, request=request)
     if done.code:
         raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_output}")
@@ -114,22 +113,17 @@ async def run_checked(
 
 
 def process_identity(pid: int) -> str | None:
-    """A text for this process and no later one with the same id; None where there is no such process.
-
-    Linux counts its start in ticks since boot, which a clock that is set does not move.
-    """
+    """A text that no later process with the same pid has: pid, start in ticks since boot, and boot id. None where there
+    is no such process."""
     ticks = started(pid)
     if ticks is not None:
-        return f"{pid}@{ticks}@{_boot()}"
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()[:8]
+        except OSError:
+            boot = ""
+        return f"{pid}@{ticks}@{boot}"
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}@{process.create_time():.2f}"
     except (psutil.Error, ValueError, OverflowError):
         return None
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()[:8]
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""A server that a `legroom run` holds: SIGHUP drains and restarts it, a file beside its record changes its flags."""
+"""A server that `legroom run` supervises: SIGHUP restarts it, and a file beside its run file changes its flags."""
 
 from __future__ import annotations
 
@@ -35,11 +35,8 @@ _UNDER_WAY: dict[str, str] = {
 
 
 def run_under_way(server: str, home: Path | None = None) -> str | None:
-    """What a `legroom run` on this machine is doing to a server, given its address; None where there is none, or its
-    server should be serving.
-
-    While it is under way the server's silence is no news, and nobody else needs to act.
-    """
+    """What a `legroom run` on this machine is doing to the server at this address; None where there is no such run, or
+    its server should be serving. Meanwhile failed scrapes are expected."""
     place = urlsplit(server)
     if not is_loopback_host(place.hostname or ""):
         return None
@@ -55,8 +52,8 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
 
 
 def _after_death(record: dict[str, Any]) -> str | None:
-    """A run whose server has died sees it at once, but may take seconds to clean up before it writes that down. An API
-    server that has lost an engine core takes seconds, too, until it is gone: it no longer listens, and ends (0.32)."""
+    """What follows the death of the server or an engine, which the run file shows only seconds later: an API server
+    that lost an engine core stops listening and ends (0.32)."""
     parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]
     is_gone = any(isinstance(pid, int) and process_identity(pid) is None for pid in parts)
     return "sees that the server has ended, and does what is to be done" if is_gone else None
@@ -67,7 +64,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class RunChild:
-    """The `legroom run` that serves on a port of this machine."""
+    """The `legroom run` of a port of this machine."""
 
     port: int
     home: Path | None = None
@@ -86,15 +83,15 @@ class RunChild:
         return State(identity, identity is not None)
 
     async def restart(self, request: RestartRequest) -> None:
-        """SIGHUP, and waits until another vLLM runs in the place of the old one."""
+        """Sends SIGHUP and waits for a new vLLM process."""
         before = await self.state()
         pid = int(self._record()["pid"])
         if self._record().get("state") == "starting" and not self._flags_file().exists():
-            # It would not restart what is only starting; whoever asks wants a fresh server, and gets one.
+            # `legroom run` does not restart a server that is starting without changes.
             raise ActionFailed(f"the {self.name} is starting its server already")
         identity = process_identity(pid)
         if request.launched is not None and identity is not None:
-            # The process that does it is the `run` itself, and one signal is one restart: recorded, then sent.
+            # The run itself restarts the server, so there is no restart program to record.
             await request.launched(0, "")
         try:
             os.kill(pid, signal.SIGHUP)
@@ -109,19 +106,19 @@ class RunChild:
         raise ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
 
     async def override_place(self) -> Override:
-        """The file that `run` reads, once, when it restarts. What stands now is the command it runs."""
+        """The file that `legroom run` reads at its next restart; the content before is the running command."""
         words = self._record().get("command")
         if not isinstance(words, list) or not words:
             raise ActionFailed(f"the {self.name} does not say which command it runs")
         return Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
 
     async def write_flags(self, change: FlagChange) -> None:
-        """Flags on top of those it runs with."""
+        """Writes flags to be added to the running command."""
         content = {"flags": dict(change.flags), "env": dict(change.env)}
         write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
-        """The way back from the command that runs to the one that ran: what `run` was told, it keeps."""
+        """Writes the flags that lead from the running command back to the earlier one."""
         back = changes_back(
             [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
         )

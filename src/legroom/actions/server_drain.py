@@ -1,7 +1,7 @@
-"""Stopping new work at a server and waiting for what it has: the first half of a restart that loses nothing.
+"""Drains: new requests are refused before a restart, and running ones finish.
 
-vLLM on its own has no such state: while it drains after SIGTERM its health stays 200 and new requests get 500 (0.32).
-So new requests are kept away first, and only when nothing runs any more is it restarted.
+While vLLM drains after SIGTERM, its /health stays 200 and new requests get 500 (0.32), so new requests must be kept
+away first.
 """
 
 from __future__ import annotations
@@ -16,33 +16,31 @@ from legroom.actions.programs import run_checked
 from legroom.live.metrics.scrape import tls_of
 from legroom.records import dataclass, field
 
-_ZERO_POLLS = 2  # one look can fall between a request's end in the engine and its last bytes to the client
+_ZERO_POLLS = 2  # one poll may fall between a request's end in the engine and its last bytes to the client
 
 
 class DrainMethod(Protocol):
-    """How new requests are kept from a server. Beginning or ending a drain twice is harmless."""
+    """A way to keep new requests from a server. `begin` and `end` may be called twice."""
 
     @property
-    def name(self) -> str:
-        """In a few words."""
-        ...
+    def name(self) -> str: ...
 
     async def begin(self) -> None:
-        """No new work from now on. Raises `ActionFailed` where that did not work."""
+        """Stops new requests. Raises `ActionFailed`."""
         ...
 
     async def end(self) -> None:
-        """New work again."""
+        """Lets new requests in again."""
         ...
 
     async def in_flight(self) -> float | None:
-        """Requests that were let in and are not answered yet, where that is counted."""
+        """Admitted requests that are not answered yet; None where they are not counted."""
         ...
 
 
 @dataclass(frozen=True)
 class GuardDrain:
-    """legroom's guard, in vLLM or before it: new requests get 503 with Retry-After."""
+    """A drain by legroom's guard: new requests get 503 with Retry-After."""
 
     url: str
     token: str = field(repr=False)
@@ -60,7 +58,7 @@ class GuardDrain:
         await self._ask("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
-        """Those that it let in or keeps waiting."""
+        """Running and waiting requests of the guard."""
         status = await self._ask("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
@@ -94,7 +92,7 @@ class GuardDrain:
 
 @dataclass(frozen=True)
 class ReadinessFileDrain:
-    """A file whose presence makes a readiness probe or a load balancer's check fail. Waits until it has been seen."""
+    """A file whose presence makes a readiness probe or a load balancer's health check fail."""
 
     path: Path
     seen_after_s: float = 15.0
@@ -104,7 +102,7 @@ class ReadinessFileDrain:
         return f"the readiness file {self.path.name}"
 
     async def begin(self) -> None:
-        """Makes it, and gives the checkers time to look."""
+        """Creates the file and waits until the health checks have seen it."""
         write_atomically(self.path, "draining\n")
         await asyncio.sleep(self.seen_after_s)
 
@@ -120,7 +118,7 @@ class ReadinessFileDrain:
 
 @dataclass(frozen=True)
 class CommandDrain:
-    """Two commands of the user's own, such as a load balancer's to take a server out and put it back."""
+    """Two shell commands of the user, such as those that remove a server from a load balancer and add it again."""
 
     close_command: str
     open_command: str
@@ -144,17 +142,17 @@ class CommandDrain:
 
 @dataclass(frozen=True)
 class NoDrain:
-    """No way to keep new work away is named: a restart waits for a moment without requests."""
+    """No drain: a restart waits for a time without requests."""
 
     @property
     def name(self) -> str:
         return "nothing"
 
     async def begin(self) -> None:
-        """Nothing to do here."""
+        pass
 
     async def end(self) -> None:
-        """Nothing to do here."""
+        pass
 
     async def in_flight(self) -> float | None:
         return None
@@ -162,7 +160,7 @@ class NoDrain:
 
 @dataclass(frozen=True)
 class PlatformDrain(NoDrain):
-    """Nothing of legroom's: the orchestrator drains by itself when it restarts (Kubernetes, a `legroom run`)."""
+    """A platform that drains by itself when it restarts (Kubernetes, `legroom run`)."""
 
     platform: str
 
@@ -173,7 +171,7 @@ class PlatformDrain(NoDrain):
 
 @dataclass(frozen=True)
 class Drained:
-    """How a drain went. `left` is how many requests were still there at its end; None where that was not known."""
+    """The result of a drain. `left` is the number of remaining requests; None: unknown."""
 
     empty: bool
     waited_s: float
@@ -192,10 +190,10 @@ async def wait_until_empty(
     deadline_s: float,
     poll_s: float = 0.5,
 ) -> Drained:
-    """Waits until nothing runs or waits, by the server's metrics and the drain's own count, or the deadline.
+    """Waits until no request is left, by the server's metrics and the drain's own count, or until the deadline.
 
-    `busy` gives running and waiting requests together, None where the server does not say; without it the drain's own
-    count is all there is.
+    `busy` returns running plus waiting requests, None where the server does not answer; without `busy` only the
+    drain's count is used.
     """
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
@@ -211,7 +209,7 @@ async def wait_until_empty(
 
 
 async def count_in_flight(drain_method: DrainMethod) -> float | None:
-    """The drain's own count; None where there is none, or nothing answers."""
+    """The drain's own count of requests; None where it has none, or does not answer."""
     try:
         return await drain_method.in_flight()
     except ActionFailed:
@@ -224,5 +222,5 @@ async def _left(drain_method: DrainMethod, busy: Callable[[], Awaitable[float | 
         return in_flight
     running = await busy()
     known = [count for count in (in_flight, running) if count is not None]
-    # A server that does not answer is not known to be empty, whatever the drain's own count says.
+    # A server that does not answer may still have requests.
     return None if running is None else max(known)

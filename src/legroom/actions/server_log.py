@@ -1,4 +1,4 @@
-"""What a server prints, kept in one file of bounded size: its start-up whole, then the newest of what followed."""
+"""A server's output in a file of bounded size: the whole start-up, then the newest lines."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 HEAD_BYTES = 2 << 20
-"""At most this much of a start-up is kept from its beginning on; a start-up prints a hundred KiB."""
+"""The most that is kept of a start-up, which prints about 100 KiB."""
 TAIL_BYTES = 4 << 20
-"""What stays of the rest when the file is made shorter, which happens when twice as much has come."""
+"""What is kept of later output. The file is shortened when it has twice as much."""
 UNWRITTEN_BYTES = 1 << 20
-"""What is kept in memory of lines that the disk does not take."""
+"""The most that is buffered in memory while the disk is full."""
 _CUT = b"[legroom left out %d bytes here]\n"
 
 
 class ServerLog:
-    """Takes lines from several threads. A failing disk never stops the server: the newest of what cannot be written is
-    kept in memory, and written once there is room again."""
+    """A log file that several threads write to. While the disk is full, the newest lines are buffered in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,9 +30,9 @@ class ServerLog:
         self._lock = threading.Lock()
         self._file: int | None = None
         self._unwritten = b""
-        """What the disk did not take."""
+        """Lines that could not be written yet."""
         self._dropped = 0
-        """How many bytes of that were too many for the memory."""
+        """Bytes that were dropped because the buffer was full."""
         self._copy: int | None = None
         self._shorten_at = 0
         try:
@@ -43,7 +43,7 @@ class ServerLog:
 
     @property
     def problem(self) -> bool:
-        """Whether lines are in memory alone."""
+        """Whether lines are buffered because the disk is full."""
         return bool(self._unwritten)
 
     def write(self, lines: bytes) -> None:
@@ -55,28 +55,28 @@ class ServerLog:
                 self._keep_newest()
 
     def started(self) -> None:
-        """The start-up is over: everything so far is kept from now on."""
+        """Marks the end of the start-up, whose lines are never dropped."""
         with self._lock:
             if self._head is None:
                 self._head = self.size
 
     def close(self) -> None:
-        """Nothing more comes. What was never written stays readable at `readable`."""
+        """Closes the file. Buffered lines stay readable at `readable`."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
             self._file = None
 
     def readable(self) -> Path:
-        """Where all that is kept can be read, also by another process of the user: the file, or a copy in memory with
-        what the disk did not take."""
+        """A path to the whole log that other processes can read: the file, or a memfd that includes the buffered
+        lines."""
         with self._lock:
             if not self._unwritten or not hasattr(os, "memfd_create"):
                 return self.path
             self._forget_copy()
             self._copy = os.memfd_create("legroom-log")
             with contextlib.suppress(OSError), self.path.open("rb") as written:
-                # Only as much as is ours: without a file of our own there may be one of a run before.
+                # The file may be of an earlier run, where this one could not create its own.
                 _copy(written.fileno(), self._append, 0, self.size)
             if self._dropped:
                 self._append(_CUT % self._dropped)
@@ -84,7 +84,7 @@ class ServerLog:
             return Path(f"/proc/{os.getpid()}/fd/{self._copy}")
 
     def forget(self) -> None:
-        """Nobody reads it any more."""
+        """Frees the buffer and the copy."""
         with self._lock:
             self._forget_copy()
             self._unwritten = b""
@@ -119,9 +119,8 @@ class ServerLog:
             self._unwritten, self._dropped = self._unwritten[cut:], self._dropped + cut
 
     def _shorten(self, head: int) -> None:
-        """Head and newest lines into a new file, which then takes the old one's place in one step. Where there is no
-        room for it, the file is cut in place: a log that cannot be shortened must not be copied again and again."""
-        self._shorten_at = self.size + TAIL_BYTES  # where neither works, not before as much has come again
+        """Rewrites the file with its head and newest lines; on a full disk, truncates it in place."""
+        self._shorten_at = self.size + TAIL_BYTES  # the next attempt, if both fail
         try:
             self._rewrite(head)
         except OSError:
@@ -131,7 +130,7 @@ class ServerLog:
     def _rewrite(self, head: int) -> None:
         shorter = self.path.with_name(f"{self.path.name}.new")
         try:
-            with self.path.open("rb") as old, open(shorter, "wb", opener=_private) as new:
+            with self.path.open("rb") as old, open(shorter, "wb", opener=partial(os.open, mode=0o600)) as new:
                 _copy(old.fileno(), new.write, 0, head)
                 cut = self.size - TAIL_BYTES
                 new.write(_CUT % (cut - head))
@@ -148,7 +147,7 @@ class ServerLog:
         self.size = self.path.stat().st_size
 
     def _cut_in_place(self, head: int) -> None:
-        """The newest lines pass through memory."""
+        """Truncates the file to its head; the newest lines are buffered in memory and written again."""
         assert self._file is not None
         newest = os.pread(self._file, UNWRITTEN_BYTES, self.size - UNWRITTEN_BYTES).partition(b"\n")[2]
         os.ftruncate(self._file, head)
@@ -156,13 +155,8 @@ class ServerLog:
         self.size, self._unwritten = head, newest
 
 
-def _private(path: str, flags: int) -> int:
-    """What a server prints is for its user alone."""
-    return os.open(path, flags, 0o600)
-
-
 def _copy(source: int, write: Callable[[bytes], object], start: int, end: int) -> None:
-    """A part of a file, a piece at a time: the memory of a supervisor stays small."""
+    """Copies a part of a file in pieces of 64 KiB."""
     while start < end:
         piece = os.pread(source, min(1 << 16, end - start), start)
         if not piece:
@@ -172,7 +166,7 @@ def _copy(source: int, write: Callable[[bytes], object], start: int, end: int) -
 
 
 def last_lines(path: Path, count: int, reach_bytes: int = 1 << 16) -> list[str]:
-    """The last lines of a log, without reading all of it."""
+    """The last lines of a file, from its last `reach_bytes`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -185,14 +179,13 @@ def last_lines(path: Path, count: int, reach_bytes: int = 1 << 16) -> list[str]:
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16
 BATCH_S = 0.1
-"""Once a server is up its output is collected this long before it is passed on: ten wake-ups a second at most."""
+"""How long output of a running server is collected before it is forwarded: ten wake-ups a second at most."""
 _MUCH_BYTES = 1 << 12
-"""A server that prints more at a time, such as a traceback for each client when its engine dies, is not kept waiting: a
-pipe holds 64 KiB, and until there is room it answers nobody."""
+"""Larger output is forwarded at once: a pipe holds 64 KiB, and a server that blocks on it answers no requests."""
 
 
 class OutputRelay(threading.Thread):
-    """One stream, in a thread of its own: when the reader of our output stalls, only that stream waits."""
+    """A thread that forwards one output stream to the log and to legroom's own output."""
 
     def __init__(
         self, source: int, target: int, log: ServerLog | None, on_line: Callable[[bytes], None] | None
@@ -200,13 +193,13 @@ class OutputRelay(threading.Thread):
         super().__init__(daemon=True)
         self.is_batching = False
         self.is_blocked = False
-        """Whether it waits for the reader of our output: a paused terminal (Ctrl-S), a pager."""
-        self._source, self._target, self._log, self._on_line = source, target, log, on_line
+        """Whether it waits for the reader of legroom's output, such as a paused terminal or a pager."""
+        self._source, self._target, self._log, self.on_line = source, target, log, on_line
         self._target_open = True
         self._rest = b""
 
     def run(self) -> None:
-        """Until every process that holds the other end is gone."""
+        """Forwards until all processes that hold the other end of the pipe have ended."""
         while piece := self._read():
             self._log_lines(piece)
             self._forward(piece)
@@ -215,10 +208,6 @@ class OutputRelay(threading.Thread):
         if self._rest:
             self._log_lines(b"\n")
         os.close(self._source)
-
-    def set_line_callback(self, on_line: Callable[[bytes], None] | None) -> None:
-        """Change who reads along; None: nobody."""
-        self._on_line = on_line
 
     def _read(self) -> bytes:
         try:
@@ -234,7 +223,7 @@ class OutputRelay(threading.Thread):
         lines, self._rest = (whole + b"\n", rest) if newline else (rest + b"\n", b"")
         if self._log is not None:
             self._log.write(lines)
-        if (on_line := self._on_line) is not None:
+        if (on_line := self.on_line) is not None:
             for line in lines.split(b"\n")[:-1]:
                 on_line(line)
 
@@ -251,6 +240,6 @@ class OutputRelay(threading.Thread):
                 os.set_blocking(self._target, True)
                 self._forward(piece)
         except OSError as error:
-            # A full disk has room again some day; else nobody reads our output any more. The server goes on.
+            # A full disk may have room again later; after other errors nobody reads the output any more.
             self.is_blocked = False
             self._target_open = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -29,8 +29,8 @@ _MOVING = ("STARTING", "STOPPING", "BACKOFF")
 
 @dataclass(frozen=True)
 class SupervisordProgram:
-    """One program of the supervisord whose configuration is `config`. `program_file` is where its section stands,
-    where that is an included file."""
+    """One program of the supervisord whose configuration is `config`. `program_file` is the included file with the
+    program's section, where there is one."""
 
     program: str
     config: Path | None = None
@@ -42,7 +42,7 @@ class SupervisordProgram:
         return f"supervisord program {self.program}"
 
     async def state(self) -> State:
-        # It ends with 3 where the program does not run, which is an answer too.
+        # The exit code is 3 where the program does not run.
         done = await run_program(self._ctl("status", self.program), timeout_s=QUERY_TIMEOUT_S)
         status = _STATUS.search(done.output)
         if status is None or "ERROR (no such" in done.output:
@@ -52,19 +52,19 @@ class SupervisordProgram:
         return State(identity, status["state"] == "RUNNING", status["state"] in _MOVING)
 
     async def restart(self, request: RestartRequest) -> None:
-        """Its configuration read again, then stopped and started."""
+        """Reloads the configuration, then restarts the program."""
         done = await run_program(
             self._ctl("update", self.program.partition(":")[0]), timeout_s=request.deadline_s, request=request
         )
         if "updated process group" in done.output or "added process group" in done.output:
-            return  # a changed section restarts its program by being read
+            return  # `update` has restarted a changed program
         words = self._ctl("restart", self.program)
         output = await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
         if "ERROR" in output:
             raise ActionFailed(f"restarting {self.name} failed: {output.strip()}")
 
     async def override_place(self) -> Override:
-        """The file with the program's section: supervisord has no place for a part of one."""
+        """The file with the program's section, because supervisord has no overrides."""
         path = self._file()
         text = read_optional(path)
         if text is None:
@@ -73,7 +73,7 @@ class SupervisordProgram:
         return Override(str(path), text)
 
     async def write_flags(self, change: FlagChange) -> None:
-        """The same file with another `command`."""
+        """Rewrites the `command` of the program's section."""
         path = self._file()
         write_atomically(path, with_command(read_optional(path) or "", self.program.rpartition(":")[2], change))
 
@@ -94,7 +94,7 @@ class SupervisordProgram:
 
 
 def with_command(text: str, program: str, change: FlagChange) -> str:
-    """A configuration with the flags of one program's command changed and every other line kept."""
+    """The configuration with changed flags in one program's command; all other lines stay."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
     if start is None:

@@ -1,4 +1,4 @@
-"""A server that systemd runs as a unit. Flags are changed by a drop-in, which stays until it is undone."""
+"""A server that systemd runs as a unit. Flags are changed by a drop-in file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
 _DROP_IN = "90-legroom.conf"
-_PREFIXES = "@-:+!"  # what may stand before the program in ExecStart
+_PREFIXES = "@-:+!"  # of the program in ExecStart
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SystemdUnit:
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> State:
-        """The invocation id is one a start, and systemd's own."""
+        """The identity is systemd's invocation id."""
         shown = await self._show("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
         if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
             raise ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
@@ -52,7 +52,7 @@ class SystemdUnit:
         return State(identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving)
 
     async def restart(self, request: RestartRequest) -> None:
-        """`systemctl restart`, which ends when the unit has started."""
+        """Runs `systemctl restart`, which ends when the unit has started."""
         await run_checked(
             self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=request.deadline_s, request=request
         )
@@ -62,7 +62,7 @@ class SystemdUnit:
         return Override(str(self._drop_in()), read_optional(self._drop_in()))
 
     async def write_flags(self, change: FlagChange) -> None:
-        """A drop-in with the whole new ExecStart, because systemd knows no part of one."""
+        """Writes a drop-in with the whole new ExecStart."""
         words = await self._words()
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
         lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, with_doubled_signs(change.flags, "%$")))))
@@ -77,7 +77,7 @@ class SystemdUnit:
         await self._reload()
 
     async def _words(self) -> list[str]:
-        """What it starts. Raises where vLLM's flags are not among it."""
+        """The words of ExecStart. Raises where they lack vLLM's flags."""
         words = exec_start(
             await run_checked(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=QUERY_TIMEOUT_S)
         )
@@ -110,7 +110,7 @@ class SystemdUnit:
 
 
 def exec_start(text: str) -> list[str]:
-    """The words of the ExecStart in force in what `systemctl cat` prints: an empty one forgets those before."""
+    """The words of the effective ExecStart in the output of `systemctl cat`; an empty ExecStart resets earlier ones."""
     lines = text.replace("\\\n", " ").splitlines()
     values: list[str] = []
     for line in lines:
@@ -126,7 +126,7 @@ def exec_start(text: str) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """A word as systemd reads it back."""
+    """A word quoted for a unit file."""
     if word and not any(char in " \t\n\"'\\;#" for char in word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

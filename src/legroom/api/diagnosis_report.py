@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DiagnosisReport:
-    """A diagnosis that shows itself."""
+    """The result of `legroom.diagnose`, as text or JSON."""
 
     reading: LogReading
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes of the run that matters, the likeliest first; empty where nothing is wrong."""
+        """The causes of the last run, the likeliest first; empty where nothing is wrong."""
         return self.reading.runs[0].findings if self.reading.runs else ()
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:
-        """The answer, as the terminal shows it."""
+        """The text of `legroom diagnose`."""
         from legroom.drawing.terminal import PLAIN
         from legroom.render.diagnosis_text import readings_text
 
@@ -53,10 +53,10 @@ def diagnose(
     gpus: int | None = None,
     vllm: str | None = None,
 ) -> DiagnosisReport:
-    """Say why a server failed: `log` is the path of a file with what it printed, or that text itself.
+    """Diagnoses a failed server; `log` is the path of its log or the text itself.
 
-    A string is a path where a file of that name exists, and a text where it holds a newline or a line that is known.
-    The other arguments say what the log does not show.
+    A string is a path where such a file exists, else the text of a log. The other arguments complete what the log does
+    not show.
     """
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log

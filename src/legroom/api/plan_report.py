@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan that shows itself."""
+    """The result of `legroom.plan`, as text, SVG or JSON."""
 
     plan: Plan
 
@@ -30,7 +30,7 @@ class PlanReport:
 
     @property
     def layout(self) -> Layout:
-        """Where every byte of the tightest GPU goes."""
+        """The memory layout of the tightest GPU."""
         return self.plan.layout
 
     @property
@@ -41,14 +41,14 @@ class PlanReport:
         return ready_command(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
-        """The picture, as the terminal shows it."""
+        """The text of `legroom plan`."""
         from legroom.drawing.terminal import PLAIN
         from legroom.render.plan_text import plan_text
 
         return plan_text(self.plan, style or PLAIN, explain_math)
 
     def svg(self) -> str:
-        """The picture, as an SVG document."""
+        """The SVG of `legroom plan --svg`."""
         from legroom.render.plan_svg import plan_svg
 
         return plan_svg(self.plan)
@@ -76,7 +76,7 @@ def plan(
     advice: bool = True,
     **flags: Any,
 ) -> PlanReport:
-    """Predict what vLLM does with `model` on `gpu`.
+    """Predicts what vLLM does with `model` on `gpu`.
 
     `flags` are vLLM's engine arguments by their Python names (`max_model_len=32768`); what is not given is the
     release's default. `gpu_memory` overrides the card's total and `gpu_used` is what other processes hold of it.
@@ -87,5 +87,5 @@ def plan(
 
 
 def layout(model: str, gpu: str, **options: Any) -> Layout:
-    """Where every byte of the tightest GPU goes; the arguments are those of `plan`."""
+    """The memory layout of the tightest GPU; the arguments are those of `plan`."""
     return plan(model, gpu, advice=False, **options).layout

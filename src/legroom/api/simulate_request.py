@@ -1,4 +1,4 @@
-"""`legroom.simulate`, and the same of an HTTP or MCP request: its load, its settings, its answer."""
+"""`legroom.simulate`, and the simulation of an HTTP or MCP request."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
-MOST_REQUESTS = 50_000
-"""Of one request over HTTP or MCP; the command line takes millions."""
-MOST_ASYNC = 2_000
-"""Longer traces of a planned deployment are replayed without asynchronous scheduling, which is slow to replay."""
+MAX_REQUESTS = 50_000
+"""Largest trace of an HTTP or MCP request; the command line has no limit."""
+MAX_ASYNC_REQUESTS = 2_000
+"""Longer traces of a planned deployment are replayed without asynchronous scheduling, whose replay is slow."""
 
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
-    """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as in `simulation.replay`."""
+    """Replays a trace, or the file of one, through vLLM's scheduler; `options` are those of `trace_replay.simulate`."""
     from legroom.simulation.trace_replay import simulate as replay_trace
     from legroom.simulation.traces.trace_files import read_trace
 
     return replay_trace(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
 
 
-def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
-    """The load of a request: its own list, or a synthetic mix."""
+def trace_of_request(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
+    """The trace of a request: its list of requests, or a synthetic mix."""
     if (requests is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `requests` or `mix`")
     if mix is not None:
@@ -40,17 +40,17 @@ def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> T
         from legroom.simulation.traces import jsonl
 
         assert requests is not None
-        trace = jsonl.read((json.dumps(request) for request in requests[: MOST_REQUESTS + 1]), "requests")
-    if len(trace) > MOST_REQUESTS:
-        hint = f"at most {MOST_REQUESTS:,}; legroom simulate on the command line takes millions"
+        trace = jsonl.read((json.dumps(request) for request in requests[: MAX_REQUESTS + 1]), "requests")
+    if len(trace) > MAX_REQUESTS:
+        hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
         raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)
     return trace.checked()
 
 
-def replayed(
+def simulation_json(
     trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
 ) -> dict[str, Any]:
-    """The document of a replay, with a note where the GPU's name was ambiguous."""
+    """The document of a simulation, with a note where the GPU's name is ambiguous."""
     from legroom.simulation.step_time import fixed
     from legroom.simulation.trace_replay import simulate
 
@@ -76,8 +76,8 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
         from legroom.simulation.from_plan import planned_scheduler
 
         values = dict(planned_scheduler(plan).flags)
-        if len(trace) > MOST_ASYNC:
-            # Deciding a step ahead changes little and only the step-by-step replay knows it.
+        if len(trace) > MAX_ASYNC_REQUESTS:
+            # Only the slow step-by-step replay models asynchronous scheduling, which changes the result little.
             values["async_scheduling"] = False
     values |= {name: value for name, value in given.items() if value is not None}
     if "num_blocks" not in values:

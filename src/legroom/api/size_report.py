@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
     from legroom.planning.search_space import CapacityGoal
-    from legroom.planning.sizing import ModelFit
+    from legroom.planning.sizing import Fit
 
 
 @dataclass(frozen=True)
 class SizeReport:
-    """A sizing table that shows itself."""
+    """The result of `legroom.size`, as text or JSON."""
 
-    rows: tuple[ModelFit, ...]
+    rows: tuple[Fit, ...]
     goal: CapacityGoal
     release: Release
 
     @property
     def fits(self) -> bool:
         """Whether any of the GPUs holds any of the models."""
-        return any(row.fit.count for row in self.rows)
+        return any(row.count for row in self.rows)
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
-        """The table, as the terminal shows it; with `matrix` models by GPUs."""
+        """The text of `legroom size`; `matrix` is its --matrix."""
         from legroom.drawing.terminal import PLAIN
         from legroom.render.size_text import matrix_text, size_text
 
@@ -41,7 +41,7 @@ class SizeReport:
             f"policy {self.goal.policy}"
         )
         draw = matrix_text if matrix else size_text
-        return draw([(row.model, row.fit) for row in self.rows], title, style or PLAIN)
+        return draw([(row.model, row) for row in self.rows], title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
@@ -65,7 +65,7 @@ def size(
     env: Mapping[str, str] | None = None,
     **flags: Any,
 ) -> SizeReport:
-    """Say which GPUs, and how many, hold `model` so that `concurrency` requests of `context` tokens run at once.
+    """Which GPUs, and how many, hold `model` with `concurrency` requests of `context` tokens at once.
 
     `model` may be several; `gpus` are names (`["h100", "l4"]` or `"all"`), the usual ones unless given; `flags` are
     vLLM's engine arguments as in `plan`.

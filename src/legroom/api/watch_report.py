@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WatchReport:
-    """The state of one server at one moment, that shows itself."""
+    """The state of one server at one scrape, as text or JSON."""
 
     view: ServerView
 
@@ -25,7 +25,7 @@ class WatchReport:
         return self.view.state
 
     def text(self, style: Style | None = None) -> str:
-        """The state, as the terminal shows it."""
+        """The text of `legroom watch --once`."""
         from legroom.drawing.terminal import PLAIN
         from legroom.render.watch_text import servers_text
 
@@ -40,10 +40,7 @@ class WatchReport:
 
 
 def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
-    """Scrape serving vLLMs: a report after every scrape, for ever, or with `once` one of each server.
-
-    Nothing is written and nothing is acted on. Close the iterator to stop.
-    """
+    """Scrapes vLLM servers and yields a report per scrape until it is closed; with `once`, one per server."""
     from legroom.sidecar.watch_config import simple_config, with_interval
     from legroom.sidecar.watch_session import WatchSession, check_once, watching
 

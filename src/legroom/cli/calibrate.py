@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json
+from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.planning.calibration_store import CalibratedStart
+    from legroom.planning.calibration import CalibratedStart
 
 _LARGEST_LOG_BYTES = 256 * 2**20
 _TERMS = {
@@ -23,7 +23,9 @@ _TERMS = {
     "graph_estimate_bytes": "CUDA-graph estimate",
     "graph_bytes": "CUDA graphs",
 }
-_EPILOG = """\
+USAGE = "legroom calibrate LOG ... [options] | --show | --forget KEY"
+DESCRIPTION = "Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`."
+EPILOG = """\
 examples:
   legroom calibrate vllm.log --gpu h100
   journalctl -u vllm | legroom calibrate -
@@ -36,14 +38,7 @@ exit codes: 0 done, 1 the logs hold no measurement, 2 the call is wrong or a log
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The options of `legroom calibrate`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "calibrate",
-        usage="legroom calibrate LOG ... [options] | --show | --forget KEY",
-        description="Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
     unsaid = parser.add_argument_group("what the logs may not say")
     unsaid.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
@@ -53,11 +48,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     store.add_argument("--show", action="store_true", help="print what has been learnt")
     store.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one of: show, forget, learn."""
     if args.show:
         return _show(args.json)
     if args.forget is not None:
@@ -68,17 +61,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
-    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
+    from legroom.planning.calibration import calibrated_starts, measured
+    from legroom.planning.calibration_store import store_observations
 
     starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
-    kept, remark = store_measurements(starts) if not args.dry_run else (0, "")
-    if remark:
+    observations = measured(starts)
+    is_stored = bool(observations) and not args.dry_run
+    if is_stored and (remark := store_observations(observations)):
         note(f"note: {remark}")
-    if args.json:
-        print_json({"learnt": [_start_json(start) for start in starts]})
-    else:
-        print("\n".join(_start_lines(starts, remembered=bool(kept))))
-    return OK if measured(starts) else ANSWER_IS_NO
+    print_answer(
+        args.json,
+        lambda: {"learnt": [_start_json(start) for start in starts]},
+        lambda _: "\n".join(_start_lines(starts, remembered=is_stored)) + "\n",
+    )
+    return OK if observations else ANSWER_IS_NO
 
 
 def _start_json(start: CalibratedStart) -> dict[str, Any]:
@@ -142,33 +138,33 @@ def _compared(measured: int, predicted: int | None) -> list[str]:
 
 def _show(as_json: bool) -> int:
     from legroom.drawing.text import columns
-    from legroom.planning.calibration import to_json
-    from legroom.planning.calibration_store import read_store, store_path
+    from legroom.home import store_path
+    from legroom.planning.calibration_store import read_store, to_json
     from legroom.units import human_bytes
 
     stored = read_store()
     if stored.problem:
         raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
-    if as_json:
-        print_json({"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]})
-        return OK
-    if not stored.observations:
-        print(f"nothing learnt yet ({store_path()})")
-        return OK
     rows = [["key", "model", "GPU", "vLLM", "seen", "measured"]]
     for seen in stored.observations:
         terms = ", ".join(f"{_TERMS[name]} {human_bytes(value)}" for name, value in seen.terms.items())
         rows.append([seen.key, seen.model or "-", seen.gpu, seen.release, seen.seen, terms])
-    print("\n".join(columns(rows, "<<<<<<")))
+    table = "\n".join(columns(rows, "<<<<<<")) if stored.observations else f"nothing learnt yet ({store_path()})"
+    print_answer(
+        as_json,
+        lambda: {"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]},
+        lambda _: table + "\n",
+    )
     return OK
 
 
 def _forget(key: str, as_json: bool) -> int:
+    from legroom.home import store_path
     from legroom.planning import calibration_store as store
 
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
-    path = store.store_path()
+    path = store_path()
     if not path.exists():
         raise LegroomError("nothing has been learnt yet, so there is nothing to forget", "legroom calibrate LOG learns")
     with store.locked(path):
@@ -180,10 +176,7 @@ def _forget(key: str, as_json: bool) -> int:
     if remark:
         note(f"note: {remark}")
     forgotten = len(observations) - len(kept)
-    if as_json:
-        print_json({"forgotten": forgotten})
-    else:
-        print(f"forgot {forgotten} of {len(observations)}")
+    print_answer(as_json, lambda: {"forgotten": forgotten}, lambda _: f"forgot {forgotten} of {len(observations)}\n")
     return OK
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
-from legroom.cli.output import note, print_json, write_file
+from legroom.cli.output import note, print_answer, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
-_EPILOG = """\
+DESCRIPTION = "The error catalog as data: check it, export it, import a record."
+EPILOG = """\
 examples:
   legroom catalog validate
   legroom catalog export --format deadends -o catalog.json
@@ -21,11 +21,7 @@ exit codes: 0 fine, 1 validate found a fault, 2 the call or a file is wrong
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "catalog", description="The error catalog as data: check it, export it, import a record.", epilog=_EPILOG
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="validate | export | import")
     validate = actions.add_parser("validate", help="check every entry and imported record")
     validate.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -37,11 +33,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     taken = actions.add_parser("import", help="check one record and keep it")
     taken.add_argument("file", metavar="FILE")
     taken.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Validate, export or import."""
     actions = {"validate": _validate, "export": _export, "import": _import}
     if args.action not in actions:
         raise LegroomError("do what with the catalog?", "legroom catalog validate, export or import FILE")
@@ -54,15 +48,14 @@ def _validate(args: argparse.Namespace) -> int:
 
     records = stored_records()
     wrong = catalog_problems() + [f"{path}: {problem}" for path, _, problems in records for problem in problems]
-    if args.json:
-        print_json({"entries": len(bundled_documents()), "imported": len(records), "problems": wrong})
-    else:
-        for problem in wrong:
-            print(problem)
-        print(
-            f"{len(bundled_documents())} entries and {len(records)} imported records: "
-            f"{len(wrong) or 'no'} problem{'' if len(wrong) == 1 else 's'}"
-        )
+    count = len(bundled_documents())
+    summary = f"{count} entries and {len(records)} imported records: {len(wrong) or 'no'} "
+    summary += "problem" if len(wrong) == 1 else "problems"
+    print_answer(
+        args.json,
+        lambda: {"entries": count, "imported": len(records), "problems": wrong},
+        lambda _: "".join(f"{line}\n" for line in (*wrong, summary)),
+    )
     return ANSWER_IS_NO if wrong else OK
 
 
@@ -86,8 +79,9 @@ def _import(args: argparse.Namespace) -> int:
     from legroom.explain.deadends import import_record
 
     target = import_record(args.file)
-    if args.json:
-        print_json({"imported": str(target)})
-    else:
-        sys.stdout.write(f"kept as {target}; legroom explain --search finds it now\n")
+    print_answer(
+        args.json,
+        lambda: {"imported": str(target)},
+        lambda _: f"kept as {target}; legroom explain --search finds it now\n",
+    )
     return OK

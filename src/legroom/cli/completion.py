@@ -9,7 +9,8 @@ from typing import Any
 
 from legroom.errors import OK
 
-_EPILOG = """\
+DESCRIPTION = "Print a script that completes legroom's commands and options in your shell."
+EPILOG = """\
 examples:
   legroom completion bash > ~/.local/share/bash-completion/completions/legroom
   legroom completion zsh > ~/.zfunc/_legroom        (with ~/.zfunc in fpath before compinit)
@@ -22,14 +23,8 @@ exit codes: 0 printed, 2 the call is wrong, 3 the Python package shtab is missin
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "completion",
-        description="Print a script that completes legroom's commands and options in your shell.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that it is for")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,13 +36,13 @@ def completion_script(shell: str) -> str:
     """The script of one shell for every command."""
     import shtab
 
-    script: str = shtab.complete(_full_parser(shtab.FILE), shell)
+    script: str = shtab.complete(_parser_of_all_commands(shtab.FILE), shell)
     return script
 
 
-def _full_parser(files: Any) -> argparse.ArgumentParser:
-    """One parser of all commands, with the values that options can have; `files` is how shtab completes a path."""
-    from legroom.cli.main import COMMANDS, Parser
+def _parser_of_all_commands(complete_path: Any) -> argparse.ArgumentParser:
+    """One parser of all commands with the values of their options; `complete_path` is how shtab completes a path."""
+    from legroom.cli.main import COMMANDS, Parser, parser_texts
     from legroom.facts.bundled import bundled_names
     from legroom.facts.flags import flags_of
     from legroom.facts.gpus import gpu_names
@@ -63,7 +58,8 @@ def _full_parser(files: Any) -> argparse.ArgumentParser:
     commands = whole.add_subparsers(prog="legroom")
     for command in COMMANDS:
         module = importlib.import_module(command.module)
-        parser = module.add_parser(_Named(commands, command.help))
+        parser = commands.add_parser(command.name, help=command.help, **parser_texts(module))
+        module.add_options(parser)
         if command.name in ("plan", "size", "run"):
             parser.add_argument("model", nargs="?", help="a model")
         if hasattr(module, "parse"):
@@ -75,15 +71,5 @@ def _full_parser(files: Any) -> argparse.ArgumentParser:
             if name:
                 action.choices = values[name]
             elif action.nargs != 0 and not action.choices:
-                action.complete = files
+                action.complete = complete_path  # type: ignore[attr-defined]
     return whole
-
-
-class _Named:
-    """Adds a command's parser with the help of the table of commands."""
-
-    def __init__(self, commands: Any, help_text: str) -> None:
-        self.commands, self.help_text = commands, help_text
-
-    def add_parser(self, name: str, **options: Any) -> Any:
-        return self.commands.add_parser(name, **{**options, "help": self.help_text})

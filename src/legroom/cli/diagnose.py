@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import print_json
+from legroom.cli.output import print_answer
+from legroom.cli.shared_options import gpu_count
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import LogReading
 
-__all__ = ["add_parser", "run"]
-
-_DESCRIPTION = """\
+USAGE = "legroom diagnose [FILE ... | -] [options]"
+DESCRIPTION = """\
 Read a vLLM log and say what happened, in which phase, proven by its lines; why, with this log's numbers; the command
 that will work, with the memory it will have; what else could be done and what not to try. Files may be plain, gzip or
 zstd."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom diagnose vllm.log
   kubectl logs my-pod | legroom diagnose -
@@ -33,15 +31,7 @@ exit codes: 0 no problem found, 1 a problem was found, 2 the call is wrong or th
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "diagnose",
-        usage="legroom diagnose [FILE ... | -] [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="log files; - is standard input (the default)")
     where = parser.add_argument_group("other places to read from")
     where.add_argument("--systemd", metavar="UNIT", help="the journal of a systemd unit")
@@ -58,22 +48,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--lang", choices=("en", "zh"), default="en", help="language of the answer (default: en)")
     out.add_argument("--all-runs", action="store_true", help="explain every restart in full, not only the last")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, diagnose, print; 1 where a problem was found."""
-    hints = _hints(args)
-    readings = [_read(name, pieces, hints) for name, pieces in _sources(args)]
-    if args.json:
-        from legroom.diagnosis.diagnosis_json import readings_json
+    from legroom.diagnosis.diagnosis_json import readings_json
+    from legroom.diagnosis.fixes.failed_run import Hints
+    from legroom.diagnosis.log_diagnosis import read_log
+    from legroom.render.diagnosis_text import readings_text
 
-        print_json(readings_json(readings))
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.diagnosis_text import readings_text
-
-        sys.stdout.write(readings_text(readings, style_of(sys.stdout), args.lang, args.all_runs))
+    hints = Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
+    readings = [read_log(pieces, name, hints) for name, pieces in _sources(args)]
+    print_answer(
+        args.json,
+        lambda: readings_json(readings),
+        lambda style: readings_text(readings, style, args.lang, args.all_runs),
+    )
     return exit_code(readings)
 
 
@@ -85,13 +74,6 @@ def exit_code(readings: list[LogReading]) -> int:
     return OK if any(verdict == "no problem found" for verdict in verdicts) else BAD_INPUT
 
 
-def _hints(args: argparse.Namespace) -> Hints:
-    from legroom.cli.server_options import gpu_count
-    from legroom.diagnosis.fixes.failed_run import Hints
-
-    return Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
-
-
 def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
     from legroom.vllm_logs import log_sources
 
@@ -99,24 +81,15 @@ def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
         if value is not None and (not value or value.startswith("-")):
             raise LegroomError(f"{name} needs a name, not {value!r}")
     if args.systemd:
-        yield (
-            args.systemd,
-            log_sources.pieces_of_command(["journalctl", "--no-pager", "-o", "cat", "-u", args.systemd], args.systemd),
-        )
+        command = ["journalctl", "--no-pager", "-o", "cat", "-u", args.systemd]
+        yield args.systemd, log_sources.pieces_of_command(command, args.systemd)
     if args.docker:
         yield args.docker, log_sources.pieces_of_command(["docker", "logs", args.docker], args.docker)
     names = args.files or ([] if args.systemd or args.docker else ["-"])
     if names.count("-") > 1:
         raise LegroomError("standard input can be read once", "give - once")
     for name in names:
-        yield (
-            ("standard input", log_sources.pieces_of_stdin())
-            if name == "-"
-            else (name, log_sources.pieces_of_file(name))
-        )
-
-
-def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> LogReading:
-    from legroom.diagnosis.log_diagnosis import read_log
-
-    return read_log(pieces, name, hints)
+        if name == "-":
+            yield "standard input", log_sources.pieces_of_stdin()
+        else:
+            yield name, log_sources.pieces_of_file(name)

@@ -8,10 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.cli.output import note, print_json
-from legroom.cli.server_options import add_source_options, described_machine, described_server, split_words
+from legroom.cli.shared_options import (
+    add_machine_options,
+    add_source_options,
+    described_machine,
+    described_server,
+    split_words,
+)
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
@@ -19,37 +25,32 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
-__all__ = ["FORMATS", "add_parser", "parse", "run"]
+__all__ = ["FORMATS", "add_options", "parse", "run"]
 
 
-class Format(NamedTuple):
-    """One row of the table: only the chosen format's module is imported."""
+FORMATS = {
+    "prometheus": "legroom.exports.prometheus.rules",
+    "grafana": "legroom.exports.grafana.dashboard",
+    "alert-runbooks": "legroom.exports.prometheus.alert_runbooks",
+    "systemd": "legroom.exports.deploy.systemd",
+    "docker": "legroom.exports.deploy.docker",
+    "compose": "legroom.exports.deploy.compose",
+    "kubernetes": "legroom.exports.deploy.kubernetes",
+    "helm-values": "legroom.exports.deploy.helm_values",
+    "kserve": "legroom.exports.deploy.kserve",
+    "llm-d-values": "legroom.exports.deploy.llm_d_values",
+    "script": "legroom.exports.deploy.script",
+    "env": "legroom.exports.deploy.env_file",
+    "runbook": "legroom.exports.runbook",
+    "gate": "legroom.exports.gate_manifests",
+}
+"""Format -> its module, imported when it is chosen."""
 
-    name: str
-    module: str
-
-
-FORMATS: tuple[Format, ...] = (
-    Format("prometheus", "legroom.exports.prometheus.rules"),
-    Format("grafana", "legroom.exports.grafana.dashboard"),
-    Format("alert-runbooks", "legroom.exports.prometheus.alert_runbooks"),
-    Format("systemd", "legroom.exports.deploy.systemd"),
-    Format("docker", "legroom.exports.deploy.docker"),
-    Format("compose", "legroom.exports.deploy.compose"),
-    Format("kubernetes", "legroom.exports.deploy.kubernetes"),
-    Format("helm-values", "legroom.exports.deploy.helm_values"),
-    Format("kserve", "legroom.exports.deploy.kserve"),
-    Format("llm-d-values", "legroom.exports.deploy.llm_d_values"),
-    Format("script", "legroom.exports.deploy.script"),
-    Format("env", "legroom.exports.deploy.env_file"),
-    Format("runbook", "legroom.exports.runbook"),
-    Format("gate", "legroom.exports.gate_manifests"),
-)
-
-_DESCRIPTION = """\
+USAGE = "legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]"
+DESCRIPTION = """\
 Write what other tools read, from the facts of a vLLM release and the plan of a deployment."""
 
-_EPILOG = """\
+EPILOG = """\
 the plan: --plan FILE (from legroom plan --json), or MODEL --gpu NAME with any vLLM flag, as legroom plan takes them
 
 examples:
@@ -77,20 +78,12 @@ class FormatModule(Protocol):
         """Everything the format writes."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command; a format's own options come with its own help."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "export",
-        usage="legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
-    return parser
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """A format declares its own options: see `_format_parser`."""
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The format first, then options of legroom and of the format, and vLLM's words beside them."""
+    """The namespace of the format's own options, with its module and vLLM's words."""
     if words and words[0] in ("-h", "--help"):
         _list_formats(parser)
         parser.parse_args(["--help"])
@@ -103,7 +96,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the files, and put them where they were asked for."""
     from legroom.exports.export_request import ExportRequest
 
     module = args.module
@@ -120,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
-    """To stdout, to a file, or into a folder; as a document too, where that is asked for."""
+    """Writes the files to stdout, a file or a folder; with --json prints them as a document."""
     is_written = args.output not in (None, "-")
     if is_written:
         _write(files, args.output, args.force)
@@ -128,11 +120,11 @@ def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
         named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
         print_json({"format": args.module.NAME, "files": named})
     elif not is_written:
-        sys.stdout.write(_together(files))
+        sys.stdout.write(_joined(files))
 
 
-def _together(files: Sequence[ExportedFile]) -> str:
-    """One file as it is; several with a line before each that says which it is."""
+def _joined(files: Sequence[ExportedFile]) -> str:
+    """The text of one file, or of several with their paths."""
     if len(files) == 1:
         return files[0].text
     return "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
@@ -165,7 +157,7 @@ def _write(files: Sequence[ExportedFile], output: str, force: bool) -> None:
 
 
 def _check_replaced(path: Path, text: str) -> None:
-    """Refuse to replace a file that somebody else wrote; a device or a pipe holds nothing to lose."""
+    """Raises LegroomError where a file exists that legroom did not write."""
     from legroom.exports.export_request import MARK
 
     if not path.is_file():
@@ -181,23 +173,21 @@ def _check_replaced(path: Path, text: str) -> None:
 
 
 def _format(name: str) -> Any:
-    names = [format_.name for format_ in FORMATS]
-    for format_ in FORMATS:
-        if format_.name == name:
-            return importlib.import_module(format_.module)
+    if name in FORMATS:
+        return importlib.import_module(FORMATS[name])
     if not name or name.startswith("-"):
-        raise LegroomError("export what?", f"legroom export {' | '.join(names)}")
+        raise LegroomError("export what?", f"legroom export {' | '.join(FORMATS)}")
     import difflib
 
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the formats are {', '.join(names)}"
+    near = difflib.get_close_matches(name, FORMATS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the formats are {', '.join(FORMATS)}"
     raise LegroomError(f"there is no export format {name!r}", hint)
 
 
 def _list_formats(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
-    for format_ in FORMATS:
-        table.add_argument(format_.name, nargs="?", help=importlib.import_module(format_.module).HELP)
+    for name in FORMATS:
+        table.add_argument(name, nargs="?", help=_format(name).HELP)
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
@@ -213,10 +203,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
     parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
     where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
-    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
-    where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
-    where.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it (79.10GiB)")
-    where.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it (2GiB)")
+    add_machine_options(where)
     add_source_options(parser)
     if hasattr(module, "add_options"):
         module.add_options(parser.add_argument_group(f"{module.NAME}"))
@@ -235,7 +222,7 @@ def _vllm_help(module: Any) -> str:
 
 
 def _plan(args: argparse.Namespace) -> PlanDocument | None:
-    """The plan that was given or described; None where nothing says what runs."""
+    """The plan of --plan or of the described server; None where neither is given."""
     from legroom.planning.plan_document import read_plan
     from legroom.planning.plan_json import plan_document
 
@@ -247,7 +234,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
                 f"--plan says what runs already, so {extra} has no place here",
                 "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
             )
-        return _starting(read_plan(args.plan))
+        return _checked(read_plan(args.plan))
     if not described:
         return None
     from legroom.planning.machine import make_plan
@@ -257,15 +244,16 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
             "a server is planned for one release, and --vllm says any",
             "name its release, or give a plan file: --plan plan.json --vllm any",
         )
-    # The server of an export starts elsewhere: what this shell has set is no part of it.
+    # The exported server does not inherit this shell's environment.
     deployment = described_server(args, environ={})
     args.secret_names = deployment.secret_names
     made = make_plan(deployment.args, deployment.release, described_machine(args, deployment), advice=False)
     document = plan_document(made)
-    return _starting(replace(document, env={**deployment.given_env, **document.env}))
+    return _checked(replace(document, env={**deployment.given_env, **document.env}))
 
 
-def _starting(plan: PlanDocument) -> PlanDocument:
+def _checked(plan: PlanDocument) -> PlanDocument:
+    """The plan; raises LegroomError where its server does not start."""
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
         raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags fix it")
@@ -287,11 +275,11 @@ def _release(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -
             note("no release was named: written so that it works with any (--vllm VERSION for one)")
             return None
         return plan.release if plan else latest()
-    asked = known_release(args.vllm)
-    if asked.note:
-        note(asked.note)
-    if plan and asked.version != plan.release.version:
+    given = known_release(args.vllm)
+    if given.note:
+        note(given.note)
+    if plan and given.version != plan.release.version:
         raise LegroomError(
-            f"--vllm says {asked.version}, the plan is for {plan.release.version}", "plan the release that runs"
+            f"--vllm says {given.version}, the plan is for {plan.release.version}", "plan the release that runs"
         )
-    return asked
+    return given

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from legroom.cli.output import note, print_json, write_file
-from legroom.errors import ANSWER_IS_NO, OK
+from legroom.cli.output import note, print_answer, write_file
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Show what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole segments, the pools of CUDA
 graphs, the last KV blocks; and say which setting would have served a request that failed."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom fragments snapshot.pickle
   legroom fragments before.pickle after.pickle        # what leaks, by the line that allocates it
@@ -32,8 +31,7 @@ exit codes: 0 nothing is wrong, 1 a request failed, something leaks or much of t
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser("fragments", description=_DESCRIPTION, epilog=_EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="FILE|URL", help="memory snapshot, black box, memory_summary() text or server"
     )
@@ -42,37 +40,28 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--gpu", metavar="NUMBER", help="which device of the source (default: the fullest)")
     parser.add_argument("--svg", metavar="FILE", help="write a picture of the segments")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     from legroom.fragments.fragment_report import fragment_report
     from legroom.fragments.fragment_sources import read_source
+    from legroom.render.fragments_text import fragments_svg, fragments_text
     from legroom.units import parse_bytes
 
     needed = parse_bytes(args.need, "--need") if args.need else None
-    first = _chosen(read_source(args.source), args.gpu)
+    first = _of_device(read_source(args.source), args.gpu)
     if args.later:
-        report = fragment_report(_chosen(read_source(args.later), first.device), needed_bytes=needed, earlier=first)
+        report = fragment_report(_of_device(read_source(args.later), first.device), needed_bytes=needed, earlier=first)
     else:
         report = fragment_report(first, needed_bytes=needed)
     if args.svg:
-        from legroom.render.fragments_svg import fragments_svg
-
         write_file(args.svg, fragments_svg(report), "picture")
-    if args.json:
-        print_json(report.to_json())
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.fragments_text import fragments_text
-
-        sys.stdout.write(fragments_text(report, style_of(sys.stdout)))
+    print_answer(args.json, report.to_json, lambda style: fragments_text(report, style))
     return ANSWER_IS_NO if report.has_problem else OK
 
 
-def _chosen(readings: Any, device: str | None) -> Any:
-    from legroom.errors import LegroomError
-
+def _of_device(readings: Any, device: str | None) -> Any:
+    """The reading of one GPU; the first where none is named."""
     if device is None:
         if len(readings) > 1:
             note(f"note: it has {len(readings)} GPUs; this is GPU {readings[0].device}, the fullest (--gpu for others)")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from legroom.cli.output import print_json, print_json_line
+from legroom.cli.output import print_answer, print_json_line
 from legroom.cli.ui import listening_socket
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 _PORT = 9443
 _TLS_DIR = "/etc/legroom/tls"
-_DESCRIPTION = """\
+USAGE = "legroom gate [--mode warn|enforce] [options] | legroom gate --try FILE"
+DESCRIPTION = """\
 Answer Kubernetes before it takes a manifest: a Deployment, StatefulSet, LeaderWorkerSet, KServe InferenceService or
 LLMInferenceService, KubeAI Model, Job or Pod whose vLLM cannot start on its GPU is refused with the reason and the
 flags that fix it (--mode enforce), or let through with a warning (--mode warn). What is not understood, and anything
 that goes wrong here, is let through. legroom export gate writes the manifests that set it up."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom export gate -o gate/ && kubectl apply -f gate/
   legroom gate --tls-dir /etc/legroom/tls
@@ -29,14 +29,7 @@ certificate, 3 something needed is missing
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "gate",
-        usage="legroom gate [--mode warn|enforce] [options] | legroom gate --try FILE",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
     parser.add_argument(
@@ -92,7 +85,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--try", dest="try_file", metavar="FILE", help="say what it would answer to the objects of a file"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from legroom.gate.webhook import CertificateFiles, GatePolicy, serve
 
     files = CertificateFiles.in_folder(args.tls_dir)
-    files.server_context()  # ends here where there is no certificate, before anything listens
+    files.server_context()  # raises LegroomError where there is no certificate
     not_namespaces = GatePolicy().not_namespaces | set(args.not_namespace)
     policy = GatePolicy(args.mode, frozenset(args.only_namespace), not_namespaces, args.only_labelled)
     listening = listening_socket(args.host, args.port)
@@ -124,8 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _try(args: argparse.Namespace) -> int:
-    """Print the verdicts on the objects of a file."""
-    import sys
+    """Prints the verdicts on the objects of a file."""
     from pathlib import Path
 
     from legroom.deployments.source_text import Text, read_text
@@ -145,13 +136,11 @@ def _try(args: argparse.Namespace) -> int:
             verdict = plan_verdict(startup_fields(manifest), args.default_gpu, hub=args.hub)
             name = f"{manifest['kind']} {document.text('metadata', 'name')}".rstrip()
             answers.append({"object": name, **verdict.to_json()})
-    if args.json:
-        print_json(answers)
-    for answer in answers if not args.json else ():
-        lines = [f"{answer['object']}: {_ANSWERS[answer['outcome']]}"]
-        for sentence in answer["sentences"]:
-            lines += wrap(sentence, 80, "  ", "  ")
-        sys.stdout.write("\n".join(lines) + "\n")
+    lines = []
+    for answer in answers:
+        lines.append(f"{answer['object']}: {_ANSWERS[answer['outcome']]}")
+        lines += [line for sentence in answer["sentences"] for line in wrap(sentence, 80, "  ", "  ")]
+    print_answer(args.json, lambda: answers, lambda _: "".join(f"{line}\n" for line in lines))
     return ANSWER_IS_NO if any(answer["outcome"] == "does_not_fit" for answer in answers) else OK
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import print_json
+from legroom.cli.output import print_answer
 from legroom.errors import ANSWER_IS_NO, OK
 
 if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
     from legroom.facts.gpus import Gpu
 
-_EPILOG = """\
+DESCRIPTION = "List the GPUs that --gpu takes, with the memory that CUDA reports for each. Needs no network."
+EPILOG = """\
 examples:
   legroom gpus
   legroom gpus a100
@@ -24,15 +25,9 @@ exit codes: 0 something matches, 1 nothing does
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "gpus",
-        description="List the GPUs that --gpu takes, with the memory that CUDA reports for each. Needs no network.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in them")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,24 +40,23 @@ def run(args: argparse.Namespace) -> int:
         for card in all_gpus()
         if all(word in " ".join((card.name, card.vendor, *names[card.name])).lower() for word in words)
     ]
-    if args.json:
-        print_json({"gpus": [card.as_json(names[card.name]) for card in cards]})
-    elif cards:
-        _show(cards, names)
-    else:
-        sys.stdout.write("No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n")
+    print_answer(
+        args.json,
+        lambda: {"gpus": [card.as_json(names[card.name]) for card in cards]},
+        lambda style: _text(cards, names, style),
+    )
     return OK if cards else ANSWER_IS_NO
 
 
-def _show(cards: list[Gpu], names: dict[str, tuple[str, ...]]) -> None:
-    from legroom.drawing.terminal import style_of
+def _text(cards: list[Gpu], names: dict[str, tuple[str, ...]], style: Style) -> str:
     from legroom.drawing.text import columns
     from legroom.units import gib
 
-    style = style_of(sys.stdout)
+    if not cards:
+        return "No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n"
     rows = [tuple(style.paint(word, "dim") for word in ("--gpu", "GPU", "memory", "GB/s"))]
     for card in cards:
         short = min(names[card.name], key=len, default=card.name)
         speed = f"{card.bandwidth_bytes_s / 1e9:,.0f}" if card.bandwidth_bytes_s else ""
         rows.append((style.paint(short, "bold"), card.name, gib(card.total_bytes), speed))
-    sys.stdout.write("\n".join(columns(rows, "<<>>")) + "\n")
+    return "\n".join(columns(rows, "<<>>")) + "\n"

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from legroom.cli.output import note, print_json
+from legroom.cli.output import note, print_answer
 from legroom.errors import OK, LegroomError
 from legroom.guard import TOKEN_NAME
 
-__all__ = ["add_parser", "run"]
-
-_DESCRIPTION = """\
+USAGE = "legroom guard --upstream URL [options] | --check FILE | --print-policy"
+DESCRIPTION = """\
 Stand in front of an OpenAI-compatible server and admit what its KV cache can hold: each request is bounded (prompt,
 max_tokens, n, logprobs, images) and weighed (prompt and answer in blocks, times n); what does not fit now waits, or
 gets 429 with Retry-After. By default it fills the cache and lets vLLM preempt now and then; `admit = "strict"` in the
@@ -25,7 +23,7 @@ Inside vLLM the same guard is a middleware, without a hop
 
   vllm serve MODEL --middleware legroom.guard.Guard"""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom guard --upstream http://127.0.0.1:8000
   legroom guard --upstream http://127.0.0.1:8000 --policy guard.toml --plan plan.json --port 8100
@@ -37,27 +35,13 @@ exit codes: 0 stopped as asked, the policy is right; 2 the call or a file is wro
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "guard",
-        usage="legroom guard --upstream URL [options] | --check FILE | --print-policy",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--upstream", metavar="URL", help="the server to stand in front of")
     parser.add_argument("--policy", metavar="FILE", help="bounds and limits (TOML); read again when it changes")
     parser.add_argument("--plan", metavar="FILE", help="a plan (legroom plan --json) for what the server does not tell")
     where = parser.add_argument_group("listening")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
-    where.add_argument(
-        "--answer-timeout",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="the server must begin to answer within this; 0: no limit (default: 600)",
-    )
     where.add_argument(
         "--drain-timeout",
         type=float,
@@ -69,14 +53,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
     files.add_argument("--print-policy", action="store_true", help="print the policy in force, with comments, and exit")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (--check, --print-policy)")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.check is not None:
-        return _check(args)
-    if args.print_policy:
-        return _print(args)
+    if args.check is not None or args.print_policy:
+        return _print_policy(args)
     if not args.upstream:
         raise LegroomError(
             "--upstream is missing: which server should the guard protect?",
@@ -85,29 +66,19 @@ def run(args: argparse.Namespace) -> int:
     return _serve(args)
 
 
-def _check(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
-    from legroom.guard.policy import read_policy
-
-    policy = read_policy(Path(args.check))
-    if args.json:
-        print_json({"file": args.check, "valid": True, "policy": asdict(policy)})
-    else:
-        print(f"{args.check}: fine")
-    return OK
-
-
-def _print(args: argparse.Namespace) -> int:
+def _print_policy(args: argparse.Namespace) -> int:
+    """Prints whether the file of `--check` is valid, or the policy in force."""
     from dataclasses import asdict
 
     from legroom.guard.policy import Policy, policy_toml, read_policy
 
-    policy = read_policy(Path(args.policy)) if args.policy else Policy()
-    if args.json:
-        print_json(asdict(policy))
+    path = args.check if args.check is not None else args.policy
+    policy = read_policy(Path(path)) if path is not None else Policy()
+    if args.check is not None:
+        document: dict[str, Any] = {"file": path, "valid": True, "policy": asdict(policy)}
+        print_answer(args.json, lambda: document, lambda _: f"{path}: fine\n")
     else:
-        sys.stdout.write(policy_toml(policy))
+        print_answer(args.json, lambda: asdict(policy), lambda _: policy_toml(policy))
     return OK
 
 
@@ -119,9 +90,8 @@ def _serve(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= 65535:
         raise LegroomError(f"--port {args.port} is not a port", "choose one between 1 and 65535")
-    for name, value in (("--answer-timeout", args.answer_timeout), ("--drain-timeout", args.drain_timeout)):
-        if not 0 <= value < math.inf:
-            raise LegroomError(f"{name} {value} is not a number of seconds", "0 or more")
+    if not 0 <= args.drain_timeout < math.inf:
+        raise LegroomError(f"--drain-timeout {args.drain_timeout} is not a number of seconds", "0 or more")
     if args.json:
         raise LegroomError("--json goes with --check or --print-policy; a guard that serves prints no document")
     upstream = upstream_of(args.upstream)
@@ -136,7 +106,6 @@ def _serve(args: argparse.Namespace) -> int:
         port=args.port,
         token=os.environ.get(TOKEN_NAME) or None,
         api_key=os.environ.get("VLLM_API_KEY") or None,
-        answer_timeout_s=args.answer_timeout,
         drain_timeout_s=args.drain_timeout,
     )
     shown = f"[{args.host}]" if ":" in args.host else args.host

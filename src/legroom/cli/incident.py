@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from typing import Any
 
-from legroom.cli.output import print_json, write_file
+from legroom.cli.output import print_answer, write_file
 from legroom.errors import OK, LegroomError
 
-_EPILOG = """\
+DESCRIPTION = "The story of one incident: what was seen (with its curves), diagnosed, done and recommended."
+EPILOG = """\
 examples:
   legroom incident 17
   legroom incident 17 --svg incident.svg
@@ -19,27 +18,19 @@ examples:
 exit codes: 0 shown, 2 there is no such incident or the file is no journal, 3 the journal cannot be read
 """
 _BEFORE_S, _AFTER_S = 600.0, 300.0
-"""What led to it, and how it went on."""
+"""Samples are shown from ten minutes before the incident to five minutes after it."""
 _MAX_POINTS = 1000
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "incident",
-        description="The story of one incident: what was seen (with its curves), diagnosed, done and recommended.",
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", metavar="NUMBER", help="as legroom incidents lists it")
     parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--svg", metavar="FILE", help="write the story as a picture")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     from legroom.cli.incidents import open_journal
-    from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
 
     if not args.number.lstrip("#").isdecimal() or len(args.number) > 18:
@@ -53,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     points = journal.samples(incident.server, incident.opened_s - _BEFORE_S, min(until_s, now_s), _MAX_POINTS)
     if args.svg:
         write_file(args.svg, incident_svg(incident, points, now_s), "picture")
-    if args.json:
-        print_json(incident_json(incident, points))
-    else:
-        sys.stdout.write(incident_text(incident, points, now_s, style_of(sys.stdout)))
+    print_answer(
+        args.json, lambda: incident_json(incident, points), lambda style: incident_text(incident, points, now_s, style)
+    )
     return OK

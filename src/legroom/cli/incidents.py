@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import print_json
+from legroom.cli.output import print_answer
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.live.journal.journal import Incident, Journal
 
-_EPILOG = """\
+DESCRIPTION = "What went wrong with servers, the newest first: from the journal of legroom watch and run."
+EPILOG = """\
 examples:
   legroom incidents
   legroom incidents --since 2d --json
@@ -28,24 +28,16 @@ _MOST = 1_000_000
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "incidents",
-        description="What went wrong with servers, the newest first: from the journal of legroom watch and run.",
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", metavar="AGO", help="how far back: 90min, 12h, 2d, 1w (default: all that is kept)")
     parser.add_argument("--server", metavar="URL", help="only those of this server")
     parser.add_argument("--open", action="store_true", dest="open_only", help="only those that are still open")
     parser.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many (default: 100)")
     parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()
@@ -54,10 +46,11 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
     incidents = _incidents(journal, args, since_s) if journal else []
-    if args.json:
-        print_json({"incidents": [incident.to_json() for incident in incidents]})
-    else:
-        sys.stdout.write(incidents_text(incidents, now_s, style_of(sys.stdout)))
+    print_answer(
+        args.json,
+        lambda: {"incidents": [incident.to_json() for incident in incidents]},
+        lambda style: incidents_text(incidents, now_s, style),
+    )
     return OK
 
 

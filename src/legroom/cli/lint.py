@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import note, print_json, write_file
+from legroom.cli.output import note, print_answer, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.lint.lint_report import LintReport
 
-_DESCRIPTION = """\
+USAGE = "legroom lint FILE ... [options] | --rules"
+DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
 values of charts, Python, vLLM config files and documents that hold them, and say what is wrong for a vLLM release:
 series and flags that do not exist, settings that break or do nothing, alerts that fire on healthy servers, probes that
 are too short."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom lint alerts.yml dashboard.json start.sh
   legroom lint --vllm 0.10.2 deploy/
@@ -34,11 +34,7 @@ exit codes: 0 clean, 1 something was found, 2 a file could not be read
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "lint", usage="legroom lint FILE ... [options] | --rules", description=_DESCRIPTION, epilog=_EPILOG
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     basis = parser.add_argument_group("what files are checked against")
     basis.add_argument(
@@ -60,11 +56,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 too (-: to stdout, instead of the text)")
     out.add_argument("--rules", action="store_true", help="list the rules, and read no file")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the files, print, and answer with 0, 1 or 2."""
     from legroom.facts.releases import release as known_release
     from legroom.lint.linter import LintOptions, lint_files
     from legroom.lint.rules import rules
@@ -79,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
     plan = read_plan(args.plan) if args.plan else None
     any_release = args.vllm == "any"
-    asked = known_release(args.vllm) if args.vllm and not any_release else None
-    if asked is not None and asked.note:
-        note(asked.note)
+    release = known_release(args.vllm) if args.vllm and not any_release else None
+    if release is not None and release.note:
+        note(release.note)
     report = lint_files(
-        args.files, LintOptions(asked, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
+        args.files, LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
     )
-    _show(report, args)
+    _print_report(report, args)
     if report.unread:
         return BAD_INPUT
     return ANSWER_IS_NO if _fails(report, args.fail_on) else OK
@@ -94,12 +88,11 @@ def run(args: argparse.Namespace) -> int:
 def _fails(report: LintReport, fail_on: str) -> bool:
     from legroom.lint.rule import SEVERITIES
 
-    grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
-    return any(finding.severity in grave for finding in report.findings)
+    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    return any(finding.severity in failing for finding in report.findings)
 
 
-def _show(report: LintReport, args: argparse.Namespace) -> None:
-    from legroom.drawing.terminal import style_of
+def _print_report(report: LintReport, args: argparse.Namespace) -> None:
     from legroom.lint.lint_report import report_json, sarif
     from legroom.render.lint_text import report_text
 
@@ -107,19 +100,17 @@ def _show(report: LintReport, args: argparse.Namespace) -> None:
         write_file(args.sarif, json.dumps(sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":
         print_json(sarif(report))
-    elif args.json:
-        print_json(report_json(report))
     else:
-        sys.stdout.write(report_text(report, style_of(sys.stdout)))
+        print_answer(args.json, lambda: report_json(report), lambda style: report_text(report, style))
 
 
 def _list_rules(as_json: bool) -> int:
     from legroom.lint.rules import rules
 
     every = rules().values()
-    if as_json:
-        print_json([{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every])
-        return OK
-    for rule in every:
-        print(f"{rule.id:18} {rule.severity:8} {rule.title}")
+    print_answer(
+        as_json,
+        lambda: [{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every],
+        lambda _: "".join(f"{rule.id:18} {rule.severity:8} {rule.title}\n" for rule in every),
+    )
     return OK

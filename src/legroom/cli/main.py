@@ -1,4 +1,4 @@
-"""`legroom COMMAND`: the table of commands, and how every command ends."""
+"""`legroom COMMAND`: the table of commands, and the exit code of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXTRA_OF_COMMAND = {
     "verify": "run",
     "watch": "watch",
 }
-"""The extra that brings what a command needs beyond a plain install."""
+"""The extra with a command's dependencies."""
 _PACKAGES = {
     "aiohttp": ("aiohttp", "watch"),
     "cryptography": ("cryptography", "gate"),
@@ -50,11 +50,11 @@ _PACKAGES = {
     "yaml": ("PyYAML", ""),
     "zstandard": ("zstandard", "scan"),
 }
-"""What legroom may need, by the name that it is imported under: the package, and an extra that has it."""
+"""Import name -> package, extra."""
 
 
 class CommandEntry(NamedTuple):
-    """One row of the table: only the chosen command's module is imported."""
+    """A command and its line of help; its module is imported when it is run."""
 
     name: str
     help: str
@@ -128,28 +128,45 @@ exit codes: 0 it fits, 1 it does not, 2 the call or an input is wrong, 3 somethi
 
 
 class CommandModule(Protocol):
-    """What a command's file exposes."""
+    """A command's file. It may also define `USAGE`, and `parse(parser, words)` where it takes vLLM's flags."""
 
-    def add_parser(self, subparsers: argparse._SubParsersAction[Parser]) -> argparse.ArgumentParser:
-        """Describe the command's own options."""
+    DESCRIPTION: str
+    EPILOG: str
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the command's own options."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it; the exit code."""
+        """Executes the command and returns its exit code."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes end like every other bad input, and whose texts stay as they are written."""
+    """An argument parser that raises LegroomError and prints descriptions and epilogs unwrapped."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and leaving."""
+        """Raises instead of printing the usage and exiting."""
         raise LegroomError(message, f"see {self.prog} --help")
 
 
+def parser_texts(module: CommandModule) -> dict[str, Any]:
+    """Keyword arguments of a command's parser."""
+    texts = {"usage": getattr(module, "USAGE", None), "description": module.DESCRIPTION, "epilog": module.EPILOG}
+    return {**texts, "allow_abbrev": False}
+
+
+def command_parser(name: str, module: CommandModule) -> Parser:
+    """The parser of `legroom NAME`."""
+    parser = Parser(prog=f"legroom {name}", **parser_texts(module))
+    parser.set_defaults(prog=parser.prog)
+    module.add_options(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and answer with its exit code."""
+    """Runs one command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     _prepare_streams()
     try:
@@ -157,55 +174,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except LegroomError as error:
-        _complain(error)
+        _print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output left; leave too, and keep the interpreter from complaining on its way out.
-        _drop_output()
+    except BrokenPipeError:  # the reader of a pipe has exited
+        _discard_output()
         return OK
-    except ModuleNotFoundError as error:
-        if not _complain_of_missing(error, words):
-            _report_bug(words)
-            return _BUG
-        return UNREACHABLE
-    except OSError as error:
-        if error.errno not in _UNWRITABLE or error.filename is not None:
-            _report_bug(words)
-            return _BUG
-        _drop_output()
-        _complain(LegroomError(f"the output could not be written: {error.strerror}"))
-        return UNREACHABLE
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and _print_missing_package(error, words):
+            return UNREACHABLE
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            _discard_output()
+            _print_error(LegroomError(f"the output could not be written: {error.strerror}"))
+            return UNREACHABLE
         _report_bug(words)
         return _BUG
 
 
 def _prepare_streams() -> None:
-    """A closed stream (`>&-`) becomes an empty one; letters that a terminal does not have are written as numbers."""
+    """Opens closed streams (`>&-`) on /dev/null and escapes characters that stdout cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open until exit
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def _drop_output() -> None:
-    """Keep the interpreter from writing what is left, and complaining, on its way out."""
+def _discard_output() -> None:
+    """Redirects stdout to /dev/null, so that the interpreter does not report an error when it flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain_of_missing(error: ModuleNotFoundError, words: Sequence[str]) -> bool:
-    """Whether a package that legroom depends on is missing, and was named."""
+def _print_missing_package(error: ModuleNotFoundError, words: Sequence[str]) -> bool:
+    """Prints how to install a missing dependency; False where the module is none of legroom's dependencies."""
     package, extra = _PACKAGES.get((error.name or "").partition(".")[0], ("", ""))
     if not package:
         return False
     name = words[0] if words else ""
     extra = _EXTRA_OF_COMMAND.get(name, extra) if extra else ""
     install = f"pip install 'legroom[{extra}]'" if extra else "pip install legroom"
-    _complain(LegroomError(f"legroom {name} needs the Python package {package}", install))
+    _print_error(LegroomError(f"legroom {name} needs the Python package {package}", install))
     return True
 
 
@@ -218,13 +228,11 @@ def _run(words: list[str]) -> int:
         return OK
     command = _find(words[0])
     module: CommandModule = importlib.import_module(command.module)
-    parser = Parser(prog="legroom", add_help=False)
-    # Saying `prog` keeps argparse from formatting a usage line just to find it.
-    chosen = module.add_parser(parser.add_subparsers(dest="command", prog="legroom"))
+    parser = command_parser(command.name, module)
     try:
-        # A command that takes vLLM's flags too splits its own words off first.
+        # A command that takes vLLM's flags separates its own options first.
         parse = getattr(module, "parse", None)
-        args = parse(chosen, words[1:]) if parse else parser.parse_args(words)
+        args = parse(parser, words[1:]) if parse else parser.parse_args(words[1:])
     except SystemExit as leaving:  # --help prints and leaves
         return int(leaving.code or OK)
     return module.run(args)
@@ -243,7 +251,7 @@ def _find(name: str) -> CommandEntry:
 
 
 def overview() -> str:
-    """The help of legroom itself, which imports no command."""
+    """The text of `legroom --help`; imports no command."""
     width = max(len(entry.name) for entry in COMMANDS)
     blocks = (
         f"\n{title}:\n" + "".join(f"    {entry.name:{width}}  {entry.help}\n" for entry in entries)
@@ -252,7 +260,7 @@ def overview() -> str:
     return _OVERVIEW.format(sections="".join(blocks))
 
 
-def _complain(error: LegroomError) -> None:
+def _print_error(error: LegroomError) -> None:
     from legroom.drawing.terminal import style_of
 
     style = style_of(sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import socket
-from typing import Any
 
 from legroom.cli.output import note
 from legroom.errors import OK, UNREACHABLE, LegroomError
@@ -12,13 +11,13 @@ from legroom.live.metrics.endpoint import is_loopback_host
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8722
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Serve plan, size, diagnose, explain, search_catalog, simulate and lint to an agent over the Model Context Protocol: on
 standard input and output, or as streamable HTTP under /mcp. Needs the official SDK: pip install 'legroom[mcp]'.
 Nothing is changed on this machine. Over HTTP a caller cannot name files of this machine, and the address is a loopback
 one unless another is named: there is no authentication."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom mcp
   legroom mcp --http
@@ -31,9 +30,7 @@ exit codes: 0 the client left, 2 the call is wrong, 3 the SDK is missing or the 
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser("mcp", description=_DESCRIPTION, epilog=_EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http",
         nargs="?",
@@ -41,7 +38,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help=f"streamable HTTP in place of stdio (default: {_DEFAULT_HOST}:{_DEFAULT_PORT})",
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,51 +1,70 @@
-"""Writing a command's answer: JSON on stdout, or a file that the user named."""
+"""Output of a command: its answer on stdout as text or JSON, files, notes and a progress bar."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 
-_SECONDS_BETWEEN, _PATIENCE_S, _WIDTH = 0.2, 1.0, 30
+if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
+    from legroom.simulation.timeline import ScheduledStep
+
+_REDRAW_INTERVAL_S, _DRAW_AFTER_S, _BAR_WIDTH = 0.2, 1.0, 30
 
 
-class ProgressBar:
-    """Draws nothing unless a person is watching and the wait is longer than a moment."""
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
+    """A function that takes the finished share of the work and draws it on a terminal once a second has passed."""
+    began = drawn_at = time.monotonic()
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.began = self.drawn_at = time.monotonic()
-        self.is_drawn = False
-
-    def __call__(self, share: float) -> None:
-        """`share` of the work is done."""
+    def draw(share: float) -> None:
+        nonlocal drawn_at
         now = time.monotonic()
-        if not sys.stderr.isatty() or now - self.began < _PATIENCE_S or now - self.drawn_at < _SECONDS_BETWEEN:
+        if not sys.stderr.isatty() or now - began < _DRAW_AFTER_S or now - drawn_at < _REDRAW_INTERVAL_S:
             return
-        self.drawn_at, self.is_drawn = now, True
-        full = round(share * _WIDTH)
-        left = (now - self.began) * (1 - share) / share if share > 0 else 0
-        sys.stderr.write(f"\r{self.what} [{'#' * full}{'.' * (_WIDTH - full)}] {share:4.0%} {left:4.0f} s left ")
+        drawn_at = now
+        full = round(share * _BAR_WIDTH)
+        left_s = (now - began) * (1 - share) / share if share > 0 else 0
+        sys.stderr.write(f"\r{title} [{'#' * full}{'.' * (_BAR_WIDTH - full)}] {share:4.0%} {left_s:4.0f} s left ")
         sys.stderr.flush()
 
-    def clear(self) -> None:
-        """Leave no trace."""
-        if self.is_drawn:
+    try:
+        yield draw
+    finally:
+        if drawn_at != began:
             sys.stderr.write("\r" + " " * 79 + "\r")
             sys.stderr.flush()
 
 
+def print_answer(as_json: bool, document: Callable[[], Any], text: Callable[[Style], str]) -> None:
+    """Prints the JSON document, or the text in the style of the terminal."""
+    if as_json:
+        print_json(document())
+    else:
+        print_text(text)
+
+
+def print_text(text: Callable[[Style], str]) -> None:
+    """Prints a text in the style of the terminal."""
+    from legroom.drawing.terminal import style_of
+
+    sys.stdout.write(text(style_of(sys.stdout)))
+
+
 def print_json(document: Any) -> None:
-    """Exactly one JSON document on stdout."""
+    """Prints one JSON document."""
     sys.stdout.write(_json(document, 1) + "\n")
 
 
 def print_json_line(document: Any) -> None:
-    """One JSON document of a stream: a line of its own on stdout, for a reader who waits for it."""
+    """Prints one JSON document of a stream as a line and flushes it."""
     sys.stdout.write(_json(document, None) + "\n")
     sys.stdout.flush()
 
@@ -54,13 +73,13 @@ def _json(document: Any, indent: int | None) -> str:
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:  # a file name that is no text, a terminal that has only ASCII
+    except UnicodeEncodeError:  # a file name that is not UTF-8, or an ASCII terminal
         text = json.dumps(document, indent=indent)
     return text
 
 
 def write_file(path: str, text: str, what: str) -> None:
-    """Write what the user asked for, or say why it could not be."""
+    """Writes a file that the user named; `what` names it in the error."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -68,5 +87,53 @@ def write_file(path: str, text: str, what: str) -> None:
 
 
 def note(text: str) -> None:
-    """A remark beside the answer, on stderr."""
+    """Prints a remark on stderr."""
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def step_writer(path: str | None) -> Iterator[Callable[[ScheduledStep], None] | None]:
+    """Writes the steps of a replay to a .parquet or .jsonl file; yields None where there is no path."""
+    if path is None:
+        yield None
+        return
+    try:
+        if path.endswith(".parquet"):
+            with _parquet_writer(path) as write:
+                yield write
+            return
+        with Path(path).open("w", encoding="utf-8") as out:
+            encode = json.JSONEncoder(separators=(",", ":")).encode
+            yield lambda step: print(encode(step.as_json()), file=out)
+    except OSError as error:
+        raise LegroomError(f"could not write the timeline to {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _parquet_writer(path: str, rows_per_group: int = 10_000) -> Iterator[Callable[[ScheduledStep], None]]:
+    try:
+        import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
+        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise LegroomError("a Parquet timeline needs the package pyarrow", "write to a .jsonl file instead") from None
+    types = {
+        "scheduled": pa.map_(pa.string(), pa.int64()),
+        **dict.fromkeys(("preempted", "finished"), pa.list_(pa.string())),
+    }
+    names = ("step", "scheduled", "preempted", "finished", "running", "waiting", "free_blocks")
+    schema = pa.schema([(name, types.get(name, pa.int64())) for name in names])
+    rows: list[dict[str, Any]] = []
+    with parquet.ParquetWriter(path, schema) as out:
+
+        def flush() -> None:
+            if rows:
+                out.write_table(pa.Table.from_pylist(rows, schema))
+                rows.clear()
+
+        def write(step: ScheduledStep) -> None:
+            rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
+            if len(rows) >= rows_per_group:
+                flush()
+
+        yield write
+        flush()

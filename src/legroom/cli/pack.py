@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json
-from legroom.cli.server_options import described_server, gpu_count, split_words
+from legroom.cli.output import note, print_answer
+from legroom.cli.shared_options import described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from legroom.planning.packing.placement import Card, Shift
     from legroom.planning.search_space import CapacityGoal
 
-__all__ = ["add_parser", "parse", "run"]
+__all__ = ["add_options", "parse", "run"]
 
 _FIRST_PORT = 8000
 
-_DESCRIPTION = """\
+USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."
+DESCRIPTION = """\
 Put several vLLM servers, and programs that are not vLLM, on one GPU, on the slices of one, or on several: with flags
 for each server so that all of them start in any order, and again after any one is restarted while the others are under
 load. What is left is shared out as KV cache. If they do not fit, it shows the arithmetic and the smallest change that
 would help."""
 
-_EPILOG = """\
+EPILOG = """\
 options of one server, written among its own flags: --want-context LEN and --want-concurrency N (what its KV cache must
 at least hold), --weight W (its share of what is left; default: 1), --name NAME
 
@@ -48,15 +49,7 @@ exit codes: 0 they fit or are tight, 1 they do not fit, 2 the call is wrong, 3 s
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's own options; the servers follow, each after a `--` of its own."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "pack",
-        usage="legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ...",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where they run")
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
     where.add_argument(
@@ -91,54 +84,37 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--format", choices=("compose", "systemd", "llama-swap"), help="write files instead of commands")
     out.add_argument("-o", "--output", metavar="PATH", help="where to write them (default: stdout)")
     out.add_argument("--force", action="store_true", help="replace files that legroom did not write")
-    parser.set_defaults(prog="legroom pack")
-    return parser
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Own options up to the first `--`, then a server after each."""
+    """The namespace of the command's own options, with `groups`: the words of each server."""
     own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     if rest:
         raise LegroomError(f"{rest[0]!r} is no option of pack", "a server follows after --, like -- vllm serve MODEL")
-    args.groups = _groups(after)
+    args.groups = [list(group) for is_end, group in groupby(after, "--".__eq__) if not is_end]
     return args
 
 
-def _groups(words: Sequence[str]) -> list[list[str]]:
-    groups: list[list[str]] = [[]]
-    for word in words:
-        if word == "--":
-            groups.append([])
-        else:
-            groups[-1].append(word)
-    return [group for group in groups if group]
-
-
 def run(args: argparse.Namespace) -> int:
-    """Pack, print, and answer with 0 where everything fits."""
-    from legroom.planning.packing.gpu_packing import pack
+    from legroom.planning.packing.gpu_packing import pack, pack_json
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
+    from legroom.render.pack_text import pack_text
 
     request = _request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
     files = _files(args, result)
-    if args.json:
-        from legroom.planning.packing.gpu_packing import pack_json
-
+    if args.json or not files:
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
-        print_json(pack_json(result, changes) | named)
-    elif not files:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.pack_text import pack_text
-
-        sys.stdout.write(pack_text(result, changes, style_of(sys.stdout)))
+        print_answer(
+            args.json, lambda: pack_json(result, changes) | named, lambda style: pack_text(result, changes, style)
+        )
     return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
 
 
 def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
-    """What --format asks for, written where -o says; nothing where the servers do not fit."""
+    """Writes the files of --format; empty where the servers do not fit."""
     if not args.format or result.verdict == "does_not_fit":
         return ()
     from legroom.cli.export import deliver
@@ -233,7 +209,6 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
             vllm=args.vllm, line=None, file=None, python=None, vllm_words=[], command_words=rest, prog="legroom pack"
         )
     )
-    # A server on several cards is planned on as many as its own flags ask for.
     target = make_target(deployment.args, deployment.release, Machine(args.gpu, max(deployment.args.gpus_needed, 1)))
     target = with_measurements(replace(target, gpu=card.gpu), deployment.args)
     try:
@@ -249,7 +224,7 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
 
 
 def _server_parser() -> argparse.ArgumentParser:
-    """What may stand among a server's own words and is not vLLM's."""
+    """Options of one server that are not vLLM's."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
     for option in ("--want-context", "--want-concurrency", "--name"):
         parser.add_argument(option)
@@ -273,7 +248,7 @@ def _goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> C
 
 
 def _name_of(deployment: Deployment) -> str:
-    """What the server is called: by its served name, or the last part of the model's."""
+    """The served model name, or the last part of the model's name."""
     from legroom.vllm.args import other_value
 
     named = other_value(deployment.args, "--served-model-name") or deployment.args.model.rstrip("/").rpartition("/")[2]
@@ -282,7 +257,7 @@ def _name_of(deployment: Deployment) -> str:
 
 
 def _named(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """Every server with a name of its own: the second of a kind gets a number."""
+    """The servers with unique names: a repeated name gets a number."""
     seen: dict[str, int] = {}
     named = []
     for server in servers:
@@ -293,7 +268,7 @@ def _named(servers: Sequence[PackedServer]) -> list[PackedServer]:
 
 
 def _with_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """Servers of one machine need a port each: those that name none get the next that is free, from 8000 on."""
+    """The servers with unique ports: those without --port get the next free one from 8000 on."""
     from legroom.vllm.args import other_value
 
     given = [other_value(server.args, "--port") for server in servers]

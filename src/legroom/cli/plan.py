@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json, write_file
-from legroom.cli.server_options import (
+from legroom.cli.output import note, print_answer, write_file
+from legroom.cli.shared_options import (
     add_machine_options,
     add_source_options,
     described_machine,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
-    from legroom.memory.server_states import ServerState
     from legroom.planning.capacity_search import SearchAnswer
     from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
@@ -32,19 +30,20 @@ if TYPE_CHECKING:
     from legroom.planning.search_space import CapacityGoal
     from legroom.vllm.args import ServeArgs
 
-__all__ = ["add_parser", "parse", "run"]
+__all__ = ["add_options", "parse", "run"]
 
 _GIT_TIMEOUT_S = 30
 _DIFF_HINT = "give a file, /dev/null for none, or REVISION:FILE inside a git repository"
-_MOST_GPUS_TRIED = 8
-"""How far to count up where no number of GPUs was given and one does not do."""
+_MAX_GPUS_TRIED = 8
+"""GPUs of one node: tried where --gpus is not given and one GPU does not hold the load."""
 
-_DESCRIPTION = """\
+USAGE = "legroom plan [MODEL] --gpu NAME [options] [any vLLM flag] [-- vllm serve ...]"
+DESCRIPTION = """\
 Predict what `vllm serve MODEL` does on a GPU: whether it starts, where every byte of the card goes, how many KV
 blocks, tokens and requests it holds; if it will not start, the error vLLM raises and the flags that would fix it.
 Needs no GPU, no torch and no weights. Every flag of the vLLM release is taken as it is."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom plan llama-3.1-8b --gpu h100
   legroom plan Qwen/Qwen3-32B --gpu l40s --tensor-parallel-size 2 --max-model-len 32768
@@ -61,15 +60,7 @@ exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 som
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's own options; vLLM's flags are not listed here."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "plan",
-        usage="legroom plan [MODEL] --gpu NAME [options] [any vLLM flag] [-- vllm serve ...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it runs")
     add_machine_options(where)
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
@@ -85,7 +76,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     goal = parser.add_argument_group("wishes (search for flags instead)")
     goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     goal.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
-    goal.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
     goal.add_argument(
         "--policy",
         choices=("safe", "balanced", "tight"),
@@ -100,12 +90,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--host-bandwidth", metavar="SPEED", help="how fast the host's memory reaches the GPU (50GB/s)")
     out.add_argument("--cold", action="store_true", help="plan the first start, with a cold compile cache")
     out.add_argument("--no-advice", action="store_true", help="do not look for flags that would fix it")
-    parser.set_defaults(prog="legroom plan")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, print, and answer with 0 or 1."""
     from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
@@ -113,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_diff(args)
     deployment = described_server(args)
     where = described_machine(args, deployment)
-    if args.want_context or args.want_concurrency or args.want_gpus:
+    if args.want_context or args.want_concurrency:
         return _run_search(args, deployment.args, deployment.release, where)
     if args.sleep:
         deployment = replace(deployment, args=_with_sleep_mode(deployment.args))
@@ -123,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
         from legroom.planning.plan import cold_start
 
         made = cold_start(made)
-    show(PlanReport(made), args)
-    return exit_code(made)
+    _print_plan(PlanReport(made), args)
+    return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
 
 
 def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
@@ -134,77 +121,55 @@ def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
     return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
 
 
-def exit_code(made: Plan) -> int:
-    """0 where it starts, 1 where it does not."""
-    return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
-
-
-def show(report: PlanReport, args: argparse.Namespace) -> None:
-    """The answer in the form that was asked for."""
+def _print_plan(report: PlanReport, args: argparse.Namespace) -> None:
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
-    states = _states(report.plan, args) if getattr(args, "sleep", False) else ()
-    if args.json:
-        print_json(report.json(args.explain_math) | _states_json(states))
-        return
-    from legroom.drawing.terminal import style_of
-
-    style = style_of(sys.stdout)
-    sys.stdout.write(report.text(style, args.explain_math))
-    if states:
-        from legroom.render.plan_text import sleep_text
-
-        sys.stdout.write("\n" + sleep_text(states, style))
+    if args.sleep:
+        _print_sleep_plan(report, args)
+    else:
+        print_answer(
+            args.json, lambda: report.json(args.explain_math), lambda style: report.text(style, args.explain_math)
+        )
 
 
-def _states_json(states: Sequence[ServerState]) -> dict[str, Any]:
-    if not states:
-        return {}
-    from legroom.planning.plan_json import states_json
-
-    return {"states": states_json(states)}
-
-
-def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
-    from legroom.planning.plan_json import plan_states
+def _print_sleep_plan(report: PlanReport, args: argparse.Namespace) -> None:
+    """Prints the plan, and the memory that the server holds in each state of sleep mode."""
+    from legroom.planning.plan_json import plan_states, states_json
+    from legroom.render.plan_text import sleep_text
     from legroom.units import parse_speed
 
-    return plan_states(made, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
+    states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
+    print_answer(
+        args.json,
+        lambda: report.json(args.explain_math) | ({"states": states_json(states)} if states else {}),
+        lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
+    )
 
 
 def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
-    """Search, print, and answer with 0 where something holds the wish."""
+    """Prints the flags that hold the wanted load; the exit code is 1 where none do."""
     from legroom.planning.capacity_search import search_flags
     from legroom.planning.machine import make_target
     from legroom.planning.search_space import counts_up_to
 
-    most = _most_gpus(args, serve_args, where)
+    most = where.gpus or (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
     target = make_target(serve_args, release, replace(where, gpus=most))
     goal = _goal(args, serve_args, target, most)
     targets = _with_variants(target, serve_args)
     answer = search_flags(targets, serve_args, goal)
-    if most == 1 and not _asked_gpus(args, where):
-        for count in counts_up_to(_MOST_GPUS_TRIED)[1:]:  # GPUs that nobody offered: as few more as will do
+    if most == 1 and not where.gpus:
+        for count in counts_up_to(_MAX_GPUS_TRIED)[1:]:
             if answer.best is None:
                 answer = search_flags(targets, serve_args, replace(goal, gpus=(count,)))
     answer = replace(
         answer,
-        best=_used_only(answer.best) if answer.best else None,
-        alternatives=tuple((_used_only(plan), losses) for plan, losses in answer.alternatives),
+        best=_on_used_gpus(answer.best) if answer.best else None,
+        alternatives=tuple((_on_used_gpus(plan), losses) for plan, losses in answer.alternatives),
     )
     if target.gpu.note:
         note(f"note: {target.gpu.note}")
-    _show_search(answer, target, serve_args, args)
+    _print_search(answer, target, serve_args, args)
     return OK if answer.best else ANSWER_IS_NO
-
-
-def _most_gpus(args: argparse.Namespace, serve_args: ServeArgs, where: Machine) -> int:
-    given = (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
-    return _asked_gpus(args, where) or given
-
-
-def _asked_gpus(args: argparse.Namespace, where: Machine) -> int | None:
-    return gpu_count(args.want_gpus, "--want-gpus") or where.gpus
 
 
 def _goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
@@ -229,25 +194,23 @@ def _with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
     return [target, *(replace(target, model=model) for model in quantized_checkpoints(target, serve_args))]
 
 
-def _used_only(plan: Plan) -> Plan:
-    """The plan on just the GPUs that it uses."""
-    settings = plan.settings
-    used = settings.gpus_used
-    return replace(plan, target=replace(plan.target, gpus=used))
+def _on_used_gpus(plan: Plan) -> Plan:
+    """The plan on a machine with no more GPUs than it uses."""
+    return replace(plan, target=replace(plan.target, gpus=plan.settings.gpus_used))
 
 
-def _show_search(answer: SearchAnswer, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+def _print_search(answer: SearchAnswer, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
     if args.svg and answer.best:
         from legroom.render.plan_svg import plan_svg
 
         write_file(args.svg, plan_svg(answer.best), "picture")
-    if args.json:
-        print_json(_search_json(answer, target, serve_args, args.explain_math))
-        return
-    from legroom.drawing.terminal import style_of
     from legroom.render.plan_text import search_text
 
-    sys.stdout.write(search_text(answer, style_of(sys.stdout)))
+    print_answer(
+        args.json,
+        lambda: _search_json(answer, target, serve_args, args.explain_math),
+        lambda style: search_text(answer, style),
+    )
 
 
 def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
@@ -265,15 +228,15 @@ def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, ex
     }
     if answer.best:
         return plan_json(answer.best, explain_math) | {"search": search}
-    # Nothing holds the wish: what the flags alone would do, with the answer to the wish on top.
-    asked = replace(serve_args, max_model_len=serve_args.max_model_len or answer.goal.context)
-    document = plan_json(plan(target, asked), explain_math)
+    # No setting holds the load: the document is the plan of the given flags, with the search's verdict.
+    given = replace(serve_args, max_model_len=serve_args.max_model_len or answer.goal.context)
+    document = plan_json(plan(target, given), explain_math)
     return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
 
 
 def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
     from legroom.planning.plan import ready_command
-    from legroom.planning.plan_document import layout_json
+    from legroom.planning.plan_json import layout_json
 
     return {
         "gpus": plan.target.gpus,
@@ -286,9 +249,9 @@ def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
 
 
 def _run_diff(args: argparse.Namespace) -> int:
-    """Compare, print, and answer with 1 where a server of the new version does not start."""
+    """Compares two versions of a file; the exit code is 1 where a server of the new one does not start."""
     from legroom.planning.plan_diff import server_diffs
-    from legroom.render.plan_diff_text import diff_markdown, diff_text
+    from legroom.render.file_plan_text import diff_markdown, diff_text
 
     if not args.diff:
         raise LegroomError("--markdown belongs to --diff", "legroom plan --diff OLD NEW --markdown")
@@ -296,41 +259,34 @@ def _run_diff(args: argparse.Namespace) -> int:
         raise LegroomError("--diff says what runs: two files", "leave the model and vLLM's flags out")
     old, new = args.diff
     diffs = server_diffs(_servers_of(old, args), _servers_of(new, args))
-    if args.json:
-        broken = any(diff.is_broken for diff in diffs)
-        print_json({"old": old, "new": new, "ok": not broken, "servers": [diff.to_json() for diff in diffs]})
-    elif args.markdown:
-        sys.stdout.write(diff_markdown(_path(new), diffs))
-    else:
-        from legroom.drawing.terminal import style_of
-
-        sys.stdout.write(diff_text(diffs, style_of(sys.stdout)))
-    return ANSWER_IS_NO if any(diff.is_broken for diff in diffs) else OK
+    broken = any(diff.is_broken for diff in diffs)
+    print_answer(
+        args.json,
+        lambda: {"old": old, "new": new, "ok": not broken, "servers": [diff.to_json() for diff in diffs]},
+        lambda style: diff_markdown(_path(new), diffs) if args.markdown else diff_text(diffs, style),
+    )
+    return ANSWER_IS_NO if broken else OK
 
 
 def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
     from legroom.facts.releases import release as known_release
     from legroom.planning.file_plans import planned_servers, started_servers
+    from legroom.planning.machine import Machine
 
     text = _text(named)
     release = known_release(args.vllm) if args.vllm else None
     servers, unread = started_servers(_path(named), text, release) if text.strip() else ([], None)
     if unread is not None and not servers:
         raise LegroomError(f"{named} {unread.reason}", unread.hint)
-    machine = _diff_machine(args)
+    machine = None
+    if args.gpu is not None:
+        count = gpu_count(args.gpus, "--gpus")
+        machine = Machine(args.gpu, count, args.gpu_memory, args.gpu_used, args.host_memory)
     return list(planned_servers(servers, machine, release, advice=not args.no_advice, override_gpu=machine is not None))
 
 
-def _diff_machine(args: argparse.Namespace) -> Machine | None:
-    from legroom.planning.machine import Machine
-
-    if args.gpu is None:
-        return None
-    return Machine(args.gpu, gpu_count(args.gpus, "--gpus"), args.gpu_memory, args.gpu_used, args.host_memory)
-
-
 def _path(named: str) -> str:
-    """The file's own name, which tells its kind."""
+    """The path without a git revision."""
     return named if Path(named).exists() else named.partition(":")[2] or named
 
 

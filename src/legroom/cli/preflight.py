@@ -6,26 +6,27 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import print_json
-from legroom.cli.server_options import add_source_options, described_server, parse
+from legroom.cli.output import print_answer
+from legroom.cli.shared_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.verify.node_preflight import Preflight
 
-__all__ = ["add_parser", "parse", "run"]
+__all__ = ["add_options", "parse", "run"]
 
 _LOG = "/dev/termination-log"
-_MOST_CHARACTERS = 2_000
-"""Kubernetes keeps 4,096 bytes."""
-_DESCRIPTION = """\
+_MAX_LOG_CHARACTERS = 2_000
+"""Kubernetes keeps 4,096 bytes, and a character may take two."""
+USAGE = "legroom preflight [options] [--] vllm serve MODEL [any vLLM flag]"
+DESCRIPTION = """\
 Check a server's command against the node it is on: the GPUs, by name and number, and what is free of them, the driver,
 /dev/shm and the memory limit. In an init container with the server's own limits and volumes, a pod that cannot serve
 ends before it loads anything, and says why in its events (the message goes to /dev/termination-log)."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom preflight -- vllm serve Qwen/Qwen3-8B --max-model-len 32768
   legroom preflight --vllm 0.11.0 --json -- vllm serve /models/llama --tensor-parallel-size 4
@@ -34,14 +35,7 @@ exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 the
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "preflight",
-        usage="legroom preflight [options] [--] vllm serve MODEL [any vLLM flag]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the installed one, else the newest)")
     parser.add_argument(
         "--host-memory", metavar="SIZE", help="the server's memory limit (default: this container's own)"
@@ -55,8 +49,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--warn-only", action="store_true", help="say it, and exit with 0 all the same")
     add_source_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.set_defaults(prog="legroom preflight")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,20 +60,17 @@ def run(args: argparse.Namespace) -> int:
         visible = deployment.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
         answer = preflight(deployment.args, deployment.release, this_node(visible), args.host_memory)
     except LegroomError as error:
-        _tell_kubernetes(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
+        _write_termination_log(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise
     lines = list(_lines(answer))
     if not answer.ok:
-        _tell_kubernetes(args.termination_log, lines)
-    if args.json:
-        print_json(answer.to_json())
-    else:
-        sys.stdout.write("\n".join(lines) + "\n")
+        _write_termination_log(args.termination_log, lines)
+    print_answer(args.json, answer.to_json, lambda _: "\n".join(lines) + "\n")
     return OK if answer.ok or args.warn_only else ANSWER_IS_NO
 
 
 def _installed() -> str | None:
-    """The release in this image, where the server's own image runs the check."""
+    """The vLLM release installed beside legroom."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -91,19 +80,19 @@ def _installed() -> str | None:
 
 
 def _lines(answer: Preflight) -> list[str]:
-    """What fails first."""
+    """The failed checks first."""
     order = {"failure": 0, "warning": 1, "ok": 2}
     ranked = sorted(answer.checks, key=lambda check: order[check.finding])
     head = "this node holds the server" if answer.ok else "this node does not hold the server"
     return [f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)]
 
 
-def _tell_kubernetes(path: str, lines: Sequence[str]) -> None:
-    """Into the pod's status; elsewhere than in a pod there is no such file, and none is made."""
+def _write_termination_log(path: str, lines: Sequence[str]) -> None:
+    """Writes the reason into the pod's status; the file exists only in a pod."""
     if not os.path.exists(path):  # noqa: PTH110
         return
     try:
         with open(path, "w", encoding="utf-8") as log:  # noqa: PTH123
-            log.write("\n".join(lines)[:_MOST_CHARACTERS])
+            log.write("\n".join(lines)[:_MAX_LOG_CHARACTERS])
     except OSError as error:
         print(f"the reason could not be written to {path}: {error.strerror}", file=sys.stderr)

@@ -1,22 +1,22 @@
-"""`legroom probe`: this machine's own GPU, asked once."""
+"""`legroom probe`: measures the GPU of this machine."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import note, print_json
-from legroom.errors import OK
+from legroom.cli.output import note, print_answer
+from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.planning.card_store import CardRecord
     from legroom.probe.card_probe import ProbeOutcome
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
 model, the allocator's sizes, copy speeds, and how much host memory can be pinned."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom probe
   legroom probe --python /opt/vllm/bin/python
@@ -32,8 +32,7 @@ exit codes: 0 measured, 2 the call was wrong, 3 there is no GPU here, or no Pyth
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser("probe", description=_DESCRIPTION, epilog=_EPILOG)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm` on the PATH)"
     )
@@ -43,17 +42,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--no-vllm", action="store_true", help="ask torch alone, and start no vLLM")
     parser.add_argument("--dry-run", action="store_true", help="measure, and keep nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """What follows `--` is the command of a server."""
+    """The namespace of the options, with the server's command after `--` as `served`."""
     cut = words.index("--") if "--" in words else len(words)
     return argparse.Namespace(**vars(parser.parse_args(words[:cut])), served=words[cut + 1 :])
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.errors import LegroomError
     from legroom.planning.card_store import store_card
     from legroom.probe.card_probe import probe, python_of_vllm
 
@@ -68,11 +65,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         store_card(outcome.record)
         if outcome.profile is not None:
-            _keep_deployment(args.served, outcome)
-    if args.json:
-        print_json({**outcome.record.to_json(), "deployment": outcome.profile})
-    else:
-        print("\n".join(_lines(outcome.record, kept=not args.dry_run)))
+            _store_deployment(args.served, outcome)
+    print_answer(
+        args.json,
+        lambda: {**outcome.record.to_json(), "deployment": outcome.profile},
+        lambda _: "\n".join(_lines(outcome.record, kept=not args.dry_run)) + "\n",
+    )
     return OK
 
 
@@ -80,8 +78,6 @@ def _served_words(command: list[str]) -> list[str]:
     """The model and its flags, as vLLM's own parser takes them."""
     if not command:
         return []
-    from legroom.errors import LegroomError
-
     if command[:2] != ["vllm", "serve"] or len(command) < 3:
         raise LegroomError(
             "what follows -- is not a `vllm serve MODEL ...`", "legroom probe -- vllm serve MODEL [flags]"
@@ -89,17 +85,18 @@ def _served_words(command: list[str]) -> list[str]:
     return command[2:]
 
 
-def _keep_deployment(command: list[str], outcome: ProbeOutcome) -> None:
+def _store_deployment(command: list[str], outcome: ProbeOutcome) -> None:
     import shlex
 
     from legroom.deployments.deployment import deployment_from_command
     from legroom.facts.releases import release
-    from legroom.planning.calibration_store import probed_observation, store_observation
+    from legroom.planning.calibration import probed_observation
+    from legroom.planning.calibration_store import store_observations
 
     deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
     profile = outcome.profile or {}
-    remark = store_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
-    if remark:
+    observation = probed_observation(deployment.args, deployment.release, outcome.record.name, profile)
+    if remark := store_observations([observation]):
         note(f"note: {remark}")
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json
+from legroom.cli.output import note, print_answer, print_text
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
     from legroom.recover.free_memory import Freed
     from legroom.recover.machine_snapshot import MachineSnapshot
     from legroom.recover.orphans import Holder
     from legroom.recover.restart_command import RestartCommand
 
-_DESCRIPTION = """\
+USAGE = "legroom recover [--yes | --dry-run] [options]"
+DESCRIPTION = """\
 Show what holds GPU memory and shared memory on this machine, and which of it is provably the dead weight of a vLLM
 server that is gone: engine cores and workers whose API server died, and segments of /dev/shm that nobody maps. Frees
 just that, by PID, with SIGTERM and then SIGKILL, after showing it and asking. Then the command to start instead."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom recover
   legroom recover --yes --log vllm.log
@@ -32,14 +35,7 @@ exit codes: 0 no dead weight is left, 1 some is (a dry run, not permitted, would
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "recover",
-        usage="legroom recover [--yes | --dry-run] [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--yes", action="store_true", help="free it without asking")
     how.add_argument("--dry-run", action="store_true", help="only show it (the default when not on a terminal)")
@@ -50,49 +46,36 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
     known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, show, ask, free, and say what to start."""
     from legroom.recover.machine_snapshot import read_machine
     from legroom.recover.orphans import classify_holders
+    from legroom.render.recover_text import hidden_text, snapshot_text
 
-    restart, why_not = _restart(args)  # first: a wrong call must not find out after something was freed
+    restart, restart_note = _restart(args)  # first, so that a wrong option is reported before anything is freed
     snapshot = read_machine()
     holders = classify_holders(snapshot)
     dead = [holder for holder in holders if holder.state == "dead"]
     if not args.json:
-        _show(snapshot, holders)
-    freed = _free(dead) if dead and _agreed(args, dead) else ()
-    if args.json:
-        print_json(_document(snapshot, holders, freed, restart))
-    else:
-        _tell(freed, restart)
-    if why_not:
-        note(why_not)
+        print_text(lambda style: snapshot_text(snapshot, holders, style))
+        sys.stdout.flush()
+    freed = _free(dead) if dead and _is_confirmed(args, dead) else ()
+    print_answer(
+        args.json,
+        lambda: _document(snapshot, holders, freed, restart),
+        lambda style: _outcome_text(freed, restart, style),
+    )
+    if restart_note:
+        note(restart_note)
     left = len(dead) - sum(result.is_free for result in freed)
-    hidden = _hidden(snapshot, holders)
+    hidden = hidden_text(snapshot, holders)
     if hidden and args.json:
         note(hidden)
     return ANSWER_IS_NO if left or hidden else OK
 
 
-def _hidden(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
-    from legroom.render.recover_text import hidden_text
-
-    return hidden_text(snapshot, holders)
-
-
-def _show(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> None:
-    from legroom.drawing.terminal import style_of
-    from legroom.render.recover_text import snapshot_text
-
-    sys.stdout.write(snapshot_text(snapshot, holders, style_of(sys.stdout)))
-    sys.stdout.flush()
-
-
-def _agreed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
+def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
     from legroom.render.recover_text import total_text
 
     if args.yes:
@@ -121,12 +104,12 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 
 def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
-    """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
-    from legroom.cli.server_options import gpu_count
+    """The command to start instead, and a note on its source or on why there is none."""
+    from legroom.cli.shared_options import gpu_count
     from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_run, restart_after
 
-    asked = args.line is not None or args.log is not None
-    known = last_run() if not asked else None
+    given = args.line is not None or args.log is not None
+    known = last_run() if not given else None
     crashed = CrashedServer(
         args.line or (known.command if known else None),
         args.log or (known.log if known else None),
@@ -141,31 +124,27 @@ def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     except NoRestartCommand as error:
         return None, f"no command to start instead: {error.message}; {error.hint}"
     except LegroomError as error:
-        if asked:
+        if given:
             raise
         return None, f"no command computed from {known.source if known else 'what is known'}: {error.message}"
 
 
-def _tell(freed: Sequence[Freed], restart: RestartCommand | None) -> None:
-    from legroom.drawing.terminal import style_of
+def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style: Style) -> str:
     from legroom.drawing.text import wrap
     from legroom.render.recover_text import freed_text
 
-    style = style_of(sys.stdout)
-    if freed:
-        sys.stdout.write("\n" + freed_text(freed, style))
+    text = "\n" + freed_text(freed, style) if freed else ""
     if restart:
-        import shlex
-
-        print("\n" + style.paint("Start instead", "bold"))
-        print("\n".join(wrap(restart.why, style.width, "  ")))
-        print("  " + style.paint(shlex.join(restart.command), "bold"))
+        why = "\n".join(wrap(restart.why, style.width, "  "))
+        command = style.paint(shlex.join(restart.command), "bold")
+        text += f"\n{style.paint('Start instead', 'bold')}\n{why}\n  {command}\n"
+    return text
 
 
 def _document(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
-    from legroom.planning.plan_document import layout_json
+    from legroom.planning.plan_json import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 
     return {

@@ -13,18 +13,17 @@ from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.run.announcer import Announcer
     from legroom.run.run_options import RunOptions
+    from legroom.run.supervisor import Announcer
 
-__all__ = ["add_parser", "parse", "run"]
-
-_DESCRIPTION = """\
+USAGE = "legroom run [options] -- vllm serve MODEL [flags]"
+DESCRIPTION = """\
 Plan a vLLM server, start it as a child with its output passed on, and see it through: if the start-up fails, the log is
 diagnosed, the computed fix is applied and the server is started again; once it is healthy it is verified, what it
 measured is kept for later plans, and the final command is printed. Signals are passed on, SIGTERM drains, a crash is
 journalled and restarted under a budget, and nothing is ever left behind. legroom's own lines begin with `legroom:`."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom run -- vllm serve Qwen/Qwen3-8B --max-model-len 32768
   legroom run --keep --max-model-len --min-concurrency 4 -- vllm serve Qwen/Qwen3-8B --max-model-len 32768
@@ -35,15 +34,7 @@ exit codes: vLLM's own; never 0 if it ended by itself. Before it is started: 2 t
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's own options; what follows `--` is vLLM's."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "run",
-        usage="legroom run [options] -- vllm serve MODEL [flags]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     fixing = parser.add_argument_group("fixing a start-up that fails")
     fixing.add_argument("--tries", metavar="N", default="3", help="how many times to start again (default: 3)")
     fixing.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
@@ -59,7 +50,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--restart-delay",
         metavar="S",
         default="2",
-        help="seconds before the first restart, with_doubled_signs each time (default: 2)",
+        help="seconds before the first restart, doubled each time (default: 2)",
     )
     serve.add_argument(
         "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"
@@ -79,19 +70,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     what.add_argument(
         "--json", action="store_true", help="print one JSON document on stdout at the end; vLLM's output goes to stderr"
     )
-    parser.set_defaults(prog="legroom run")
-    return parser
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Own options up to `--`, or up to the first word that is none; the rest is the server's command."""
+    """The namespace of the options up to `--`, with the server's `command_words`."""
     own = list[str]()
     rest = list(words)
     while rest and rest[0] != "--":
         action = parser._option_string_actions.get(rest[0].partition("=")[0])
         if action is None:
             break
-        # --keep takes a flag, which argparse alone would read as an option of its own.
+        # argparse would read the flag after --keep as an option.
         if action.nargs == 0 or "=" in rest[0]:
             own.append(rest.pop(0))
         elif rest[1:2] in ([], ["--"]):
@@ -106,8 +95,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare, show, and hold the server until it ends."""
-    from legroom.run.announcer import Announcer
+    from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 
     _open_closed_streams()
@@ -156,12 +144,12 @@ def _first_command(prepared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open_closed_streams() -> None:
-    """Without stdin, stdout or stderr (`>&-`) the next file that is opened would be taken for it."""
+    """Opens closed standard streams (`>&-`) on /dev/null, so that no other file gets their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
@@ -172,7 +160,7 @@ def _introduction(prepared: dict[str, Any]) -> list[str]:
     return [head + prepared["expected"]["text"], *prepared["notes"]]
 
 
-def _options(args: argparse.Namespace) -> Any:
+def _options(args: argparse.Namespace) -> RunOptions:
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
     from legroom.units import parse_length

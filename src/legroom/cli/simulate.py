@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.server_options import add_source_options, split_words
-from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
+from legroom.cli.shared_options import (
+    add_latency_goals,
+    add_machine_options,
+    add_source_options,
+    add_sweep_options,
+    split_words,
+    sweep_executor,
+)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -21,12 +26,13 @@ if TYPE_CHECKING:
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
-_DESCRIPTION = """\
+USAGE = "legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]"
+DESCRIPTION = """\
 Replay a trace of requests through the decisions of vLLM's scheduler and block pool, without a model or a GPU:
 preemptions, queueing, KV use over time. In steps the replay is exact (V1 engine as of 0.32); in seconds it is an
 estimate. The pool is --blocks, or that of the deployment that --model, --gpu and any vLLM flags describe."""
 
-_EPILOG = """\
+EPILOG = """\
 traces: JSONL ("arrival" in seconds or "arrival_step", "prompt_len", "output_len", and optionally "id", "prefix_id",
 "prefix_len", "priority"), Mooncake JSONL, the Azure LLM and BurstGPT CSVs, ShareGPT JSON, a vLLM request log
 
@@ -53,15 +59,7 @@ _COUNT_FLAGS = (
 )
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's own options; other vLLM flags belong to the deployment."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "simulate",
-        usage="legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
     load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix of requests instead of TRACE")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
@@ -80,27 +78,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--timeline", metavar="FILE", help="write every step to a .jsonl or .parquet file")
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")
-    parser.set_defaults(prog="legroom simulate")
-    return parser
 
 
 def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool = parser.add_argument_group("the pool")
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
-    pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
-    pool.add_argument("--gpus", metavar="N", help="how many GPUs")
-    pool.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
-    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use")
+    add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
     pool.add_argument(
         "--step-ms", type=float, metavar="MS", help="milliseconds that one step takes, in place of the estimate"
     )
     pool.add_argument(
-        "--measured-step-ms", type=float, metavar="MS", help="scale the estimate to this time between tokens"
+        "--measured-step-ms",
+        metavar="MS[@RUNNING,TOKENS]",
+        help="scale the estimate to this time between tokens, measured with RUNNING requests (default: 1) that hold "
+        "TOKENS tokens of KV cache (default: 0)",
     )
-    pool.add_argument("--measured-running", type=float, default=1, metavar="N", help="requests running when measured")
-    pool.add_argument("--measured-tokens", type=float, default=0, metavar="N", help="tokens in the pool when measured")
     add_source_options(parser)
 
 
@@ -163,7 +157,7 @@ def _add_tier_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Own options into a namespace; TRACE and vLLM's words beside them."""
+    """The namespace of the command's own options, with `trace` and vLLM's words."""
     own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None
@@ -178,9 +172,9 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay once, or search, and report."""
     trace = _trace(args)
     from legroom.cli.simulate_pool import pool_of
+    from legroom.render.simulation_text import timeline_svg, timeline_text
 
     if args.tier and args.autoscale is not None:
         raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
@@ -202,16 +196,8 @@ def run(args: argparse.Namespace) -> int:
         return run_tier(args, trace, pool)
     timeline = _replay(args, trace, pool.settings, pool.cost)
     if args.svg:
-        from legroom.render.simulation_text import timeline_svg
-
         write_file(args.svg, timeline_svg(timeline), "picture")
-    if args.json:
-        print_json(timeline.as_json())
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.simulation_text import timeline_text
-
-        sys.stdout.write(timeline_text(timeline, style_of(sys.stdout)))
+    print_answer(args.json, timeline.as_json, lambda style: timeline_text(timeline, style))
     return OK
 
 
@@ -230,54 +216,38 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 
 def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None) -> Timeline:
-    from legroom.cli.simulate_steps import step_writer
     from legroom.simulation.trace_replay import simulate
 
-    bar = ProgressBar("simulating")
-    try:
-        if not args.timeline:
-            return simulate(trace, settings, cost=cost, progress=bar)
-        with step_writer(args.timeline) as write:
-            return simulate(trace, settings, write, cost=cost, progress=bar)
-    finally:
-        bar.clear()
+    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
+        return simulate(trace, settings, write, cost=cost, progress=bar)
 
 
 def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    from dataclasses import replace
-
+    from legroom.render.simulation_text import choice_text
     from legroom.simulation.flag_search import choose
     from legroom.simulation.replay_outcome import Goal
 
-    bar = ProgressBar("searching")
     if args.tpot is not None and not trace.in_seconds:
         raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
     per_token = None if args.tpot is None else args.tpot / 1000
     goal = Goal(args.ttft, args.slo_latency, args.max_preemptions, per_token)
     candidates = _tiered(args, pool, pool.candidates())
-    try:
-        executor = executor_of(args)
-        choice = choose(trace, candidates, goal, executor=executor, progress=bar)
-        fleets: list[HoldingFleet] = []
+    fleets: list[HoldingFleet] = []
+    with progress_bar("searching") as bar:
+        choice = choose(trace, candidates, goal, executor=sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
                 fleets = _fleets(args, trace, pool, choice, candidates)
             except KeyboardInterrupt:
                 choice = replace(choice, interrupted=True)
-    finally:
-        bar.clear()
     command = pool.command(choice.best.flags)
-    commands = [pool.command(fleet.outcome.flags) for fleet in fleets]
-    if args.json:
-        document = choice.as_json()
-        document["command"] = command
-        document["would_hold"] = [fleet.as_json(words) for fleet, words in zip(fleets, commands, strict=True)]
-        print_json(document)
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.choice_text import choice_text
-
-        print(choice_text(choice, trace, command, list(zip(fleets, commands, strict=True)), style_of(sys.stdout)))
+    with_commands = [(fleet, pool.command(fleet.outcome.flags)) for fleet in fleets]
+    would_hold = {"would_hold": [fleet.as_json(words) for fleet, words in with_commands]}
+    print_answer(
+        args.json,
+        lambda: {**choice.as_json(), "command": command, **would_hold},
+        lambda style: choice_text(choice, trace, command, with_commands, style) + "\n",
+    )
     return OK if choice.holds else ANSWER_IS_NO
 
 
@@ -292,10 +262,10 @@ def _tiered(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candida
 def _fleets(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
 ) -> list[HoldingFleet]:
-    """What would hold the load: so many servers like this one, and one on a larger card."""
-    from legroom.simulation.flag_search import card_that_holds, promising, replicas_that_hold
+    """Fleets that hold the load: replicas of this server, and one server on a larger card."""
+    from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
 
-    few = promising(trace, choice, candidates)
+    few = promising_candidates(trace, choice, candidates)
     larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
     cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
@@ -304,6 +274,7 @@ def _fleets(
 
 def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.planning.autoscaling_policy import scaling_policy
+    from legroom.render.simulation_text import scaled_text
     from legroom.simulation.autoscale import autoscaled
 
     if not 1 <= args.replicas < args.autoscale:
@@ -314,30 +285,21 @@ def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     settings = pool.settings
     at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
     policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
-    bar = ProgressBar("simulating")
-    try:
+    with progress_bar("simulating") as bar:
         scaled = autoscaled(trace, settings, pool.cost, policy, bar)
-    finally:
-        bar.clear()
-    if args.json:
-        print_json(scaled.as_json())
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.simulation_text import scaled_text
-
-        sys.stdout.write(scaled_text(scaled, style_of(sys.stdout)))
+    print_answer(args.json, scaled.as_json, lambda style: scaled_text(scaled, style))
     return OK if scaled.is_steady else ANSWER_IS_NO
 
 
 def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
-    """`--start`, or what the exported manifests allow a first start, a download included."""
+    """`--start`, else the expected time of a first start with its download, as in exported manifests."""
     if args.start is not None:
         from legroom.units import parse_seconds
 
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:
         raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")
-    from legroom.cli.server_options import described_machine
+    from legroom.cli.shared_options import described_machine
     from legroom.exports.deploy.exported_server import planned_server
     from legroom.planning.machine import plan_deployment
     from legroom.planning.plan_json import plan_document

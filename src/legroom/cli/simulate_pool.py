@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.api.simulate_request import MOST_ASYNC
+from legroom.api.simulate_request import MAX_ASYNC_REQUESTS
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, grid
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -31,13 +31,13 @@ _PLANNED = (
     "enable_chunked_prefill",
     "async_scheduling",
 )
-_ASKED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
-"""Flags of vLLM's scheduler that no plan depends on."""
+_UNPLANNED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
+"""Scheduler flags that do not change a plan."""
 
 
 @dataclass
 class PoolChoice:
-    """Settings for one replay, and the way to make others like them."""
+    """The settings and step cost of a replay; builds candidates with other flags."""
 
     args: argparse.Namespace
     trace: Trace
@@ -49,22 +49,22 @@ class PoolChoice:
 
     @property
     def gpu(self) -> str:
-        """The card as it was named; empty for a number of blocks."""
+        """The name given with --gpu; empty where the pool is a number of blocks."""
         return "" if self.deployment is None else self.args.gpu or ""
 
     def plan(self) -> Plan | None:
-        """The plan that the pool is of; None for a number of blocks."""
+        """The plan of the server; None where the pool is a number of blocks."""
         return None if self.deployment is None else _plan(self.args, self.deployment, {})
 
     def candidates(self) -> list[Candidate]:
-        """Every setting that vLLM would take."""
+        """Every combination of the searched flags with which vLLM starts."""
         given = {name for name in _PLANNED if getattr(self.args, name) is not None}
         searched = dict(SEARCHED)
         if self.deployment is not None:
             serve = self.deployment.args
             given |= {name for name in _PLANNED if getattr(serve, name) is not None}
             if serve.gpu_memory_utilization is None and serve.kv_cache_memory_bytes is None:
-                # A second utilization in place of a second block size: the kernels of most GPUs want 16.
+                # A second utilization in place of a second block size: most attention kernels need 16.
                 searched["block_size"] = (16,)
                 searched["gpu_memory_utilization"] = _UTILIZATIONS
         return list(self._make(grid(given, searched), self.args))
@@ -72,7 +72,7 @@ class PoolChoice:
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
         """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none.
 
-        Nothing where a card would not change the length of a step, which is then given or measured on this one.
+        Empty where the time of a step is given or measured, and therefore would not change with the card.
         """
         if self.deployment is None or not self.trace.in_seconds or self.args.blocks is not None:
             return
@@ -85,7 +85,7 @@ class PoolChoice:
         cards = {name: known_gpu(name) for name in USUAL_GPUS}
         for name, card in sorted(cards.items(), key=lambda named: named[1].bandwidth_bytes_s):
             larger = card.bandwidth_bytes_s > here.bandwidth_bytes_s or card.total_bytes > here.total_bytes
-            # A rate of 0 is one that is not known: its steps would seem to compute nothing.
+            # FLOPS of 0 are unknown.
             if larger and card.vendor == here.vendor and card.bf16_flops > 0:
                 elsewhere = argparse.Namespace(**{**vars(self.args), "gpu": name, "gpu_memory": None, "gpu_used": None})
                 yield name, list(self._make([*flags, {}], elsewhere))
@@ -105,27 +105,27 @@ class PoolChoice:
             yield Candidate(combination, settings, cost)
 
     def command(self, flags: dict[str, Any]) -> list[str]:
-        """The server's command line with these flags and all that were given, as its release takes them."""
-        asked = {name: getattr(self.args, name) for name in (*_PLANNED, *_ASKED)}
-        asked = {name: value for name, value in asked.items() if value is not None}
+        """The server's command line with the given flags and these, in the words of its release."""
+        given = {name: getattr(self.args, name) for name in (*_PLANNED, *_UNPLANNED)}
+        given = {name: value for name, value in given.items() if value is not None}
         if self.deployment is None:
-            return ["vllm", "serve", "MODEL", *any_release_words({**asked, **flags})]
-        from legroom.cli.server_options import described_machine
+            return ["vllm", "serve", "MODEL", *any_release_words({**given, **flags})]
+        from legroom.cli.shared_options import described_machine
         from legroom.planning.machine import plan_deployment
         from legroom.planning.plan import ready_command
         from legroom.vllm.command_line import setting_words
 
         deployment, words = self.deployment, list[str]()
-        for name in _ASKED:
-            if name in asked:
-                words += setting_words(name, asked.pop(name), deployment.release) or ()
-        serve = replace(deployment.args, **{**asked, **flags}, others=(*deployment.args.others, *words))
+        for name in _UNPLANNED:
+            if name in given:
+                words += setting_words(name, given.pop(name), deployment.release) or ()
+        serve = replace(deployment.args, **{**given, **flags}, others=(*deployment.args.others, *words))
         machine = described_machine(self.args, deployment)
         return ready_command(plan_deployment(replace(deployment, args=serve), machine, advice=False))
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
-    """From --blocks, or from the plan of a deployment."""
+    """The pool of --blocks, or of the plan of a deployment."""
     is_planned = bool(args.model or args.line or args.file or args.python or args.command_words)
     if args.blocks is None and not is_planned:
         raise LegroomError("how large is the pool?", "give --blocks N, or --model MODEL --gpu NAME to plan it")
@@ -135,7 +135,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace))
-    from legroom.cli.server_options import described_server
+    from legroom.cli.shared_options import described_server
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
@@ -156,7 +156,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 
 def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
-    from legroom.cli.server_options import described_machine
+    from legroom.cli.shared_options import described_machine
     from legroom.planning.machine import plan_deployment
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
@@ -183,8 +183,12 @@ def _planned(
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
-    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > MOST_ASYNC):
-        # Deciding a step ahead changes little and only the step-by-step replay knows it.
+    if (
+        resolved["async_scheduling"]
+        and args.async_scheduling is None
+        and (args.choose or len(trace) > MAX_ASYNC_REQUESTS)
+    ):
+        # Only the slow step-by-step replay models asynchronous scheduling, which changes the result little.
         resolved["async_scheduling"] = False
         notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
@@ -201,7 +205,7 @@ def _planned(
     elif trace.in_seconds:
         cost = roofline(hardware(plan))
         if args.measured_step_ms is not None:
-            cost = calibrated(cost, args.measured_step_ms / 1000, args.measured_running, args.measured_tokens)
+            cost = calibrated(cost, *_measured_step(args.measured_step_ms))
         elif cost.experts:
             notes.append(
                 "seconds of models with experts come from steps of one such model on an H200, and earlier runs that "
@@ -233,13 +237,23 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
 
 
 def _default_to_v0(args: argparse.Namespace, flags: dict[str, Any]) -> None:
-    """Chunked prefill and prefix caching are off unless asked for; the budget holds the longest prompt."""
+    """Sets V0's defaults: no chunked prefill, no prefix caching, a token budget of the longest prompt."""
     flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
     flags["enable_prefix_caching"] = bool(args.enable_prefix_caching)
     flags["async_scheduling"] = bool(args.async_scheduling)
     flags.setdefault("watermark", 0.01)
     if args.max_num_batched_tokens is None:
         flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], flags["max_model_len"])
+
+
+def _measured_step(text: str) -> tuple[float, float, float]:
+    """Seconds of a step, running requests and tokens in the pool, from `MS[@RUNNING,TOKENS]`."""
+    milliseconds, _, load = text.partition("@")
+    running, _, tokens = load.partition(",")
+    try:
+        return float(milliseconds) / 1000, float(running or 1), float(tokens or 0)
+    except ValueError:
+        raise LegroomError(f"--measured-step-ms {text}: not MS[@RUNNING,TOKENS]", "as in 28.5@12,40000") from None
 
 
 def _windows(text: str) -> list[int]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweep_options import executor_of
+from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
+from legroom.cli.shared_options import sweep_executor
 from legroom.errors import OK, LegroomError
 from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
@@ -29,20 +27,21 @@ _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_
 _TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=[\w.]+(/s)?)*)")
 _COUNTED = ("blocks_per_chunk", "store_threshold", "max_tracker_size")
 _WORTH_PROCESSES = 200
-"""Requests from which the sizes of a curve are replayed in processes of their own."""
+"""Traces with fewer requests are replayed in this process: starting workers takes longer."""
 _PAGE_BYTES = 4096
 """vLLM rounds a chunk up to whole pages of memory (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`, 0.32)."""
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replay with the tier and without, and report both."""
+    """Replays the trace with the tier and without it."""
+    from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.tiers.tier_report import TierReport
     from legroom.simulation.trace_replay import simulate
 
     plan = pool.plan()
-    tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
-    if tier != _in_time(tier, pool):
-        tier = _in_time(tier, pool)
+    given_tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
+    tier = _without_copy_times(given_tier) if pool.cost is None else given_tier
+    if tier != given_tier:
         note("this trace counts steps, not seconds, so every copy ends with its step; --step-ms gives steps a length")
     replayed = _replay(args, trace, pool, tier)
     without = simulate(trace, pool.settings, cost=pool.cost)
@@ -50,16 +49,12 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     host_bytes = _host_bytes(plan, tier) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
     if args.svg:
-        from legroom.render.simulation_text import timeline_svg
-
         write_file(args.svg, timeline_svg(replayed.timeline), "picture")
-    if args.json:
-        print_json({**replayed.timeline.as_json(), "tier": report.as_json()})
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.simulation_text import tier_text, timeline_text
-
-        sys.stdout.write(timeline_text(replayed.timeline, style_of(sys.stdout)) + tier_text(report))
+    print_answer(
+        args.json,
+        lambda: {**replayed.timeline.as_json(), "tier": report.as_json()},
+        lambda style: timeline_text(replayed.timeline, style) + tier_text(report),
+    )
     return OK
 
 
@@ -68,44 +63,34 @@ def _curve(
 ) -> tuple[CurvePoint, ...]:
     from legroom.simulation.tiers.tier_report import hit_curve
 
-    bar = ProgressBar("replaying other sizes")
-    # Starting processes takes longer than replaying a small trace.
-    executor = executor_of(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
-    try:
+    executor = sweep_executor(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
+    with progress_bar("replaying other sizes") as bar:
         return hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
-    finally:
-        bar.clear()
 
 
 def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates of a search with the tier that was asked for, less those without the prefix cache that it extends."""
+    """The candidates with prefix caching, each with the tier of `--tier`."""
     plan = pool.plan()
     slot_bytes = _block_bytes(plan) // plan.memory.kv.block_size if plan is not None else 0
-    return [
-        replace(candidate, tier=_in_time(tier_settings(args.tier, slot_bytes * candidate.settings.block_size), pool))
-        for candidate in candidates
-        if candidate.settings.enable_prefix_caching
-    ]
+    tiered = []
+    for candidate in candidates:
+        if candidate.settings.enable_prefix_caching:
+            tier = tier_settings(args.tier, slot_bytes * candidate.settings.block_size)
+            tiered.append(replace(candidate, tier=_without_copy_times(tier) if pool.cost is None else tier))
+    return tiered
 
 
-def _in_time(tier: TierSettings, pool: PoolChoice) -> TierSettings:
-    """Copies take no time where steps take none."""
-    if pool.cost is not None:
-        return tier
+def _without_copy_times(tier: TierSettings) -> TierSettings:
+    """The tier in a replay that counts steps, where copies take no time."""
     disk = None if tier.disk_s_per_chunk is None else 0.0
     return replace(tier, load_s_per_block=0.0, store_s_per_block=0.0, disk_s_per_chunk=disk)
 
 
 def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
-    from legroom.cli.simulate_steps import step_writer
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier
 
-    bar = ProgressBar("simulating")
-    try:
-        with step_writer(args.timeline) if args.timeline else nullcontext() as write:
-            return simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
-    finally:
-        bar.clear()
+    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
+        return simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
 
 
 def tier_settings(text: str, block_bytes: int) -> TierSettings:
@@ -193,7 +178,7 @@ def _block_bytes(plan: Plan) -> int:
 
 
 def _host_bytes(plan: Plan, tier: TierSettings) -> int:
-    """What the host allocates for the tier under the plan's release."""
+    """Host memory that the plan's release allocates for the tier."""
     room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
     return _bytes_held(plan, room / GIB) - _bytes_held(plan, 0)
 
@@ -202,7 +187,7 @@ def _bytes_held(plan: Plan, offloading_gib: float) -> int:
     from legroom.memory.host_needs import deployment_host
 
     given = plan.settings.given
-    # The last one wins, where the command has the flag already.
+    # The last value of a repeated flag counts.
     words = (*given.others, "--kv-offloading-size", str(offloading_gib))
     settings = replace(plan.settings, given=replace(given, others=words))
     return deployment_host(plan.target.model, plan.target.gpu, settings, plan.memory).held_bytes

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import ProgressBar, note, print_json
-from legroom.cli.server_options import gpu_count, split_words
-from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.output import note, print_answer, progress_bar
+from legroom.cli.shared_options import add_latency_goals, add_sweep_options, gpu_count, split_words, sweep_executor
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -22,19 +20,23 @@ if TYPE_CHECKING:
     from legroom.vllm.args import ServeArgs
 
 _SYNTHETIC_S = 60
-"""Length of a synthetic load: a few answers of most servers. The replay repeats it where that is too short."""
+"""Duration of a synthetic load: several times the duration of one answer. The replay repeats shorter loads."""
 _FEWEST_REQUESTS, _MOST_REQUESTS = 200, 5000
-"""Enough requests for a p99, and no more than replay in a second."""
+"""200 requests are enough for a p99; 5,000 replay within a second."""
 _EXAMPLE = "as in legroom size MODEL --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50"
 
-_DESCRIPTION = """\
+USAGE = (
+    "legroom size MODEL... (--context LEN --concurrency N | --rate R --prompt LEN --answer LEN) [options] "
+    "[any vLLM flag]"
+)
+DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
 how the model is split over them, what stays free, and which part of the memory is the limit. Every row is a full plan.
 
 With --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one server, serve
 it within --ttft and --tpot, and what they cost per hour and per million output tokens, each with a range."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom size llama-3.1-8b --context 4k --concurrency 16
   legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --max-gpus 4
@@ -50,16 +52,7 @@ exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something n
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's own options; vLLM's flags are taken too."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "size",
-        usage="legroom size MODEL... (--context LEN --concurrency N | --rate R --prompt LEN --answer LEN) [options] "
-        "[any vLLM flag]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
     load.add_argument(
         "--context",
@@ -82,7 +75,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser
 
 
 def _add_rate_options(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +88,7 @@ def _add_rate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Models and vLLM's flags stand beside the own options."""
+    """The namespace of the command's own options, with `models` and vLLM's words."""
     own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     args.models = []
@@ -107,7 +99,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """Size, print, and answer with 0 where any GPU holds a model."""
     import os
 
     from legroom.api.size_report import SizeReport
@@ -128,18 +119,10 @@ def run(args: argparse.Namespace) -> int:
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
     goal = _goal(args)
-    executor, bar = executor_of(args, workers=None if args.matrix else 1), ProgressBar("sizing")
-    try:
-        rows = size_models(models, used, serve_args, goal, cards, executor, bar)
-    finally:
-        bar.clear()
-    report = SizeReport(tuple(rows), goal, used)
-    if args.json:
-        print_json(report.json())
-    else:
-        from legroom.drawing.terminal import style_of
-
-        sys.stdout.write(report.text(style_of(sys.stdout), matrix=args.matrix))
+    with progress_bar("sizing") as bar:
+        executor = sweep_executor(args, workers=None if args.matrix else 1)
+        report = SizeReport(tuple(size_models(models, used, serve_args, goal, cards, executor, bar)), goal, used)
+    print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
 
 
@@ -173,9 +156,10 @@ def _is_rate(args: argparse.Namespace) -> bool:
 def _run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
-    """Size, print, and answer with 0 where any card holds the load."""
+    """Prints how many GPUs serve the load; the exit code is 1 where no card does."""
     from legroom.facts.gpus import list_prices
     from legroom.planning.sizing import read_price_file
+    from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
     from legroom.units import parse_length
     from legroom.vllm.resolve import served_model
@@ -186,23 +170,14 @@ def _run_rate(
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
     each_args = tuple(replace(serve, model=name) for name in models)
-    # Read here, not where a card is sized: files and the Hub's cache are this machine's.
+    # Models are read here, because workers may run on other machines.
     task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
-    executor, bar = executor_of(args, workers=1), ProgressBar("sizing")
-    try:
-        sized = size_fleets(task, cards, executor, bar)
-    finally:
-        bar.clear()
+    with progress_bar("sizing") as bar:
+        sized = size_fleets(task, cards, sweep_executor(args, workers=1), bar)
     names = [model.name for model in task.models for _ in cards]
     rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
     report = FleetReport(load, release, rows, prices, most, not args.prices)
-    if args.json:
-        print_json(report.as_json())
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.size_text import fleet_size_text
-
-        sys.stdout.write(fleet_size_text(report, style_of(sys.stdout)))
+    print_answer(args.json, report.as_json, lambda style: fleet_size_text(report, style))
     return OK if report.holds else ANSWER_IS_NO
 
 

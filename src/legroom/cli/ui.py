@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_json_line
 from legroom.errors import OK, UNREACHABLE, LegroomError
@@ -18,14 +17,15 @@ _PORT = 8400
 _TOKEN_VARIABLE = "LEGROOM_API_TOKEN"
 _WATCH_PACKAGES = ("aiohttp", "psutil")
 """What `--watch` needs beyond `legroom[ui]`."""
-_DESCRIPTION = """\
+USAGE = "legroom ui [--port N] [--watch URL ...] | --api-only [--workers N] [--timeout S] | --static DIR"
+DESCRIPTION = """\
 Plan, diagnose, simulate, watch and look up causes on a page. It is served on this machine alone, unless --host says
 otherwise; then a token is needed, and printed. The same over HTTP: /openapi.json describes it. --static writes the
 page as plain files for any web host: the engine then runs in the visitor's browser, and nothing is sent anywhere.
 --api-only serves the HTTP API without the page, for other programs and for replicas in a cluster: /healthz, /readyz and
 /metrics need no token; an address that others can reach needs one (LEGROOM_API_TOKEN), or --no-token."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom ui --open
   legroom ui --port 9000 --watch http://gpu1:8000 --watch http://gpu2:8000
@@ -39,14 +39,7 @@ exit codes: 0 it ended, 2 the call is wrong or the port is in use, 3 something n
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "ui",
-        usage="legroom ui [--port N] [--watch URL ...] | --api-only [--workers N] [--timeout S] | --static DIR",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)"
     )
@@ -72,7 +65,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     api.add_argument("--workers", metavar="N", type=int, help="requests that are worked on at once (default: 4 to 8)")
     api.add_argument("--timeout", metavar="S", type=float, default=60.0, help="seconds per request (default: 60)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -174,5 +166,5 @@ def _write_static(args: argparse.Namespace) -> int:
     if args.json:
         print_json_line(written.as_json())
     else:
-        sys.stdout.write(written.text())
+        print(written.text(), end="")
     return OK

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import note, print_json
-from legroom.cli.server_options import add_machine_options, add_source_options, described_machine, described_server
-from legroom.cli.server_options import parse as parse_words
+from legroom.cli.output import note, print_answer
+from legroom.cli.shared_options import add_machine_options, add_source_options, described_machine, described_server
+from legroom.cli.shared_options import parse as parse_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.records import dataclass
 
@@ -26,16 +25,17 @@ if TYPE_CHECKING:
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
 _POOL_OFF = 0.05
-"""A pool that differs by more than a plan does: something was not told."""
+"""A planned pool that differs by more than 5 % was planned without some flag of the server."""
 _CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
 
-_DESCRIPTION = """\
+USAGE = "legroom upgrade [FROM] TO --gpu NAME [options] [-- vllm serve ...]"
+DESCRIPTION = """\
 What the same vLLM command does on another release: how its KV cache changes, byte by byte, and why; its blocks and
 tokens, and what vLLM's own log line means by them; flags that are refused, renamed or have another default; metrics and
 alerts that vanish; memory bugs that are fixed or introduced; and the command that keeps today's capacity. Needs no GPU.
 FROM may be left out where the input names its release: an image's tag, a file, a running server."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom upgrade 0.19.1 0.32.0 --gpu h100 -- vllm serve meta-llama/Llama-3.1-8B
   legroom upgrade 0.10.2 0.32.0 --all --gpu a100-80gb -- vllm serve Qwen/Qwen3-32B --max-model-len 32768
@@ -47,15 +47,7 @@ exit codes: 0 it starts on the other release, 1 it does not, 2 the call is wrong
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's own options; vLLM's flags are taken too."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "upgrade",
-        usage="legroom upgrade [FROM] TO --gpu NAME [options] [-- vllm serve ...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where it runs")
     add_machine_options(where)
     add_source_options(parser)
@@ -66,12 +58,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out = parser.add_argument_group("output")
     out.add_argument("--all", action="store_true", help="every release between the two, and where it changed")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.set_defaults(prog="legroom upgrade")
-    return parser
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The releases come first, beside the own options and vLLM's flags."""
+    """The namespace of the command's own options, with `releases` and vLLM's words."""
     args = parse_words(parser, words)
     args.releases = []
     while args.vllm_words and len(args.releases) < 2 and _RELEASE.fullmatch(args.vllm_words[0]):
@@ -80,25 +70,23 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print, and answer with 1 where a server does not start on the other release."""
+    from legroom.render.upgrade_text import upgrade_text
+
     _check_words(args)
     target = _release(args.releases[-1])
-    asked = _release(args.releases[0]) if len(args.releases) == 2 else None
-    made = [_upgrade(server, target, args) for server in _servers(args, asked)]
-    if args.json:
-        documents = [_json(each) for each in made]
-        print_json(documents[0] if len(documents) == 1 else {**documents[0], "servers": documents})
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.upgrade_text import upgrade_text
-
-        style = style_of(sys.stdout)
-        sys.stdout.write("\n".join(upgrade_text(each, _alerts(each), style) for each in made))
+    current = _release(args.releases[0]) if len(args.releases) == 2 else None
+    made = [_upgrade(server, target, args) for server in _servers(args, current)]
+    documents = [{**each.to_json(), "alerts": list(_alerts(each))} for each in made] if args.json else []
+    print_answer(
+        args.json,
+        lambda: documents[0] if len(documents) == 1 else {**documents[0], "servers": documents},
+        lambda style: "\n".join(upgrade_text(each, _alerts(each), style) for each in made),
+    )
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    """Refuse a stray word that is no release, and an input that names no release or no server."""
+    """Raises LegroomError where a word is no release, or no release or server is given."""
     sources = (args.command_words, args.line, args.file, args.python, args.url)
     stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
     if any(sources) and stray is not None:
@@ -143,23 +131,23 @@ def _upgrade(server: RunningServer, target: Release, args: argparse.Namespace) -
     return made
 
 
-def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[RunningServer]:
+def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[RunningServer]:
     """Every server of the input."""
-    args.vllm = asked.version if asked else None
+    args.vllm = current.version if current else None
     if args.url:
-        yield _running(args, asked)
+        yield _running(args, current)
         return
-    count = _count(args, asked)
+    count = _count(args, current)
     for number in range(count):
         args.server = number if count > 1 else None
         deployment = described_server(args)
-        if asked is None and deployment.release_hint is None:
+        if current is None and deployment.release_hint is None:
             raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
         machine = described_machine(args, deployment)
-        yield RunningServer(replace(deployment, release=asked or deployment.release), machine)
+        yield RunningServer(replace(deployment, release=current or deployment.release), machine)
 
 
-def _count(args: argparse.Namespace, asked: Release | None) -> int:
+def _count(args: argparse.Namespace, current: Release | None) -> int:
     """How many servers a file starts; one for every other input."""
     if not args.file:
         return 1
@@ -168,10 +156,10 @@ def _count(args: argparse.Namespace, asked: Release | None) -> int:
     from legroom.deployments.source_text import read_text
     from legroom.planning.file_plans import started_servers
 
-    return max(1, len(started_servers(args.file, read_text(Path(args.file)), asked)[0]))
+    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0]))
 
 
-def _running(args: argparse.Namespace, asked: Release | None) -> RunningServer:
+def _running(args: argparse.Namespace, current: Release | None) -> RunningServer:
     from legroom.deployments.deployment import Deployment
     from legroom.deployments.described import deployment_from_words
     from legroom.facts.releases import logged_release
@@ -184,7 +172,7 @@ def _running(args: argparse.Namespace, asked: Release | None) -> RunningServer:
         raise LegroomError("--url says what runs, and so does another option", "give one of them")
     key = args.api_key or (os.environ.get("VLLM_API_KEY") if is_loopback(args.url) else None)
     server = running_server(args.url, key, verify_tls=not args.insecure)
-    release = asked or logged_release(server.version)
+    release = current or logged_release(server.version)
     deployment = Deployment(ServeArgs(server.model), release)
     card = make_target(deployment.args, release, replace(described_machine(args, deployment), gpus=None)).gpu
     shown = replace(deployment, args=server.serve_args(card, release))
@@ -200,7 +188,3 @@ def _alerts(made: Upgrade) -> tuple[str, ...]:
     from legroom.exports.prometheus.alerts import silenced_alerts
 
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})
-
-
-def _json(made: Upgrade) -> dict[str, Any]:
-    return {**made.to_json(), "alerts": list(_alerts(made))}

@@ -1,4 +1,4 @@
-"""`legroom verify`: does a server hold what was planned? Asked of the server itself, under load."""
+"""`legroom verify`: a load test of a running server against its plan."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import ProgressBar, print_json, write_file
+from legroom.cli.output import print_answer, progress_bar, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 
-_DESCRIPTION = """\
+USAGE = "legroom verify URL [--plan FILE] [--load LOAD] [options]"
+DESCRIPTION = """\
 Test a server: health and model, one completion, a request at the full context, then a ramp to the planned number of
 requests at a time with prompts of the planned lengths, while its metrics are watched. It passes if nothing failed,
 nothing was preempted, the KV pool was as planned and memory did not grow. It ends by itself, after a bounded number of
 requests and seconds. It loads the server to its limit, so one that is not on this machine needs --yes-load-remote."""
 
-_EPILOG = """\
+EPILOG = """\
 loads: chat, code, long-prompts, full (all at the full context), lengths such as 512/128, a mix such as
 'prompt=lognormal(800,0.5) output=100 prefix=4,512' (see legroom simulate), or a trace file
 
@@ -35,14 +36,7 @@ exit codes: 0 verified, 1 not verified, 2 the call is wrong, 3 the server cannot
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "verify",
-        usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="of an OpenAI-compatible server, such as http://127.0.0.1:8000")
     asked = parser.add_argument_group("what is asked of it")
     asked.add_argument("--plan", metavar="FILE", help="the output of legroom plan --json: the pool must be as planned")
@@ -67,37 +61,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture of KV use and queue")
     out.add_argument("--report", metavar="FILE", help="write the page to a file too (JSON if it ends in .json)")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify, show, and say by the exit code whether it holds."""
     request = _request(args)
     from legroom.render.verify_page import verification_svg, verification_text
     from legroom.verify.verification_run import verify
 
-    bar = ProgressBar("verifying")
-    try:
+    with progress_bar("verifying") as bar:
         verification = verify(request, bar)
-    finally:
-        bar.clear()
-    if args.json:
-        print_json(verification.json())
-    else:
-        from legroom.drawing.terminal import style_of
-
-        sys.stdout.write(verification_text(verification, style_of(sys.stdout)))
-    sys.stdout.flush()  # a file that cannot be written must not cost the answer
+    print_answer(args.json, verification.json, lambda style: verification_text(verification, style))
+    sys.stdout.flush()  # the answer is printed even if a file below cannot be written
     if args.svg:
         write_file(args.svg, verification_svg(verification), "picture")
     if args.report:
         import json
 
-        as_json = args.report.endswith(".json")
+        document = json.dumps(verification.json(), indent=1) + "\n"
         write_file(
-            args.report,
-            json.dumps(verification.json(), indent=1) + "\n" if as_json else verification_text(verification),
-            "report",
+            args.report, document if args.report.endswith(".json") else verification_text(verification), "report"
         )
     if verification.interrupted:
         return _INTERRUPTED
@@ -119,7 +101,7 @@ def _request(args: argparse.Namespace) -> VerificationRequest:
             )
     return VerificationRequest(
         url=args.url,
-        api_key=args.api_key or _key_around(args.url),
+        api_key=args.api_key or _environment_key(args.url),
         planned=planned_pool(args.plan) if args.plan else None,
         load=args.trace or args.load,
         concurrency=_number(args.concurrency, "--concurrency", 1),
@@ -132,8 +114,8 @@ def _request(args: argparse.Namespace) -> VerificationRequest:
     )
 
 
-def _key_around(url: str) -> str | None:
-    """The key of the environment, unless the address itself says who asks."""
+def _environment_key(url: str) -> str | None:
+    """The API key of the environment; None where the URL has credentials."""
     from legroom.live.metrics.endpoint import endpoint
 
     if "Authorization" in endpoint(url).headers:

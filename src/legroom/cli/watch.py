@@ -7,9 +7,9 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from legroom.cli.output import note, print_json, print_json_line
+from legroom.cli.output import note, print_answer, print_json_line, print_text
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from legroom.sidecar.watch_config import SidecarConfig
     from legroom.sidecar.watch_session import WatchSession
 
-_DESCRIPTION = """\
+USAGE = "legroom watch URL ... [options]"
+DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
 this machine; a state and a sentence for each, a forecast, and incidents. On a terminal a live page; elsewhere, or with
 --once, check once and end with an exit code. --daemon runs the sidecar, which notifies and, if allowed to, acts."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   legroom watch http://gpu1:8000 http://gpu2:8000
   legroom watch localhost:8000 --once
@@ -41,10 +42,7 @@ exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what l
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "watch", usage="legroom watch URL ... [options]", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", nargs="*", metavar="URL", help="servers, such as http://127.0.0.1:8000")
     where = parser.add_argument_group("other places to find servers")
     where.add_argument("--prometheus", metavar="URL", help="every vLLM that this Prometheus scrapes")
@@ -80,7 +78,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"
     )
     sidecar.add_argument("--rehearse", metavar="FILE", help="what it would have done with a recording or a journal")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,6 +116,7 @@ def _check_record(args: argparse.Namespace) -> None:
 
 
 def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
+    from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import check_once
 
     session = _session(args, None, config)
@@ -128,21 +126,13 @@ def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
     if not views:
         hint = "is the selector right?" if config.kubernetes else "does it scrape a vLLM, and does --match name one?"
         raise LegroomError("no server was found", hint, UNREACHABLE)
-    _show(views, args.json)
-    return _code(views)
+    print_answer(
+        args.json, lambda: {"servers": [view.to_json() for view in views]}, lambda style: servers_text(views, style)
+    )
+    return _exit_code(views)
 
 
-def _show(views: Sequence[ServerView], as_json: bool) -> None:
-    if as_json:
-        print_json({"servers": [view.to_json() for view in views]})
-        return
-    from legroom.drawing.terminal import style_of
-    from legroom.render.watch_text import servers_text
-
-    sys.stdout.write(servers_text(views, style_of(sys.stdout)))
-
-
-def _code(views: Sequence[ServerView]) -> int:
+def _exit_code(views: Sequence[ServerView]) -> int:
     """The exit code: an incident goes before an unreachable server."""
     if any(view.has_incident and view.state != "unreachable" for view in views):
         return ANSWER_IS_NO
@@ -190,12 +180,13 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
         session.close()
     if page.problem:
         raise page.problem
-    return _code(list(session.views.values()))
+    return _exit_code(list(session.views.values()))
 
 
 def _replay(args: argparse.Namespace) -> int:
     """Replays a recording: a line per change, then the final state; or JSON lines."""
     from legroom.render.incident_text import when
+    from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed
 
     session = _session(args, None, _config(args))
@@ -212,7 +203,7 @@ def _replay(args: argparse.Namespace) -> int:
                 print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
         print(f"\n{session.scrapes:,} scrapes, {opened} incident{'s' if opened != 1 else ''}\n")
-        _show(list(session.views.values()), False)
+        print_text(lambda style: servers_text(list(session.views.values()), style))
     return ANSWER_IS_NO if opened else OK
 
 
@@ -222,13 +213,10 @@ def _rehearse(args: argparse.Namespace) -> int:
     from legroom.sidecar.policy_dry_run import dry_run
 
     result = dry_run(Path(args.rehearse), _config(args))
-    if args.json:
-        print_json(result.to_json())
-        return OK
-    for event in result.events:
-        print(f"{when(event.time_s)}  {event.server}  {event.text}")
+    lines = [f"{when(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
     servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
-    print(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken")
+    lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
+    print_answer(args.json, result.to_json, lambda _: "".join(lines))
     return OK
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import print_json
+from legroom.cli.output import print_answer
 from legroom.errors import OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
@@ -22,12 +21,13 @@ _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_a
 """Labels that may name the node pool, in order of preference."""
 _RELEASE_LABELS = ("vllm_version", "version", "app_kubernetes_io_version", "app_version", "image_tag")
 _SERVER_LABELS = ("cluster", "namespace", "pod", "instance", "job")
-_STEPS = 2000
-"""Maximum number of evaluations for the group's peak."""
+_MAX_EVALUATIONS = 2000
+"""Subquery evaluations for the peak of a group."""
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
     from legroom.exports.prometheus.alert_levels import duration
+    from legroom.render.watch_text import fleet_text
 
     if config.prometheus is None:
         raise LegroomError("--fleet looks at a fleet through Prometheus", "add --prometheus URL")
@@ -37,13 +37,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
     view = asyncio.run(_view(args, prometheus_source(config.prometheus), config.prometheus.matchers, window_s))
     if not view.groups:
         raise LegroomError("no server was found", "does it scrape a vLLM, and does --match name one?", UNREACHABLE)
-    if args.json:
-        print_json(view.to_json())
-    else:
-        from legroom.drawing.terminal import style_of
-        from legroom.render.watch_text import fleet_text
-
-        sys.stdout.write(fleet_text(view, duration(window_s), style_of(sys.stdout)))
+    print_answer(args.json, view.to_json, lambda style: fleet_text(view, duration(window_s), style))
     return OK
 
 
@@ -60,7 +54,7 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
     from legroom.exports.prometheus.alert_levels import duration
     from legroom.exports.prometheus.measures import Measures, grouped
 
-    window, step = duration(window_s), duration(60 * math.ceil(window_s / _STEPS / 60))
+    window, step = duration(window_s), duration(60 * math.ceil(window_s / _MAX_EVALUATIONS / 60))
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
     each = Measures(None, matchers, f"by ({', '.join((*group, *_SERVER_LABELS))})")

@@ -63,7 +63,7 @@ class Deployment:
     """The place of its command."""
 
 
-def deployment_from_command(text: str, asked: Release | None = None) -> Deployment:
+def deployment_from_command(text: str, requested: Release | None = None) -> Deployment:
     """The first server of a shell line or script."""
     if len(text) > MAX_FILE_BYTES:
         raise LegroomError("the command is too long to be one", f"legroom reads at most {MAX_FILE_BYTES:,} characters")
@@ -77,16 +77,16 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
         raise LegroomError(
             f"no vLLM server in the command {shown!r}", _RAY_SERVE_HINT if _is_ray_serve(subjects) else _NO_SERVER_HINT
         )
-    return _first_of(servers, text, asked)
+    return _first_of(servers, text, requested)
 
 
-def deployment_from_file(path: str | Path, asked: Release | None = None, number: int | None = None) -> Deployment:
+def deployment_from_file(path: str | Path, requested: Release | None = None, number: int | None = None) -> Deployment:
     """The first server of a file of any kind, or the one at index `number`."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     where = Path(path)
     text = read_text(where)
-    parts = list(read_file(str(where), text, asked or latest()))
+    parts = list(read_file(str(where), text, requested or latest()))
     servers = [server for part in parts for server in part.servers]
     subjects = [subject for part in parts for subject in part.subjects]
     if _has_open_quote(subjects, servers):
@@ -98,11 +98,11 @@ def deployment_from_file(path: str | Path, asked: Release | None = None, number:
     ):
         raise _template(where)
     if number is not None:
-        return _with_api_key(deployment_of(servers[number], asked), text)
-    return _first_of(servers, text, asked)
+        return _with_api_key(deployment_of(servers[number], requested), text)
+    return _first_of(servers, text, requested)
 
 
-def deployment_from_python(text: str, asked: Release | None = None, name: str = "the source") -> Deployment:
+def deployment_from_python(text: str, requested: Release | None = None, name: str = "the source") -> Deployment:
     """The `LLM(...)` or engine arguments of Python source; keyword arguments alone are those of `LLM(...)`."""
     from legroom.deployments.python_reader import parsed, python_subjects  # only source needs it
 
@@ -118,7 +118,7 @@ def deployment_from_python(text: str, asked: Release | None = None, name: str = 
     servers = _servers(python_subjects(Text(name, source)))
     if not servers:
         raise _no_call(name)
-    return _first_of(servers, text, asked)
+    return _first_of(servers, text, requested)
 
 
 def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
@@ -173,19 +173,19 @@ def _no_call(name: str) -> LegroomError:
     return LegroomError(f"no LLM(...), EngineArgs(...) or AsyncEngineArgs(...) in {name}", _NO_SERVER_HINT)
 
 
-def _first_of(servers: Sequence[StartedServer], text: str, asked: Release | None) -> Deployment:
-    deployment = _with_api_key(deployment_of(servers[0], asked), text)
+def _first_of(servers: Sequence[StartedServer], text: str, requested: Release | None) -> Deployment:
+    deployment = _with_api_key(deployment_of(servers[0], requested), text)
     if len(servers) < 2:
         return deployment
     more = f"{len(servers)} servers were found; this is the first, at line {servers[0].place.line}"
     return replace(deployment, notes=(*deployment.notes, more))
 
 
-def deployment_of(server: StartedServer, asked: Release | None = None) -> Deployment:
+def deployment_of(server: StartedServer, requested: Release | None = None) -> Deployment:
     hint = server.named_release
-    used = asked or (release(hint) if hint else latest())
+    used = requested or (release(hint) if hint else latest())
     words = [word.text for word in server.words]
-    notes = [] if asked or hint else [f"no release is named; read as vLLM {used}, the newest known"]
+    notes = [] if requested or hint else [f"no release is named; read as vLLM {used}, the newest known"]
     if server.call is not None:
         from legroom.deployments.python_reader import parse_call  # only Python source needs it
 

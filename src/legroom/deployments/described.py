@@ -8,15 +8,13 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.releases import latest
+from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
-from legroom.vllm.args import ServeArgs
+from legroom.vllm.args import ServeArgs, Usage
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import Usage
     from legroom.vllm.flag_problems import FlagProblem
 
 _SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")

@@ -6,17 +6,17 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice, product
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
-from legroom.deployments.launchers import KSERVE, launcher_command
-from legroom.deployments.node_gpus import possible_gpus
-from legroom.deployments.server_words import expand, server_start
+from legroom.deployments.server_words import KSERVE, expand, launcher_command, server_start
 from legroom.deployments.shell.lexer import Word, placed_env
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
+from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
 
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _KSERVE_FLAGS = ("--backend", "--task", "--model-dir")
@@ -260,3 +260,55 @@ def _grace(container: Node, pod: Node) -> TimeLimit:
     if node is None or node.scalar is None:
         return TimeLimit(_GRACE_S, container.source.place(container.offset))
     return TimeLimit(float_at(pod, "terminationGracePeriodSeconds", _GRACE_S), node.source.place(node.offset))
+
+
+_REQUIRED_NODES = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+_MIG_PROFILE = re.compile(r".*\bmig (.+)")
+
+
+def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[str, ...]:
+    """The GPUs that a pod may run on, as `--gpu` accepts them; empty where nothing names one."""
+    for described in metadata:
+        written = described.text("annotations", GPU_ANNOTATION) if described is not None else ""
+        if written:
+            return tuple(name.strip() for name in written.split(",") if name.strip())
+    named = tuple(dict.fromkeys(filter(None, map(gpu_of_labels, _label_sets(pod)))))
+    part = _slice(container)
+    if not part:
+        return named
+    profile = _MIG_PROFILE.match(part)
+    whole = [f"{name} mig {profile[1]}" for name in named if profile and " mig " not in name.lower()]
+    return tuple(name for name in whole if gpu_of_labels({"nvidia.com/gpu.product": name})) or (part,)
+
+
+def _slice(container: Node) -> str:
+    for side in ("limits", "requests"):
+        amounts = container.get("resources", side)
+        for name, _ in amounts.items() if amounts else ():
+            if part := gpu_of_resource(name):
+                return part
+    return ""
+
+
+def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
+    """The label sets of the nodes that the pod accepts."""
+    selector = pod.get("nodeSelector")
+    fixed = {key: value.scalar or "" for key, value in selector.items()} if selector else {}
+    terms = pod.get(*_REQUIRED_NODES)
+    choices = [_choices(term) for term in terms.list()] if terms is not None else []
+    for chosen in choices or [{}]:
+        names, values = list(chosen), [chosen[name] for name in chosen]
+        for combination in islice(product(*values), 32):
+            yield fixed | dict(zip(names, combination, strict=True))
+
+
+def _choices(term: Node) -> dict[str, list[str]]:
+    """The values of GPU labels that a node selector term requires with `In`."""
+    wanted = naming_labels()
+    expressions = term.get("matchExpressions")
+    chosen: dict[str, list[str]] = {}
+    for expression in expressions.list() if expressions is not None else ():
+        key, values = expression.text("key"), expression.get("values")
+        if key in wanted and expression.text("operator") == "In" and values is not None:
+            chosen[key] = [value.scalar or "" for value in values.list()]
+    return chosen

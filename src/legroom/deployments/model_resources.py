@@ -1,4 +1,4 @@
-"""Resources whose controller makes the pod: KServe's LLMInferenceService and KubeAI's Model."""
+"""Models whose pod is made for them: KServe's LLMInferenceService, KubeAI's Model, vLLM's production stack."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from legroom.deployments.container_images import kubernetes_bytes
-from legroom.deployments.kubernetes_reader import env_list, gpu_limit, start_limit, words_of_variable
-from legroom.deployments.node_gpus import GPU_ANNOTATION, possible_gpus
+from legroom.deployments.kubernetes_reader import env_list, gpu_limit, possible_gpus, start_limit, words_of_variable
 from legroom.deployments.server_words import expand
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.node_labels import gpu_of_profile
+from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_profile
 
 _PARALLEL = (
     ("tensor", "--tensor-parallel-size"),
@@ -67,9 +66,9 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += words_of_variable(more, document.source)
     served = serve_words(uri)[:2] if has_model_flag(tuple(given)) else serve_words(uri)
-    asked = tuple(_parallel(workload))
+    requested = tuple(_parallel(workload))
     on_one_node = not own_templates and workload.get("worker") is None
-    passed_on = tuple(word for key, word in asked if not on_one_node or key == "tensor")
+    passed_on = tuple(word for key, word in requested if not on_one_node or key == "tensor")
     words = (*served, *passed_on, *given)
     place = document.source.place
     return StartedServer(
@@ -86,7 +85,7 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
         memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")) if container else None,
         start_limit=start_limit(container) if container else None,
         read_as=_read_as(document),
-        remarks=tuple(_not_passed_on(asked, given)) if on_one_node else (),
+        remarks=tuple(_not_passed_on(requested, given)) if on_one_node else (),
     )
 
 
@@ -116,11 +115,11 @@ def _parallel(workload: Node) -> Iterator[tuple[str, Word]]:
         yield key, Word(flag, expert.offset)
 
 
-def _not_passed_on(asked: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
+def _not_passed_on(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
     """Sentences about parallelism that KServe does not pass on to a vLLM on one node."""
     flags = {word.text.partition("=")[0].replace("_", "-") for word in given}
     flags |= {_SHORT[flag] for flag in flags & _SHORT.keys()}
-    for key, word in asked:
+    for key, word in requested:
         flag, _, size = word.text.partition("=")
         if size == "1" or flag in flags:
             continue
@@ -205,3 +204,62 @@ def serve_words(uri: Node) -> tuple[Word, ...]:
     scheme, _, name = text.partition("://")
     model = name.partition("?")[0] if scheme == "hf" else text
     return Word("vllm", uri.offset), Word("serve", uri.offset), Word(model, uri.offset, model)
+
+
+_STACK_VALUES = {
+    "maxModelLen": "--max-model-len",
+    "dtype": "--dtype",
+    "tensorParallelSize": "--tensor-parallel-size",
+    "pipelineParallelSize": "--pipeline-parallel-size",
+    "maxNumSeqs": "--max-num-seqs",
+    "gpuMemoryUtilization": "--gpu-memory-utilization",
+    "maxLoras": "--max-loras",
+    "runner": "--runner",
+    "convert": "--convert",
+}
+_STACK_SWITCHES = {"enableChunkedPrefill": "--enable-chunked-prefill", "enablePrefixCaching": "--enable-prefix-caching"}
+"""Keys of `vllmConfig` in the chart's template deployment-vllm-multi.yaml."""
+
+
+def is_model_spec(node: Node) -> bool:
+    """Whether a mapping is an entry of `modelSpec`."""
+    return bool(node.text("modelURL")) and any(
+        node.get(key) is not None for key in ("vllmConfig", "requestGPU", "repository")
+    )
+
+
+def model_spec_server(node: Node) -> StartedServer:
+    url = node.get("modelURL") or node
+    repository, tag = node.text("repository"), node.text("tag")
+    requested = node.text("requestGPU")
+    place = node.source.place
+    return StartedServer(
+        "kubernetes",
+        (Word("vllm", url.offset), Word("serve", url.offset), url.word(), *_stack_flags(node)),
+        env_list(node.get("env")),
+        place,
+        place(url.offset),
+        image=f"{repository}:{tag}" if repository and tag else repository,
+        in_container=True,
+        shm="mounted",  # by the chart where there are several ranks
+        gpus=gpu_limit(node) or (int(requested) if requested.isdecimal() and int(requested[:5]) else None),
+        gpu_names=possible_gpus(node, node),
+        memory_limit_bytes=kubernetes_bytes(node.text("limitMemory") or node.text("resources", "limits", "memory")),
+        read_as="a model of vLLM's production stack",
+    )
+
+
+def _stack_flags(node: Node) -> Iterator[Word]:
+    settings = node.get("vllmConfig")
+    for key, value in settings.items() if settings is not None else ():
+        if value.scalar is None or value.scalar == "":
+            continue
+        if key in _STACK_VALUES:
+            yield Word(f"{_STACK_VALUES[key]}={value.scalar}", value.offset)
+        elif key in _STACK_SWITCHES:
+            switch = _STACK_SWITCHES[key]
+            yield Word(switch if value.scalar == "true" else switch.replace("--", "--no-", 1), value.offset)
+    given = settings.get("extraArgs") if settings is not None else None
+    yield from (item.word() for item in (given.list() if given is not None else ()) if item.scalar is not None)
+    if node.text("enableLoRA") == "true":
+        yield Word("--enable-lora", node.offset)

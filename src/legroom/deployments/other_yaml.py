@@ -15,8 +15,7 @@ from legroom.deployments.compose_reader import compose_env, compose_words
 from legroom.deployments.file_kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes_reader import env_list
 from legroom.deployments.markdown import FENCE, START
-from legroom.deployments.model_resources import is_kubeai_model, kubeai_server
-from legroom.deployments.production_stack import is_model_spec, model_spec_server
+from legroom.deployments.model_resources import is_kubeai_model, is_model_spec, kubeai_server, model_spec_server
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.shell.lexer import Word, placed_env
 from legroom.deployments.shell.shell_script import read_shell

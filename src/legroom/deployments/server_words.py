@@ -1,9 +1,13 @@
-"""The words of a command that start vLLM, and its variables."""
+"""The words of a command that start vLLM or a launcher of its engine, and the variables in them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+
+from legroom.deployments.shell.lexer import Word
+from legroom.facts.flags import flag_name, flags_ever
+from legroom.records import dataclass
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """`NAME=value` before a command."""
@@ -14,6 +18,12 @@ _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
 """Options of other programs (`ramalama --runtime vllm serve`), whose arguments follow."""
 _API_SERVER_FILE = "entrypoints/openai/api_server.py"
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+
+
+DYNAMO = "dynamo.vllm"
+"""Dynamo's worker; its other modules start no engine."""
+KSERVE = "KServe's Hugging Face runtime"
+"""It contains its own release of vLLM."""
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
@@ -74,3 +84,39 @@ def expand(word: str, env: Mapping[str, str]) -> str:
         return variable[2] or variable[0]
 
     return _VARIABLE.sub(value, word) if "$" in word else word
+
+
+@dataclass(frozen=True)
+class LauncherCommand:
+    launcher: str
+    words: tuple[Word, ...]
+    """The equivalent `vllm serve` command."""
+
+
+def launcher_command(words: tuple[Word, ...]) -> LauncherCommand | None:
+    """`python -m dynamo.vllm ...` as a `vllm serve` command; None for other commands."""
+    for i, word in enumerate(words[1:], 1):
+        if word.text == DYNAMO and words[i - 1].text == "-m":
+            head = (Word("vllm", word.offset), Word("serve", word.offset))
+            return LauncherCommand(DYNAMO, (*head, *vllm_flags(words[i + 1 :])))
+    return None
+
+
+def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:
+    """The words without flags that no release of vLLM has, and without their values."""
+    kept: list[Word] = []
+    keeps = True
+    for word in given:
+        if word.text.startswith("-"):
+            keeps = _is_vllms(word.text.partition("=")[0])
+        if keeps:
+            kept.append(word)
+    return tuple(kept)
+
+
+def _is_vllms(name: str) -> bool:
+    table = flags_ever()
+    if not name.startswith("--"):
+        return name in table
+    plain = flag_name(name.partition(".")[0])
+    return plain in table or (plain.startswith("--no-") and "--" + plain[5:] in table)

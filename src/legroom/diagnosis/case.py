@@ -26,7 +26,7 @@ _FAILED_ALLOCATIONS = (
     "hbm_oom",
 )
 BOILERPLATE = ("ray_worker_died",)
-"""What a supervisor prints of every worker that ends, whatever ended it."""
+"""Messages that a supervisor prints whenever a worker ends."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Case:
     source: str = ""
     lines: int = 0
     black_box: BlackBox | None = None
-    """The record that a worker of this run left, where one was found."""
+    """The black box of a worker of this run."""
     black_box_line: int = 1
-    """The line that names it, or that it is."""
+    """The line that names the black box."""
     recorded_frames: frozenset[str] = frozenset()
-    """Which known places the record's own stack went through: a log may break its traceback, or print others first."""
+    """Known functions in the stack of the black box, which is complete where the log's traceback may not be."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         """Every evidence with one of these ids."""
@@ -58,6 +58,11 @@ class Case:
         """The last evidence with one of these ids."""
         return next((evidence for evidence in reversed(self.evidence) if evidence.id in ids), None)
 
+    def number(self, id_: str, name: str) -> int | None:
+        """A whole number that the first evidence with this id prints."""
+        evidence = self.first(id_)
+        return evidence.number(name) if evidence else None
+
     def has(self, *ids: str) -> bool:
         """Whether there is evidence with one of these ids."""
         return self.first(*ids) is not None
@@ -68,7 +73,7 @@ class Case:
         failures = [evidence for evidence in self.evidence if evidence.role in FAILING]
         if not failures:
             return self.first("exception")
-        # The server went on after a warning; where it also failed, that is what ended it.
+        # The server continues after a warning, so errors are preferred.
         failures = [evidence for evidence in failures if not evidence.is_warning] or failures
         timed = [evidence for evidence in failures if evidence.time]
         if len(timed) == len(failures):
@@ -79,8 +84,8 @@ class Case:
     def last_error(self) -> Evidence | None:
         """The last error that states a reason of its own."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
-        told = (item for item in errors if not item.is_warning and item is not self.truncated_error)
-        return next((item for item in told if item.id not in BOILERPLATE), None)
+        reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
+        return next((item for item in reasons if item.id not in BOILERPLATE), None)
 
     @cached_property
     def truncated_error(self) -> Evidence | None:
@@ -116,8 +121,7 @@ class Case:
         """Whether the server had finished starting."""
         if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line"):
             return True
-        # Old releases used as a library say nothing more than that they are done with the graphs, or without graphs
-        # the size of the pool.
+        # Old releases used as a library log nothing after the graphs, or in eager mode after the size of the pool.
         eager = self.startup.args.enforce_eager and self.engine.generation != "V1"
         return self.startup.outcome == "started" and (bool(eager) or self.has("captured"))
 
@@ -162,7 +166,7 @@ class Case:
         if failure is None:
             yield from self.evidence
             return
-        # Ranks that fail together print their tracebacks line by line in turn: each is as many times longer.
+        # Ranks that fail together interleave the lines of their tracebacks.
         ranks = len({(evidence.rank, evidence.pid) for evidence in self.all(failure.id)})
         for evidence in self.evidence:
             if failure.line - 200 * ranks <= evidence.line <= failure.line + 60 * ranks:
@@ -173,7 +177,7 @@ class Case:
         """Start-up steps that were logged before the first failure."""
         failure = self.first_failure
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
-        # A progress bar is written late: where it stopped may stand below the error that stopped it.
+        # A progress bar may be written after the error that stopped it.
         late = {"shards": 30}
         return tuple(
             evidence
@@ -196,7 +200,7 @@ class Case:
         count more than milestones."""
         for site, frames in _SITES:
             if self.frames & frames:
-                # The sampler runs in the warm-up and in every step alike; compilation can be late, too.
+                # The sampler and compilation run at start-up and while serving.
                 either = site == "sampling" or self.frames & frames == {"frame_compile"}
                 return "serving" if either and self.phase_reached == "serving" else site
         if self.has("sampler_warmup_oom"):
@@ -281,7 +285,7 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("kv", frozenset({"frame_kv_alloc"})),
     ("spec", frozenset({"frame_spec"})),
     ("lora", frozenset({"frame_lora"})),
-    # torch.compile does its work in the first forward pass, which is that of the profile run.
+    # torch.compile compiles in the first forward pass, the profile run.
     ("profile", frozenset({"frame_compile"})),
     ("serving", frozenset({"frame_serving", "frame_logits"})),
     ("sampling", frozenset({"frame_sampler"})),
@@ -319,7 +323,7 @@ _V1_FILES = frozenset(
     }
 )
 _LABELS = ("EngineCore", "APIServer")
-"""Executors put names of their own in front of a line; these are vLLM's."""
+"""Process names that vLLM itself puts in front of a line."""
 _V0_FILES = frozenset(
     {
         "engine.py",
@@ -345,7 +349,7 @@ class Engine:
 
     generation: Literal["V0", "V1", ""] = ""
     version: str | None = None
-    """As printed; None where the log does not say."""
+    """As printed; None where it is not."""
     before_brackets: bool | None = None
     """The logger wrote `file.py:1]` without an opening bracket: releases before 0.8."""
     is_labelled: bool = False

@@ -10,7 +10,6 @@ from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import Diagnosis
 from legroom.facts.releases import logged_release
-from legroom.planning.plan_document import layout_json
 from legroom.vllm_logs.log_masking import mask_log_values, masked
 
 _LONGEST_TEXT = 1000
@@ -76,6 +75,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def fix_json(fix: Fix) -> dict[str, Any]:
+    from legroom.planning.plan_json import layout_json  # most logs lead to no plan
+
     return {
         "kind": fix.kind,
         "flags": {name: _plain(value) for name, value in fix.flags.items()},

@@ -1,4 +1,4 @@
-"""From pieces of a log to its diagnoses, the last run first."""
+"""Reads a log in pieces and diagnoses each of its runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from legroom.vllm_logs.lines import rejoin_lines
 from legroom.vllm_logs.log_scanner import Scanner
 from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line, split_starts, startup_of
 
-MOST_RUNS = 20
-MOST_EVIDENCE = 20_000
+MAX_RUNS = 20
+MAX_EVIDENCE = 20_000
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -39,25 +39,24 @@ class LogContents:
 
 
 def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
-    """Evidence and start-up events of all passages; of a flood of evidence the beginning and the end are kept."""
+    """Evidence and start-up events of all passages; of too much evidence the middle is dropped."""
     contents = LogContents()
     for passage in passages:
         contents.evidence += evidence_in(passage)
         line = passage.line
         contents.events += events_in_line(line.raw, line.number, line.process)
-        if len(contents.evidence) > MOST_EVIDENCE:
-            # The beginning says what runs, the end how it ended; the middle of a flood repeats itself.
-            del contents.evidence[MOST_EVIDENCE // 4 : MOST_EVIDENCE // 2]
+        if len(contents.evidence) > MAX_EVIDENCE:
+            del contents.evidence[MAX_EVIDENCE // 4 : MAX_EVIDENCE // 2]
     return contents
 
 
 def split_runs(contents: LogContents, source: str, lines: int) -> tuple[Case, ...]:
     """One case for every run, in the order of the log; at most the last 20."""
-    starts = list(split_starts(contents.events))[-MOST_RUNS:]
+    starts = list(split_starts(contents.events))[-MAX_RUNS:]
     if not starts:
         return (_make_case(contents.evidence, Startup(), source, lines),) if contents.evidence else ()
     bounds = [events[0].line_number for events in starts]
-    bounds[0] = 0 if len(starts) < MOST_RUNS else bounds[0]
+    bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
     cases = []
     for number, events in enumerate(starts):
         last = bounds[number + 1] if number + 1 < len(bounds) else lines + 2
@@ -103,7 +102,7 @@ class LogReading:
     lines: int
     bytes: int
     runs: tuple[Diagnosis, ...]
-    """The last run that says something first, then the others backwards in time."""
+    """The last informative run, then the others from last to first."""
 
 
 def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
@@ -163,9 +162,9 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 
 def _put_informative_run_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """The last run comes first unless its log ends before it says anything."""
-    for unsaid in (("not understood", "cause above"), ("not understood",)):
+    """The runs with the last informative one first."""
+    for uninformative in (("not understood", "cause above"), ("not understood",)):
         for number, run in enumerate(runs):
-            if run.verdict not in unsaid:
+            if run.verdict not in uninformative:
                 return (run, *runs[:number], *runs[number + 1 :])
     return runs

@@ -1,4 +1,4 @@
-"""A failure that no memory flag changes: which kind it is, and its first step in the words of this very log."""
+"""Failures that look like a lack of memory and are not: their kind, and fixes filled with values from the log."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SHORTAGE = (
     "oom_killer",
     "killed_process",
 )
-"""Messages that say that memory was short."""
-_CHATTER = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
-_CHATTER_HEAD = 160
+"""Messages of a real shortage of memory."""
+_INFORMATIONAL = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
+_LEVEL_CHARS = 160
 """The logger's level stands within this many characters of a line."""
 
 
@@ -71,7 +71,7 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
 
 def is_informational(evidence: Evidence) -> bool:
     """Whether the line is logged as INFO, DEBUG or WARNING, which does not end a run."""
-    return _CHATTER.search(evidence.text[:_CHATTER_HEAD]) is not None
+    return _INFORMATIONAL.search(evidence.text[:_LEVEL_CHARS]) is not None
 
 
 def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
@@ -81,7 +81,7 @@ def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
         return min(kind.confidence, 0.4)
     shortage = case.first(*SHORTAGE)
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
-        return 0.3  # a real shortage explains it as its echo
+        return 0.3  # a real shortage explains it
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
         return 0.45 if case.has("exception") or case.first_failure not in (None, evidence) else 0.6
     return kind.confidence

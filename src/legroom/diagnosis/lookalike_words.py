@@ -1,4 +1,4 @@
-"""Values in the texts of look-alikes that are derived from facts: package, first release, driver, build."""
+"""Values in the texts of look-alikes: package, first release, driver, build."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Black boxes: the record that a worker wrote when memory ran out, as a case or beside the log that names it.
+"""Diagnosis from black boxes, the records that workers write when memory runs out.
 
-A log names one failed request in rounded figures. A record has the allocator's pieces, the driver's view and the
-readings before it, so the causes of a failure while serving are distinguished by arithmetic.
+A record has the allocator's segments, the driver's figures and earlier readings in exact bytes; a log has one failed
+allocation in rounded figures.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox
                 start = item.window.find("{")
                 records.append((item, parse_record(item.window[start:])))
         except LegroomError:
-            continue  # gone, or of another machine: the log's own lines are what there is
+            continue  # deleted, or on another machine
     return records
 
 
@@ -144,14 +144,14 @@ def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
 
 _MIN_READINGS = 6
 _MIN_GROWTH_BYTES = 256 * MIB
-"""Less than what the graphs' and libraries' caches take over time."""
+"""Caches of graphs and libraries grow by less."""
 _RISING_RATIO = 0.8
-"""Of the steps between readings: a leak hardly ever gives back."""
+"""Share of readings that do not fall: a leak rarely releases memory."""
 _LARGEST_STEP_RATIO = 0.5
-"""Of the growth in one step: more is a burst or a neighbour, not a leak."""
+"""Largest share of the growth between two readings: more is a burst or another process."""
 _MAIN_CAUSE_CONFIDENCE, _SECOND_CAUSE_CONFIDENCE = 0.95, 0.5
 _MIN_OTHERS_BYTES = 512 * MIB
-"""The context of a process that does nothing on the card."""
+"""The CUDA context of an idle process."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _fragmented_bytes(record: BlackBox) -> int:
     if oom is None or allocator is None or allocator.largest_free_bytes is None:
         return 0
     free, size = oom.free_bytes or 0, allocator.usable_free_bytes
-    # A step's own tensors split segments too: free pieces count where they are at least half of the request.
+    # A step's own tensors split segments too, so the free pieces must be at least half of the request.
     enough = size + free >= oom.wanted_bytes and size >= oom.wanted_bytes // 2
     return size if enough and max(allocator.largest_free_bytes, free) < oom.wanted_bytes else 0
 

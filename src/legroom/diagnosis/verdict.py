@@ -1,4 +1,4 @@
-"""A diagnosis: the causes of one run weighed, their fixes vetted, the known bugs of the release, and the verdict."""
+"""The diagnosis of one run: likely causes, checked fixes, known bugs of the release, and the verdict."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MAX_FIXES = 5
 _MIN_CONFIDENCE = 0.15
 _GUESS_CONFIDENCE = 0.3
 _MIN_CONFIDENCE_WITHOUT_ERROR = 0.5
-"""Frames or counters alone assert a cause from here on; below, the error itself has to be seen."""
+"""Minimum confidence of a cause where the error message itself is missing."""
 _LATER_FAILURE_FACTOR = 0.8
-"""What is left of the confidence in a cause that only later failures prove."""
+"""Factor for causes that only later failures prove."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     """With the verdict "cause above" these are possibilities, not answers."""
     notes: tuple[str, ...] = ()
-    """How what the user said beside the log was read."""
+    """Assumptions about the GPU."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -60,7 +60,6 @@ class Diagnosis:
         failure = self.case.first_failure
         if self.case.has_site_frame or (failure is not None and failure.phase):
             return self.case.phase
-        # Neither traceback nor message shows the phase: take the cause's own, if it has one.
         return cause_of(self.findings[0].cause).phase or self.case.phase
 
 
@@ -79,7 +78,7 @@ def _notes(planner: FixPlanner) -> tuple[str, ...]:
         return (f"The log does not name the GPU; its own numbers add up to a card of {gib(total)}.",)
     if card is None or not card.larger:
         return ()
-    # Planning takes the larger card of a name where the smaller one cannot hold the weights.
+    # Where a name has two sizes, planning takes the larger one if the weights need it.
     card = planner.failed_plan.target.gpu if planner.failed_plan is not None else card
     return (card.note,)
 
@@ -111,8 +110,7 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     if not frames or usual is None:
         return []
     why = (
-        "The log breaks off before the error itself. If memory "
-        "ran out at this place it was this; the traceback's last "
+        "The log breaks off before the error itself. If memory ran out at this place it was this; the traceback's last "
         "line, which names the error, would tell."
     )
     return [(usual, Assessment(_GUESS_CONFIDENCE, proof(frames[-3:]), why))]
@@ -127,7 +125,7 @@ def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> 
     """The finding of one cause, with checked fixes and known bugs."""
     fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
     if cause.domain == "gpu" and not fixes:
-        fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
+        fixes = (other_hardware(planner),)
     finding = Finding(
         cause.label,
         _entry_id(cause, assessment),
@@ -148,15 +146,15 @@ def _entry_id(cause: Cause, assessment: Assessment) -> str:
     try:
         return best_entry(cause.label, message_ids, cause.entry).id
     except LegroomError:
-        return cause.entry  # a record that the user imported cannot be read; that is not this log's trouble
+        return cause.entry  # an imported record cannot be read
 
 
 def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
     """The verdict that the findings and the end of the text support."""
-    unsaid = _missing_lines(case) and (case.last_error is None or _oom_without_site(case))
-    if findings and not (unsaid and findings[0].confidence < _MIN_CONFIDENCE_WITHOUT_ERROR):
+    is_incomplete = _missing_lines(case) and (case.last_error is None or _oom_without_site(case))
+    if findings and not (is_incomplete and findings[0].confidence < _MIN_CONFIDENCE_WITHOUT_ERROR):
         return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
-    if unsaid:
+    if is_incomplete:
         return "cause above"
     if case.was_ready:
         return "no problem found"
@@ -171,25 +169,25 @@ def _oom_without_site(case: Case) -> bool:
 def _missing_lines(case: Case) -> list[str]:
     """Which further lines would decide, by how the text ends."""
     needed = []
-    broken, echo, stop = case.truncated_traceback, case.secondary_failure, case.unfinished_milestone
+    traceback, later, milestone = case.truncated_traceback, case.secondary_failure, case.unfinished_milestone
     if case.truncated_error is not None:
         needed.append(f"the rest of line {case.truncated_error.line}: the error breaks off in the middle")
-    elif broken is not None:
-        needed.append(f"the rest of the traceback at line {broken.line}: its last line names the error")
+    elif traceback is not None:
+        needed.append(f"the rest of the traceback at line {traceback.line}: its last line names the error")
     if _oom_without_site(case):
         needed.append(
             "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last "
             "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
         )
         return needed
-    if echo is not None and echo.id in BOILERPLATE:
+    if later is not None and later.id in BOILERPLATE:
         needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
-    elif echo is not None:
+    elif later is not None:
         needed.append(
-            f"the lines above line {echo.line}, from the start of the server on: it only repeats that a process failed "
-            "before; the first error of EngineCore or of a worker is the cause"
+            f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
+            "failed before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and (stop is not None or not case.was_ready):
+    if not needed and (milestone is not None or not case.was_ready):
         needed.append(
             "what ended the process, if it ended: its exit code (137 is SIGKILL), `kubectl describe pod` or `docker "
             "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"
@@ -198,7 +196,7 @@ def _missing_lines(case: Case) -> list[str]:
 
 
 _USUALLY_BUGS = frozenset({"leak_over_time"})
-"""Causes that are bugs as a rule; for others a bug may be one reason among several."""
+"""Causes that usually are bugs."""
 _MAX_BUGS = 2
 
 
@@ -212,9 +210,9 @@ def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
         f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs
     )
     fixes = [fix for bug in bugs if (fix := _bug_fix(bug, finding))]
-    # A bug that the log itself proves, or that is the usual reason, goes first; elsewhere what the plan computed does.
-    sure = finding.cause in _USUALLY_BUGS or any(bug.evidence for bug in bugs)
-    ordered = (*fixes, *finding.fixes) if sure else (*finding.fixes, *fixes)
+    # Fixes of bugs go first where the log proves the bug or the cause usually is one.
+    is_certain = finding.cause in _USUALLY_BUGS or any(bug.evidence for bug in bugs)
+    ordered = (*fixes, *finding.fixes) if is_certain else (*finding.fixes, *fixes)
     return replace(finding, why=f"{finding.why} {bug_notes}", fixes=ordered)
 
 
@@ -240,7 +238,7 @@ def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
         return True
     base = planner.failed_plan
     if bug.model and base is not None:
-        from legroom.planning.plan_notes import traits_of  # only where the deployment is known
+        from legroom.planning.release_bugs import traits_of  # only where the deployment is known
 
         groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
         return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"
@@ -270,15 +268,15 @@ def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
 _KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
 
 _NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
-"""Kinds that are not put first for their certainty: GPUs that may not be there, and weights that every step fetches."""
+"""Kinds that are never moved to the front: extra GPUs may not exist, and offloaded weights slow every step."""
 
 
 def _check_fixes(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
     """The fixes that pass the checks; one that certainly starts goes before a tight first one."""
     passed = [checked for fix in fixes if fix is not None and (checked := _check_fix(planner, fix))]
     if passed and _is_tight(passed[0]):
-        sure = next((fix for fix in passed if _certainly_starts(fix)), None)
-        passed = [sure, *(fix for fix in passed if fix is not sure)] if sure else passed
+        certain = next((fix for fix in passed if _certainly_starts(fix)), None)
+        passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
     return tuple(passed)
 
 

@@ -1,4 +1,4 @@
-"""Charts of a terminal: a stacked bar with the ruler under it, and a filled curve."""
+"""Terminal charts: stacked bars, rulers and filled curves."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Segment:
     amount: int
     colour: Colour
     glyph: str = "█"
-    """Fills the cells where there is no colour to tell parts apart."""
+    """Fills the cells on a terminal without colour."""
     letter: str = "#"
-    """Fills the cells where there is no Unicode."""
+    """Fills the cells on a terminal without Unicode."""
 
 
-def share_out(amounts: Sequence[int], width: int) -> list[int]:
-    """Share `width` cells out in proportion; what is there at all gets at least one, and the sum is `width`."""
+def cell_counts(amounts: Sequence[int], width: int) -> list[int]:
+    """`width` cells divided in proportion to the amounts; a positive amount gets at least one."""
     whole = sum(amounts)
     if whole <= 0 or width <= 0:
         return [0] * len(amounts)
     shown = [max(1, int(amount * width / whole)) if amount > 0 else 0 for amount in amounts]
     while sum(shown) > width:
-        # Take from the part that is drawn the most too wide, never from one that would vanish.
+        # Shrinks the segment that is drawn most too wide; none shrinks to zero.
         shrinkable = [i for i, count in enumerate(shown) if count > 1]
         if not shrinkable:
             break
@@ -44,20 +44,20 @@ def share_out(amounts: Sequence[int], width: int) -> list[int]:
 
 
 def swatch(segment: Segment, style: Style, count: int = 1) -> str:
-    """The cells of one part, as they look in the bar."""
+    """`count` cells in the segment's colour or glyph."""
     if not style.unicode:
         return segment.letter * count
     return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)
 
 
 def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
-    """One line of `width` cells."""
-    counts = share_out([segment.amount for segment in segments], width)
+    """A stacked bar of `width` cells."""
+    counts = cell_counts([segment.amount for segment in segments], width)
     return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
 
 
 def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
-    """`width` cells in the order of the runs, each of the kind that takes the most of it: for runs beyond counting."""
+    """The kind that covers most of each of `width` cells, for more runs than cells."""
     whole = sum(amount for _, amount in runs)
     if whole <= 0 or width <= 0:
         return []
@@ -74,8 +74,8 @@ def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
 
 
 def labels(segments: Sequence[Segment], width: int) -> str:
-    """Each part's name above its cells, where it has the room."""
-    line, counts = "", share_out([segment.amount for segment in segments], width)
+    """The segments' names above their cells; a name that is too wide is left out."""
+    line, counts = "", cell_counts([segment.amount for segment in segments], width)
     for segment, count in zip(segments, counts, strict=True):
         name = segment.label if len(segment.label) + 1 <= count else ""
         line += name.ljust(count)
@@ -83,7 +83,7 @@ def labels(segments: Sequence[Segment], width: int) -> str:
 
 
 def ruler(position: int, width: int, text: str, style: Style) -> str:
-    """A bracket under the first `position` cells, with a text in it or, where that is too narrow, behind it."""
+    """A bracket under the first `position` cells, with the text inside it, or after it where it is too wide."""
     left, line, right = (style.pick(fancy, plain) for fancy, plain in (("└", "`"), ("─", "-"), ("┘", "'")))
     position = max(2, min(position, width))
     inner = position - 2
@@ -93,8 +93,8 @@ def ruler(position: int, width: int, text: str, style: Style) -> str:
     return left + line * inner + right + " " + text
 
 
-def squeeze(values: Sequence[float], width: int) -> list[float]:
-    """`values` in `width` columns: the highest of each stretch, so that no peak is lost."""
+def downsampled(values: Sequence[float], width: int) -> list[float]:
+    """`values` in `width` columns; each is the maximum of its values."""
     if not values or width <= 0:
         return []
     if len(values) <= width:
@@ -103,9 +103,9 @@ def squeeze(values: Sequence[float], width: int) -> list[float]:
 
 
 def area(values: Sequence[float], top: float, size: tuple[int, int], style: Style, colour: Colour) -> list[str]:
-    """A filled curve, `size` columns wide and lines high; `top` is the value at the upper edge."""
+    """The lines of a filled curve; `size` is (columns, lines), `top` the value at the upper edge."""
     width, height = size
-    columns = squeeze(values, width)
+    columns = downsampled(values, width)
     levels = [min(height * 8, max(0, round(value / top * height * 8))) if top > 0 else 0 for value in columns]
     levels = [1 if value > 0 and level == 0 else level for value, level in zip(columns, levels, strict=True)]
     glyphs = _EIGHTHS if style.unicode else _PLAIN

@@ -1,4 +1,4 @@
-"""Curves over time, one below the other, each with its name and its scale: in a terminal and in an SVG."""
+"""Named curves over time, in a terminal and in an SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH, _SCALE_WIDTH, _NARROWEST = 12, 10, 8
 SVG_LEFT = 110
-"""Where the boxes of an SVG's curves begin."""
+"""Left edge of the curves in an SVG, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,22 @@ class Curve:
     top: float
     """The value at the upper edge."""
     scale: str
-    """How that is written."""
+    """The label of `top`."""
 
 
 def counted(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
-    """As high as its highest count."""
+    """A curve scaled to its maximum."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")
 
 
 def curve_width(style: Style) -> int:
-    """Columns between the names and the scales."""
+    """Columns of a curve in a terminal."""
     return max(_NARROWEST, style.width - _NAME_WIDTH - _SCALE_WIDTH)
 
 
 def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
-    """In a terminal. One that is `growing` fills from the right as looks come in."""
+    """The lines of a curve in a terminal; a `growing` one is aligned to the right."""
     width, values = curve_width(style), curve.values
     drawn = [*([0.0] * (width - len(values))), *values] if growing else values
     edges = {curve.height - 1: "0", 0: curve.scale}
@@ -54,12 +54,12 @@ def curve_lines(curve: Curve, style: Style, growing: bool = False) -> list[str]:
 
 
 def axis_line(begin: str, end: str, style: Style) -> str:
-    """What the left and the right edge of the curves above stand for."""
+    """The labels of the left and right edge, below the curves."""
     return f"{'':<{_NAME_WIDTH}}{begin}{end:>{max(1, curve_width(style) - len(begin))}}"
 
 
 def draw_curve(svg: Svg, y: float, curve: Curve, size: tuple[float, float]) -> None:
-    """In a box of (width, height), its name on the left and the scale at its top on the right."""
+    """Draws a curve into an SVG; `size` is (width, height) in pixels."""
     width, height = size
     svg.text(24, y + 12, curve.name, "soft")
     svg.text(736, y + 12, curve.scale, "soft", anchor="end")

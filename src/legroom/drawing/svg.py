@@ -1,4 +1,4 @@
-"""A small SVG writer: boxes, lines, text and filled curves that follow the reader's light or dark theme."""
+"""SVG documents of boxes, lines, text and filled curves, with a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
 
-from legroom.drawing.chart import squeeze
+from legroom.drawing.chart import downsampled
 
 COLOURS = {
     "blue": "#4c78a8",
@@ -33,7 +33,7 @@ _THEME = """
 
 @dataclass
 class Svg:
-    """A drawing that grows downwards; coordinates in pixels."""
+    """An SVG document; coordinates in pixels."""
 
     width: float
     title: str
@@ -75,7 +75,7 @@ class Svg:
         bold: bool = False,
         fill: str = "",
     ) -> None:
-        """One line of text, kept as text."""
+        """One line of text."""
         style = (f' font-size="{size:g}" style="font-size:{size:g}px"' if size else "") + (
             ' font-weight="600"' if bold else ""
         )
@@ -99,7 +99,7 @@ def svg_area(
 ) -> None:
     """A filled curve in a box of (x, y, width, height)."""
     x, y, width, height = box
-    points = squeeze(values, min(len(values), int(width)))
+    points = downsampled(values, min(len(values), int(width)))
     if not points or top <= 0:
         return
     step = width / len(points)

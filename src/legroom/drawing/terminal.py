@@ -1,4 +1,4 @@
-"""What the terminal at the other end can show: colour, Unicode, width."""
+"""Colour, Unicode and width of an output stream."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _CODES: Mapping[Paint, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to draw: with or without colour and Unicode, and how wide."""
+    """Width of the output, and whether it has colour and Unicode."""
 
     width: int = 80
     colour: bool = False
     unicode: bool = True
 
     def paint(self, text: str, *names: Paint) -> str:
-        """The text in the named colours, or as it is where there are none."""
+        """The text with ANSI codes; unchanged without colour."""
         if not self.colour or not names:
             return text
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def pick(self, fancy: str, plain: str) -> str:
-        """One of two spellings: Unicode or ASCII."""
+        """The Unicode or the ASCII variant."""
         return fancy if self.unicode else plain
 
 
@@ -49,7 +49,7 @@ PLAIN = Style()
 
 
 def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
-    """The style that suits a stream; NO_COLOR, FORCE_COLOR, COLUMNS and TERM=dumb are honoured."""
+    """The style of a stream, by its terminal and NO_COLOR, FORCE_COLOR, COLUMNS and TERM=dumb."""
     env = os.environ if env is None else env
     dumb = env.get("TERM") == "dumb"
     return Style(width=_width(stream, env), colour=_colour(stream, env, dumb), unicode=not dumb and _unicode(stream))

@@ -1,4 +1,4 @@
-"""Small text layout: columns, wrapped paragraphs, counts with separators."""
+"""Text layout: columns, wrapped paragraphs and command lines, counts with separators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NEVER_FIRST = frozenset("，。；：、）)")
 
 
 def visible_len(text: str) -> int:
-    """Length on the screen, colour codes not counted."""
+    """Length without ANSI colour codes."""
     return len(_ESCAPE.sub("", text))
 
 
 def columns(rows: Sequence[Sequence[str]], align: str, gap: int = 2) -> list[str]:
-    """Rows as lines of aligned columns; `align` has one of `<` and `>` a column."""
+    """Lines of aligned columns; `align` has `<` or `>` for each column."""
     widths = [max((visible_len(row[i]) for row in rows), default=0) for i in range(len(align))]
     lines = []
     for row in rows:
@@ -35,12 +35,12 @@ def _is_wide(char: str) -> bool:
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal a text takes: Chinese characters take two each."""
+    """Terminal columns of a text; Chinese characters take two."""
     return len(text) if text.isascii() else len(text) + sum(map(_is_wide, text))
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """A paragraph in lines of at most `width`, words and flags kept whole; Chinese is broken anywhere."""
+    """A paragraph in lines of at most `width` columns, broken at spaces; Chinese is broken anywhere."""
     hanging = indent if hanging is None else hanging
     if cells(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)
@@ -56,14 +56,14 @@ def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
         if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
             lines.append(line.rstrip())
             line, used = hanging, len(hanging)
-            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with the gap it was broken at
+            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with a space
         line += piece
         used += needed
     return [*lines, line.rstrip()]
 
 
 def _pieces(text: str) -> list[str]:
-    """Words of Latin script whole, gaps and wide characters one by one."""
+    """Latin words; spaces and wide characters one by one."""
     pieces: list[str] = []
     ends = True
     for char in text:
@@ -77,7 +77,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def wrap_command(phrases: Iterable[str], width: int) -> list[str]:
-    """A command line in lines of at most `width` that can be pasted into a shell; phrases stay whole."""
+    """A command line in lines of at most `width` columns, continued with backslashes; phrases are not broken."""
     lines: list[str] = []
     for phrase in phrases:
         if lines and len(lines[-1]) + 1 + len(phrase) <= width - len(_CONTINUED):
@@ -88,7 +88,7 @@ def wrap_command(phrases: Iterable[str], width: int) -> list[str]:
 
 
 def command_phrases(words: Iterable[str]) -> list[str]:
-    """The quoted words of a command, each flag together with its value, and `vllm serve` as one."""
+    """The words of a command with each flag joined to its value, and `vllm serve` joined."""
     phrases: list[str] = []
     for word in words:
         last = phrases[-1] if phrases else ""

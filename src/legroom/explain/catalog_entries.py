@@ -1,15 +1,15 @@
-"""The catalog's files as `Entry` objects: legroom's own entries, the records this user imported, and their checks."""
+"""Reads and validates the catalog: legroom's own entries and the records that the user imported."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.explain.entry import (
+    CATALOG_FOLDER,
     Entry,
     EntryDeadEnd,
     Example,
@@ -20,23 +20,14 @@ from legroom.explain.entry import (
     Thread,
     Version,
     Workaround,
+    document_problems,
 )
-
-_FOLDER = Path(__file__).parents[1] / "catalog"
-_BUILD_ERRORS = (KeyError, TypeError, AttributeError, ValueError)
 
 
 def bundled_documents() -> dict[str, Any]:
     """Every entry file by its name."""
-    paths = sorted((_FOLDER / "entries").glob("*.json"))
+    paths = sorted((CATALOG_FOLDER / "entries").glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-
-
-@cache
-def json_schema(name: str) -> Mapping[str, Any]:
-    """`schema.json` of an entry, or `record.schema.json` of an exported record."""
-    schema: Mapping[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
-    return schema
 
 
 @cache
@@ -46,8 +37,8 @@ def bundled() -> tuple[Entry, ...]:
 
 
 def entries() -> tuple[Entry, ...]:
-    """legroom's own entries, then what this user imported."""
-    from legroom.explain.deadends import imported  # a run's diagnosis does without
+    """legroom's own entries, then the imported ones."""
+    from legroom.explain.deadends import imported  # costs time that a diagnosis does not need
 
     return (*bundled(), *imported())
 
@@ -156,7 +147,7 @@ def _example(document: Mapping[str, Any] | None) -> Example | None:
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
-    """What is wrong with the entry files, each with its file name; empty where nothing is."""
+    """Problems of the entry files, each with its file name."""
     documents = bundled_documents() if documents is None else documents
     problems = {name: document_problems(document, "schema.json", entry_of) for name, document in documents.items()}
     valid = {name: document for name, document in documents.items() if not problems[name]}
@@ -164,20 +155,6 @@ def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
     for name, document in valid.items():
         problems[name] = [*_reference_problems(name, document, ids), *_signature_problems(document)]
     return [f"{name}: {problem}" for name, found in problems.items() for problem in found]
-
-
-def document_problems(document: Any, schema: str, build: Callable[[Any], Entry]) -> list[str]:
-    """What the schema refuses, each with its place; where jsonschema is not installed, why no entry can be built."""
-    try:
-        import jsonschema
-    except ImportError:
-        try:
-            build(document)
-        except _BUILD_ERRORS as error:
-            return [f"$: no entry can be built from it: {type(error).__name__}: {error}"]
-        return []
-    errors = jsonschema.Draft202012Validator(json_schema(schema)).iter_errors(document)
-    return [f"{error.json_path}: {error.message}" for error in errors]
 
 
 def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
@@ -195,7 +172,7 @@ def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
-    from legroom.facts.log_messages import message_patterns  # reading the catalog does without
+    from legroom.facts.log_messages import message_patterns
     from legroom.regex import compiled, pattern_error
 
     known = {message.id for message in message_patterns()}
@@ -209,7 +186,7 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nearest_entries_hint(wanted: str, every: tuple[Entry, ...]) -> str:
-    import difflib  # only on the way to an error message
+    import difflib
 
     names = {known.id.lower(): known for known in every}
     if wanted.removeprefix("lr").isdigit() and len(wanted) <= 12:

@@ -1,4 +1,4 @@
-"""Finding entries: by words in English or Chinese, by a label or alias, or by a pasted line of a log."""
+"""Search of the catalog by words in English or Chinese, by a label or alias, or by a line of a log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from legroom.explain.entry import Entry
+from legroom.explain.entry import Entry, Language, summary_json
 from legroom.memo import Memo
 from legroom.records import dataclass
 
@@ -50,6 +51,11 @@ def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
         if score > 0:
             hits.append(Hit(entry, round(score, 2)))
     return sorted(hits, key=lambda hit: (-hit.score, hit.entry.id))[:limit]
+
+
+def search_json(query: str, hits: Sequence[Hit], language: Language) -> dict[str, Any]:
+    """The document of `legroom explain --search --json`."""
+    return {"query": query, "hits": [{**summary_json(hit.entry, language), "score": hit.score} for hit in hits]}
 
 
 def _index(entries: Sequence[Entry]) -> _Index:
@@ -112,16 +118,16 @@ def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
 
 
 def _name_score(query: str, entry: Entry) -> float:
-    asked = " ".join(query.lower().replace("_", " ").split())
+    wanted = " ".join(query.lower().replace("_", " ").split())
     names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
-    if asked in names:
+    if wanted in names:
         return _EXACT_NAME
-    return _NAME_INSIDE if len(asked) >= _STEM_LENGTH and any(asked in name for name in names) else 0.0
+    return _NAME_INSIDE if len(wanted) >= _STEM_LENGTH and any(wanted in name for name in names) else 0.0
 
 
 def _matches_signature(line: str, entry: Entry) -> bool:
     if len(line) < 12:
         return False
-    from legroom.regex import compiled  # a listing does without
+    from legroom.regex import compiled
 
     return any(compiled(signature.pattern).search(line[:_LONGEST_LINE]) for signature in entry.signatures)

@@ -1,6 +1,6 @@
-"""The record that error knowledge bases exchange: an entry written as one, one read as an entry, those imported here.
+"""Records in the format that error knowledge bases exchange: export of entries and import as entries.
 
-An imported record is a file of its own under `catalog/` in legroom's home.
+An imported record is a file under `catalog/` in legroom's home.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.catalog_entries import document_problems
-from legroom.explain.entry import Count, Entry, EntryDeadEnd, Localized, Signature, Version, Workaround
+from legroom.explain.entry import (
+    Count,
+    Entry,
+    EntryDeadEnd,
+    Localized,
+    Signature,
+    Version,
+    Workaround,
+    document_problems,
+)
 from legroom.home import home
 
 
@@ -42,11 +51,11 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
         "root_cause": entry.cause.en,
         "root_cause_type": entry.cause_type,
         "root_cause_zh": entry.cause.zh,
-        "versions": [_version_record(version) for version in entry.versions],
+        "versions": [asdict(version) for version in entry.versions],
         "os_specific": dict(entry.os_specific),
         "dead_ends": [_dead_end_record(entry, item) for item in entry.dead_ends],
         "workarounds": [_workaround_record(entry, item) for item in entry.workarounds],
-        "workarounds_zh": [_chinese_workaround(item) for item in entry.workarounds],
+        "workarounds_zh": ["：".join(filter(None, (item.action.zh, item.how.zh))) for item in entry.workarounds],
         "transition_graph": {
             "leads_to": [ids[other] for other in entry.leads_to],
             "preceded_by": [ids[other] for other in entry.preceded_by],
@@ -84,7 +93,9 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         label=record["subcategory"] or record["category"],
         phase=None,
         title=Localized(_headline(record["signature"]), _headline(record["signature_zh"])),
-        signatures=(_signature(record),),
+        signatures=(
+            Signature(Localized(record["signature"], record["signature_zh"]), record["regex"], record["signature"]),
+        ),
         domain=record["domain"],
         category=record["category"],
         subcategory=record["subcategory"],
@@ -125,17 +136,6 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
     )
 
 
-def _version_record(version: Version) -> dict[str, Any]:
-    return {
-        "version": version.version,
-        "introduced": version.introduced,
-        "deprecated": version.deprecated,
-        "removed": version.removed,
-        "behavior_change": version.behavior_change,
-        "status": version.status,
-    }
-
-
 def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
     count = entry.counted(item.kind)
     return {
@@ -164,14 +164,6 @@ def sources(count: Count) -> list[str]:
         return []
     words = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
     return [words, *count.sources]
-
-
-def _chinese_workaround(item: Workaround) -> str:
-    return f"{item.action.zh}：{item.how.zh}" if item.how.zh else item.action.zh
-
-
-def _signature(record: Mapping[str, Any]) -> Signature:
-    return Signature(Localized(record["signature"], record["signature_zh"]), record["regex"], record["signature"])
 
 
 def _headline(text: str) -> str:
@@ -234,7 +226,7 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """What is wrong with a record; empty where nothing is."""
+    """Problems of a record."""
     from legroom.regex import pattern_error
 
     problems = document_problems(record, "record.schema.json", entry_of_record)

@@ -1,9 +1,13 @@
-"""One cause of the catalog: as a typed object, whose rates are counted and never written by hand, and as JSON."""
+"""An entry of the error catalog as a typed object and as JSON; its rates are counted from public threads."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from legroom.records import dataclass
@@ -11,9 +15,10 @@ from legroom.units import GIB, KIB, MIB, gib
 
 Language = Literal["en", "zh"]
 
+CATALOG_FOLDER = Path(__file__).parents[1] / "catalog"
 _PLACEHOLDER = re.compile(r"\{([a-z_0-9.]+)\}")
-FEWEST_THREADS_FOR_A_RATE = 3
-"""One or two threads are reports, not a rate: below this the rate is None and the count stands alone."""
+MIN_THREADS_FOR_RATE = 3
+"""With fewer counted threads the rate is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Count:
 
     def rate_of(self, outcome: int) -> float | None:
         """A result's share of all tries; None below three threads."""
-        return round(outcome / self.tried, 2) if self.tried >= FEWEST_THREADS_FOR_A_RATE else None
+        return round(outcome / self.tried, 2) if self.tried >= MIN_THREADS_FOR_RATE else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class EntryDeadEnd:
     myth: str | None = None
     """A name for a claim that is often read and not true."""
     claimed_rate: float | None = None
-    """What an imported record says, uncounted."""
+    """The rate that an imported record claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ class Workaround:
 
 @dataclass(frozen=True, slots=True)
 class ExampleFigure:
-    """A number of the worked example, and the arithmetic it comes from (None: a figure of the plan)."""
+    """A number of the worked example and its formula; None: a figure of the plan."""
 
     value: int
     formula: str | None = None
@@ -219,7 +224,7 @@ class Entry:
 
     def _share(self, number: int) -> float | None:
         total = len(self.threads)
-        return round(number / total, 2) if total >= FEWEST_THREADS_FOR_A_RATE else None
+        return round(number / total, 2) if total >= MIN_THREADS_FOR_RATE else None
 
 
 def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
@@ -314,11 +319,26 @@ def _story(entry: Entry, language: Language) -> dict[str, str | None] | None:
     story = entry.story
     if story is None:
         return None
-    parts = {
-        "what": story.what,
-        "why": story.why,
-        "arithmetic": story.arithmetic,
-        "verify": story.verify,
-        "otherwise": story.otherwise,
-    }
+    parts: dict[str, Localized | None] = {field.name: getattr(story, field.name) for field in fields(story)}
     return {name: part.in_language(language) if part else None for name, part in parts.items()}
+
+
+@cache
+def json_schema(name: str) -> Mapping[str, Any]:
+    """`schema.json` of an entry, or `record.schema.json` of an exported record."""
+    schema: Mapping[str, Any] = json.loads((CATALOG_FOLDER / name).read_text(encoding="utf-8"))
+    return schema
+
+
+def document_problems(document: Any, schema_file: str, build: Callable[[Any], Entry]) -> list[str]:
+    """Violations of a schema in the catalog's folder; without jsonschema, the error of `build`."""
+    try:
+        import jsonschema
+    except ImportError:
+        try:
+            build(document)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            return [f"$: no entry can be built from it: {type(error).__name__}: {error}"]
+        return []
+    errors = jsonschema.Draft202012Validator(json_schema(schema_file)).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in errors]

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
-from legroom.exports.export_request import MARK, ExportedFile
+from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.facts.gpus import gpu
 from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
     from legroom.exports.gate_certificates import KeyPair
 
 NAME = "gate"

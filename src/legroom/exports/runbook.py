@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import wrap
 from legroom.explain.catalog_entries import bundled
 from legroom.explain.entry import Entry, Language, Localized
-from legroom.exports.export_request import MARK, ExportedFile
+from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
 
 NAME = "runbook"
 HELP = "the troubleshooting tree of the catalog: Markdown with Mermaid, and SVG"

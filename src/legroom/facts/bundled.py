@@ -132,9 +132,11 @@ def _made_from(name: str, quantized: str, any_role: bool) -> bool:
     """Whether a quantized checkpoint is of this model, by its name: same start, no other date, same role."""
     if not any_role and _role(name) != _role(quantized):
         return False
-    asked, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
-    rest = made[len(asked) :]
-    return made[: len(asked)] == asked and not any(word.isdigit() and len(word) == _DATE_DIGITS for word in rest)
+    wanted_words, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
+    rest = made[len(wanted_words) :]
+    return made[: len(wanted_words)] == wanted_words and not any(
+        word.isdigit() and len(word) == _DATE_DIGITS for word in rest
+    )
 
 
 def _role(hub_id: str) -> str:
@@ -175,10 +177,10 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     wanted = name.strip().lower()
     names, (numbered, with_pair) = _index(), _names_by_pair()
     close: list[str] = []
-    for asked in dict.fromkeys((wanted, wanted.rstrip("/").rpartition("/")[2])):
-        shared = Counter(itertools.chain.from_iterable(with_pair.get(pair, ()) for pair in _pairs(asked)))
-        alike = nlargest(16, shared, key=lambda each: shared[each] / (len(asked) + len(numbered[each])))
-        close += difflib.get_close_matches(asked, [numbered[each] for each in alike], n=2 * limit, cutoff=0.55)
+    for spelling in dict.fromkeys((wanted, wanted.rstrip("/").rpartition("/")[2])):
+        shared = Counter(itertools.chain.from_iterable(with_pair.get(pair, ()) for pair in _pairs(spelling)))
+        alike = nlargest(16, shared, key=lambda each: shared[each] / (len(spelling) + len(numbered[each])))
+        close += difflib.get_close_matches(spelling, [numbered[each] for each in alike], n=2 * limit, cutoff=0.55)
     return tuple(dict.fromkeys(names[key] for key in close))[:limit]
 
 

@@ -1,31 +1,164 @@
-"""A model's config from the Hugging Face Hub: config.json, quantization file and safetensors headers, never weights.
+"""Checkpoints in Hugging Face's format, in a folder or on the Hub: config.json, quantization file, safetensors headers.
 
 huggingface_hub does the requests, so HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, its cache and its timeouts apply.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.bundled import nearest
-from legroom.facts.model_sources import (
-    LARGEST_CONFIG_BYTES,
-    QUANTIZATION_FILES,
-    config_from_params,
-    read_json_object,
-    with_quantization_file,
-)
+from legroom.facts.config.media_items import PROCESSOR_KEY, processor_files
 from legroom.records import dataclass
 
 Found = TypeVar("Found")
 
+LARGEST_CONFIG_BYTES = 20 * 2**20
+"""Above every published config.json; a larger file is not read."""
+LARGEST_HEADER_BYTES = 100 * 2**20
+"""The limit of the safetensors format."""
 MOST_HEADERS = 16
 """The most shards whose headers are read, one request each; beyond, the total in the index is used."""
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Files with the size limits of images and videos."""
+
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files with the quantization of checkpoints whose config.json lacks it (ModelOpt, AutoGPTQ, AutoAWQ)."""
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; LegroomError where it is too large or not JSON."""
+    hint = "pass the model's config.json or its folder"
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_CONFIG_BYTES:
+            raise LegroomError(
+                f"{path.name} has {size / 1e6:,.0f} MB, which no config.json has", "pass the model's config.json"
+            )
+        parsed = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise LegroomError(f"{path} could not be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise LegroomError(f"{path.name} is not text", hint) from error
+    except (ValueError, RecursionError) as error:
+        raise LegroomError(f"{path.name} is not JSON: {error}", hint) from error
+    if not isinstance(parsed, dict):
+        kind = type(parsed).__name__
+        raise LegroomError(f"{path.name} holds a JSON {kind}, not an object", "a config.json is an object: {...}")
+    return parsed
+
+
+def config_of_folder(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder (or Mistral's params.json), with its quantization file merged in."""
+    path = folder / "config.json"
+    if path.is_file():
+        config = read_json_object(path)
+    elif (folder / "params.json").is_file():
+        config = config_from_params(read_json_object(folder / "params.json"))
+    else:
+        raise LegroomError(f"there is no config.json in {folder}", "pass the folder that holds the model's config.json")
+    for name in QUANTIZATION_FILES:
+        if (folder / name).is_file():
+            config = with_quantization_file(config, name, read_json_object(folder / name))
+    if config.get("vision_config"):
+        files = {name: read_json_object(folder / name) for name in PROCESSOR_FILES if (folder / name).is_file()}
+        config = {**config, PROCESSOR_KEY: processor_files(files)}
+    return config
+
+
+def with_quantization_file(config: dict[str, Any], name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with a quantization file's content where it has no quantization_config of its own."""
+    if config.get("quantization_config") or config.get("compression_config"):
+        return config
+    method = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}[name]
+    inner = content.get("quantization") if isinstance(content.get("quantization"), Mapping) else content
+    return {**config, "quantization_config": {"quant_method": method, **(inner or {})}}
+
+
+_NAMES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "head_dim": "head_dim",
+    "hidden_dim": "intermediate_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+    "sliding_window": "sliding_window",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_DEFAULT_LEN = 128_000
+"""vLLM's default for a params.json without a length."""
+
+
+def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The HF-like config of a Mistral checkpoint that ships params.json only."""
+    config: dict[str, Any] = {new: params[old] for old, new in _NAMES.items() if params.get(old) is not None}
+    lengths = (params.get("max_position_embeddings"), params.get("max_seq_len"))
+    config["max_position_embeddings"] = next((n for n in lengths if n), _DEFAULT_LEN)
+    config["torch_dtype"] = params.get("dtype") or "bfloat16"
+    config.update({"model_type": "mistral", "architectures": ["MistralForCausalLM"]})
+    moe = params.get("moe")
+    if isinstance(moe, Mapping):
+        config.update({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]})
+        config["num_local_experts"] = moe.get("num_experts")
+        config["num_experts_per_tok"] = moe.get("num_experts_per_tok")
+    quantization = params.get("quantization")
+    if isinstance(quantization, Mapping) and quantization.get("qformat_weight") == "fp8_e4m3":
+        scheme = "static" if quantization.get("qscheme_act") == "TENSOR" else "dynamic"
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": scheme}
+    vision = params.get("vision_encoder") or (params.get("multimodal") or {}).get("vision_encoder_args")
+    if isinstance(vision, Mapping):
+        text = {**config}
+        return {
+            "model_type": "pixtral",
+            "architectures": ["PixtralForConditionalGeneration"],
+            "torch_dtype": config["torch_dtype"],
+            "text_config": text,
+            "vision_config": {**vision, "model_type": "pixtral"},
+        }
+    return config
+
+
+def folder_bytes(folder: Path) -> int | None:
+    """Total tensor bytes of the safetensors files that vLLM loads from a folder; None where it has no whole set."""
+    return sum(map(_file_tensor_bytes, files)) if (files := _checkpoint_files(folder)) else None
+
+
+def _file_tensor_bytes(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 0 < size <= LARGEST_HEADER_BYTES:
+                raise LegroomError(f"{path.name} is not a safetensors file", "its header length is not plausible")
+            header = file.read(size)
+    except OSError as error:
+        raise LegroomError(f"{path} could not be read: {error.strerror or error}") from error
+    if len(header) < size:
+        raise LegroomError(f"{path.name} is cut short: its header is not whole", "download the checkpoint again")
+    try:
+        spans = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        return sum(int(end) - int(begin) for begin, end in spans)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise LegroomError(f"{path.name} is not a safetensors file", "its header is not readable") from error
+
+
+def _checkpoint_files(folder: Path) -> list[Path]:
+    """The files of the index, or all safetensors files without consolidated copies and adapters."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise LegroomError(f"{index.name} is not a safetensors index", "download the checkpoint again") from error
+        files = [folder / str(name) for name in names]
+        return files if all(path.is_file() for path in files) else []
+    files = sorted(folder.glob("*.safetensors"))
+    return [path for path in files if not path.name.startswith(("consolidated", "adapter_"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +257,8 @@ class _RepoFiles:
         shards = sorted(set(document["weight_map"].values()))
         if len(shards) > MOST_HEADERS:
             return int(document["metadata"]["total_size"])
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(8) as pool:
             return sum(pool.map(lambda shard: _header_bytes(HfApi(), self.repo, shard, self.revision), shards))
 

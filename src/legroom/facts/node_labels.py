@@ -11,6 +11,8 @@ from legroom.errors import LegroomError
 from legroom.facts import read_data
 from legroom.facts.gpus import gpu
 
+GPU_ANNOTATION = "legroom/gpu"
+"""An annotation that names the GPU, where no node label does."""
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
 
 

@@ -66,8 +66,8 @@ class Release:
 
     version: str
     """The release whose facts apply, one of `known_releases()`."""
-    asked: str
-    """The version string as written."""
+    requested: str
+    """The version string that the user or the file gave."""
     note: str = ""
     """A sentence for the user where `version` is not the release that was written."""
 
@@ -121,7 +121,7 @@ def successor(known: Release) -> Release | None:
     """The next release, for a version string between two known releases; None for an exactly known release."""
     releases = known_releases()
     after = known.index + 1
-    return Release(releases[after], known.asked) if known.note and after < len(releases) else None
+    return Release(releases[after], known.requested) if known.note and after < len(releases) else None
 
 
 def _hint() -> str:
@@ -135,33 +135,33 @@ def release(version: str) -> Release:
 
     Accepts `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`, `nightly`.
     """
-    asked = version.strip()
+    requested = version.strip()
     known = known_releases()
-    if _NEWEST_NAMES.fullmatch(asked.lower()):
-        note = f"'{asked}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
-        return Release(known[-1], asked, note)
-    parsed = _read(asked)
+    if _NEWEST_NAMES.fullmatch(requested.lower()):
+        note = f"'{requested}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
+        return Release(known[-1], requested, note)
+    parsed = _read(requested)
     if parsed is None:
-        shown = asked if len(asked) <= 40 else asked[:40] + "..."
+        shown = requested if len(requested) <= 40 else requested[:40] + "..."
         raise LegroomError(f"vLLM release {shown!r} is not a version number", _hint())
-    key = _key(asked)
+    key = _key(requested)
     for name in reversed(known):
         if _key(name) == key:
-            return Release(name, asked)
+            return Release(name, requested)
     if parsed["phase"]:
         # A release candidate behaves like the release it leads up to, not like the one before.
         final = (key[0], 0, 0, 0)
         for name in known:
             if _key(name) == final:
-                return Release(name, asked, f"vLLM {asked} is a pre-release; the facts of {name} apply")
+                return Release(name, requested, f"vLLM {requested} is a pre-release; the facts of {name} apply")
     below = [name for name in known if _key(name) < key]
     if not below:
-        raise LegroomError(f"vLLM {asked} is older than any release legroom knows", _hint())
+        raise LegroomError(f"vLLM {requested} is older than any release legroom knows", _hint())
     if below[-1] == known[-1]:
-        note = f"vLLM {asked} is newer than legroom's facts; those of {known[-1]}, the newest it knows, apply"
+        note = f"vLLM {requested} is newer than legroom's facts; those of {known[-1]}, the newest it knows, apply"
     else:
-        note = f"legroom has no facts of vLLM {asked}; those of {below[-1]}, the nearest release below, apply"
-    return Release(below[-1], asked, note)
+        note = f"legroom has no facts of vLLM {requested}; those of {below[-1]}, the nearest release below, apply"
+    return Release(below[-1], requested, note)
 
 
 _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
@@ -172,17 +172,21 @@ def logged_release(version: str) -> Release:
     """The release that a log line names; never raises. A build without a release number (`dev`, `None`,
     `0.0.0+unknown`, `0.1.dev7008+g...` of a clone without tags) counts as the newest release, one older than all known
     releases as the oldest, and a truncated version by its readable part, each with a note."""
-    asked = version.strip()[:60]
-    leading = _LEADING_NUMBERS.match(asked.lower())
+    requested = version.strip()[:60]
+    leading = _LEADING_NUMBERS.match(requested.lower())
     known = known_releases()
     numbers = tuple(int(part) for part in leading["numbers"].split(".")) if leading else ()
-    if not numbers or numbers in ((0, 0, 0), (0, 0)) or (numbers[:2] == (0, 1) and ".dev" in asked):
-        note = f"'{asked}' is a build without a release number; the facts of {known[-1]}, the newest known, apply"
-        return Release(known[-1], asked, note)
-    if _key(leading["numbers"] if leading else asked) < _key(known[0]):
-        return Release(known[0], asked, f"vLLM {asked} is older than legroom's facts; those of {known[0]} apply")
+    if not numbers or numbers in ((0, 0, 0), (0, 0)) or (numbers[:2] == (0, 1) and ".dev" in requested):
+        note = f"'{requested}' is a build without a release number; the facts of {known[-1]}, the newest known, apply"
+        return Release(known[-1], requested, note)
+    if _key(leading["numbers"] if leading else requested) < _key(known[0]):
+        return Release(
+            known[0], requested, f"vLLM {requested} is older than legroom's facts; those of {known[0]} apply"
+        )
     try:
-        return release(asked)
+        return release(requested)
     except LegroomError:
         readable = release(leading["numbers"] if leading else known[-1])
-        return Release(readable.version, asked, f"{asked!r} is not a full version; the facts of {readable} apply")
+        return Release(
+            readable.version, requested, f"{requested!r} is not a full version; the facts of {readable} apply"
+        )

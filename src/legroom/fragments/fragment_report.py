@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from legroom.fragments.fragment_sources import AllocatorReading, CallSite
+from legroom.fragments.allocator_reading import AllocatorReading, CallSite
 from legroom.memory.allocator_replay import RefusedRequest, SettingTried, try_settings
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, AllocatorSettings, segment_bytes
 from legroom.records import dataclass
@@ -99,22 +99,19 @@ def fragment_report(
     """Splits a reading into parts. `needed_bytes`: a hypothetical request; `earlier`: the same process before."""
     if needed_bytes is not None:
         fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
-        reading = replace(reading, refused=None if fits else _hypothetical_request(reading, needed_bytes), history=None)
-    tried = _try_settings(reading)
+        reserved = reading.state.reserved_bytes
+        refused = RefusedRequest(needed_bytes, reserved, reading.card_free_bytes, reserved)
+        reading = replace(reading, refused=None if fits else refused, history=None)
+    tried = _settings_tried(reading)
     expandable = next((t.served for t in tried if t.settings.expandable_segments), None)
     if reading.refused is not None and reading.settings.expandable_segments:
         expandable = False  # they are on already
     parts = [*_state_parts(reading), *_non_torch_parts(reading)]
     if reading.refused is not None:
-        parts.append(_failed_part(reading, reading.refused, tried, asked=needed_bytes is not None))
+        parts.append(_failed_request_part(reading, reading.refused, tried, asked=needed_bytes is not None))
     if earlier is not None:
         parts += _growth_parts(earlier, reading)
     return FragmentReport(reading, tuple(parts), expandable)
-
-
-def _hypothetical_request(reading: AllocatorReading, needed_bytes: int) -> RefusedRequest:
-    reserved = reading.state.reserved_bytes
-    return RefusedRequest(needed_bytes, reserved, reading.card_free_bytes, reserved)
 
 
 def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
@@ -125,7 +122,7 @@ def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettin
             yield replace(settings, expandable_segments=False, max_split_bytes=size * MIB)
 
 
-def _try_settings(reading: AllocatorReading) -> tuple[SettingTried, ...]:
+def _settings_tried(reading: AllocatorReading) -> tuple[SettingTried, ...]:
     if reading.refused is None:
         return ()
     if reading.history is not None:
@@ -236,7 +233,7 @@ def _non_torch_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
         yield MemoryPart("kv_last_blocks", None, text, details)
 
 
-def _failed_part(
+def _failed_request_part(
     reading: AllocatorReading, request: RefusedRequest, tried: Sequence[SettingTried], *, asked: bool
 ) -> MemoryPart:
     served = [trial.settings.as_text() for trial in tried if trial.served]

@@ -6,68 +6,19 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.fragments.plain_pickle import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle
-from legroom.memory.allocator_replay import AllocatorHistory, RefusedRequest
+from legroom.fragments.allocator_reading import AllocatorReading, KvSlots
+from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
+from legroom.memory.allocator_replay import RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings
-from legroom.records import dataclass
 from legroom.units import KIB, human_bytes
 
 if TYPE_CHECKING:
     from legroom.live.metrics.sample import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """A line of code that allocated, and what it still holds."""
-
-    place: str
-    bytes: int
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class KvSlots:
-    """The KV pool as vLLM reports it."""
-
-    running: int
-    blocks: int
-    block_size: int
-    used_blocks: int
-
-    @property
-    def empty_slots(self) -> int:
-        """Expected number of empty token slots: the last block of a request is half empty on average."""
-        return round(self.running * (self.block_size - 1) / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorReading:
-    """The allocator of one device. None or empty: the source does not say."""
-
-    source: str
-    device: str
-    state: AllocatorState
-    settings: AllocatorSettings
-    requested_bytes: int | None = None
-    """The requested size of all allocated blocks, before rounding."""
-    history: AllocatorHistory | None = None
-    refused: RefusedRequest | None = None
-    sites: tuple[CallSite, ...] = ()
-    non_torch_bytes: int | None = None
-    non_torch_growth_bytes: int | None = None
-    """Between the first and the last reading that the source has."""
-    card_free_bytes: int | None = None
-    others_bytes: int | None = None
-    """Held on the card by other processes."""
-    kv: KvSlots | None = None
-    is_host: bool = False
-    """Of a worker without a GPU: the memory of its process, of which PyTorch keeps no reserve."""
 
 
 _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a server's address"
@@ -83,13 +34,11 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
     """The readings of a file's bytes."""
     if is_pickle(content[:2]):
-        from legroom.fragments.torch_snapshot import read_snapshot
-
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):
         return (black_box_reading(parse_record(content, name)),)
     text = content.decode("utf-8", "replace")
-    if is_summary(text):
+    if _HEADING in text:
         return (read_summary(text),)
     if content[:2] == b"PK":
         raise LegroomError(f"{name} is a zip archive, not a memory snapshot", "torch.save was used: " + _HINT)
@@ -148,14 +97,10 @@ _UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB
 """Before 2.0 torch wrote MB and meant MiB."""
 
 
-def is_summary(text: str) -> bool:
-    return _HEADING in text
-
-
 def read_summary(text: str) -> AllocatorReading:
     """The last `memory_summary()` in a text."""
     text = text[text.rfind(_HEADING) :]
-    rows = {name: (_bytes(now, unit), _bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
+    rows = {name: (_to_bytes(now, unit), _to_bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
         raise LegroomError("the memory summary lacks its rows of allocated and reserved memory", "give the whole table")
     device, counts = _DEVICE.search(text), _COUNTS.search(text)
@@ -174,18 +119,23 @@ def read_summary(text: str) -> AllocatorReading:
     return AllocatorReading("memory_summary() text", name, state, AllocatorSettings(), requested_bytes=requested)
 
 
-def _bytes(number: str, unit: str) -> int:
+def _to_bytes(number: str, unit: str) -> int:
     return int(number) * _UNITS.get(unit, 1)
 
 
 _GAUGE = re.compile(r"^legroom_worker_([a-z_]{1,40})\{([^}\n]{0,300})\} ([0-9.eE+]{1,30})", re.MULTILINE)
+_STATE_GAUGES = (
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "largest_free_bytes"),
+    *("graph_pool_bytes", "peak_allocated_bytes"),
+)
 _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 
 def read_server(address: str) -> tuple[AllocatorReading, ...]:
     """The workers' memory of a running server, the fullest GPU first."""
+    from legroom.live.metrics.endpoint import endpoint
     from legroom.live.metrics.exposition import parse_sample
-    from legroom.live.metrics.scrape import TIMEOUT_S, endpoint, fetch, open_session
+    from legroom.live.metrics.scrape import TIMEOUT_S, fetch, open_session
 
     target = endpoint(address)
 
@@ -198,7 +148,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
-    workers: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))
         workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
@@ -207,15 +157,7 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
         AllocatorReading(
             "server",
             gpu,
-            AllocatorState(
-                gauges["allocated_bytes"],
-                gauges["reserved_bytes"],
-                active_bytes=gauges.get("active_bytes"),
-                inactive_split_bytes=gauges.get("inactive_split_bytes"),
-                largest_free_bytes=gauges.get("largest_free_bytes"),
-                graph_pool_bytes=gauges.get("graph_pool_bytes"),
-                peak_allocated_bytes=gauges.get("peak_allocated_bytes"),
-            ),
+            AllocatorState(**{name: gauges[name] for name in _STATE_GAUGES if name in gauges}),
             AllocatorSettings(),
             non_torch_bytes=gauges.get("non_torch_bytes"),
             kv=kv,
@@ -223,7 +165,10 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
         for (gpu, _), gauges in workers.items()
         if "reserved_bytes" in gauges and "allocated_bytes" in gauges
     ]
-    readings += [_host_reading(gauges["host_rss_bytes"], kv) for gauges in _without_gpu(workers)]
+    for (gpu, _), gauges in workers.items():
+        if gpu == "cpu" and (rss_bytes := gauges.get("host_rss_bytes")) is not None:
+            state = AllocatorState(rss_bytes, rss_bytes)
+            readings.append(AllocatorReading("server", gpu, state, AllocatorSettings(), kv=kv, is_host=True))
     if not readings:
         raise LegroomError(
             "the server's page does not show its workers' memory",
@@ -231,15 +176,6 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
             UNREACHABLE,
         )
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
-
-
-def _without_gpu(workers: Mapping[tuple[str, str], dict[str, int]]) -> Iterator[dict[str, int]]:
-    return (gauges for (gpu, _), gauges in workers.items() if gpu == "cpu" and "host_rss_bytes" in gauges)
-
-
-def _host_reading(rss_bytes: int, kv: KvSlots | None) -> AllocatorReading:
-    state = AllocatorState(rss_bytes, rss_bytes)
-    return AllocatorReading("server", "cpu", state, AllocatorSettings(), kv=kv, is_host=True)
 
 
 def _kv_slots(sample: Sample) -> KvSlots | None:

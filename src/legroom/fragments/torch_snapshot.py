@@ -1,22 +1,134 @@
-"""A memory snapshot of `torch.cuda.memory._dump_snapshot` or `_snapshot`: plain data, of any of torch's releases since
-2.1. What the file says is checked as it is read: it may come from anywhere."""
+"""Reads a memory snapshot of `torch.cuda.memory._dump_snapshot` or `_snapshot`, from torch 2.1 on.
+
+The file may come from anywhere, so nothing in it is run: it is read by `pickle`'s own reader with an allow-list of
+opcodes that make lists, dicts, tuples, text and numbers; any other opcode ends the reading. What it makes is counted,
+so that a small file cannot fill the memory.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import pickletools
+import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
 from legroom.errors import LegroomError
-from legroom.fragments.fragment_sources import AllocatorReading, CallSite
-from legroom.fragments.plain_pickle import MAX_MADE_BYTES, NotPlainData, read_plain_pickle
+from legroom.fragments.allocator_reading import AllocatorReading, CallSite
 from legroom.memory.allocator_replay import AllocatorEvent, AllocatorHistory, RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass
 
+MAX_FILE_BYTES = 256 << 20
+MAX_MADE_BYTES = 2 << 30
+_CONTAINER_BYTES, _SCALAR_BYTES = 120, 32
+"""About what CPython takes for an empty container with its slot, and for a number or a reference."""
+_MAX_NUMBER_BITS = 512
+_CONTAINERS = ("MARK", "EMPTY_LIST", "EMPTY_DICT", "LIST", "DICT", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
+_NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "BINFLOAT")
+_LONGS = ("LONG", "LONG1", "LONG4")
+_TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINSTRING", "BINSTRING")
+_OTHERS = (
+    *("PROTO", "FRAME", "STOP", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE", "EMPTY_TUPLE"),
+    *("APPEND", "APPENDS", "SETITEM", "SETITEMS", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET"),
+    "LONG_BINGET",
+)
+_DAMAGED = (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError, struct.error)
+
+
+class NotPlainData(LegroomError):
+    """A pickle that holds more than plain data, is cut short, or is too large."""
+
+
+class _Opcodes(dict[int, Callable[[Any], None]]):
+    def __missing__(self, code: int) -> Callable[[Any], None]:
+        name = next((name for name, known in _CODES.items() if ord(known) == code), f"0x{code:02x}")
+        raise NotPlainData(
+            f"the pickle is not plain data ({name}); nothing was run",
+            "a snapshot of torch.cuda.memory._dump_snapshot holds plain data alone",
+        )
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Reads plain data and counts the bytes that it makes."""
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, content: bytes, max_made_bytes: int) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+        self.bytes_left = max_made_bytes
+
+    def spend(self, count: int) -> None:
+        """Count bytes of made objects; raises above the limit."""
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            raise NotPlainData("the pickle makes more data than legroom reads", "record a shorter history")
+
+    def set_items(self, items: list[Any]) -> None:
+        target: dict[Any, Any] = self.stack[-1]
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Hashing a nested tuple can take forever.
+            if not isinstance(key, str | int | float | bool | None):
+                raise NotPlainData("the pickle has a key that is neither text nor a number")
+            target[key] = value
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.stack.append({})
+        self.set_items(items)
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.set_items([key, value])
+
+    def load_setitems(self) -> None:
+        self.set_items(self.pop_mark())
+
+
+def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
+    code = ord(_CODES[name])
+    overridden = {"DICT": "load_dict", "SETITEM": "load_setitem", "SETITEMS": "load_setitems"}.get(name)
+    load: Any = getattr(_PlainUnpickler, overridden) if overridden else pickle._Unpickler.dispatch[code]
+    cost = _CONTAINER_BYTES if name in _CONTAINERS else _SCALAR_BYTES
+
+    def step(unpickler: _PlainUnpickler) -> None:
+        unpickler.spend(cost)
+        load(unpickler)
+        if name in _TEXTS:
+            unpickler.spend(len(unpickler.stack[-1]))
+        elif name in _LONGS and unpickler.stack[-1].bit_length() > _MAX_NUMBER_BITS:
+            raise NotPlainData("the pickle holds a number that is no size or address")
+
+    return step
+
+
+_CODES = {opcode.name: opcode.code for opcode in pickletools.opcodes}
+_PlainUnpickler.dispatch = _Opcodes(
+    {ord(_CODES[name]): _counted_opcode(name) for name in (*_CONTAINERS, *_NUMBERS, *_LONGS, *_TEXTS, *_OTHERS)}
+)
+
+
+def is_pickle(head: bytes) -> bool:
+    """Whether a file that begins like this is a pickle of protocol 2 or later, as torch writes them."""
+    return len(head) >= 2 and head[0] == pickle.PROTO[0] and 2 <= head[1] <= 5
+
+
+def read_plain_pickle(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> Any:
+    """The data of a pickle; raises NotPlainData for any other pickle."""
+    if not is_pickle(content):
+        raise NotPlainData("this is no pickle of Python 3")
+    try:
+        return _PlainUnpickler(content, max_made_bytes).load()
+    except _DAMAGED as error:
+        raise NotPlainData(f"the pickle is cut short or damaged: {error}"[:200], "copy the whole file") from error
+
+
 MAX_ENTRIES = 4_000_000
-"""Blocks and events that are looked at: a list that a file refers to a thousand times is there a thousand times."""
+"""Most blocks and events: a list that the file refers to a thousand times counts a thousand times."""
 _MAX_FRAMES = 48
 _STATES = {"active_allocated": "allocated", "active_awaiting_free": "pending", "active_pending_free": "pending"}
 _COMMON_POOL = (0, 0)
@@ -34,7 +146,7 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         raise NotPlainData("the pickle is no memory snapshot of torch", hint)
     try:
         _check_entries(document)
-        readings = [_reading(document, device, segments) for device, segments in _by_device(document)]
+        readings = [_device_reading(document, device, segments) for device, segments in _by_device(document)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
@@ -47,7 +159,7 @@ def _check_entries(document: Mapping[str, Any]) -> None:
     traces = document.get("device_traces")
     lists = traces if isinstance(traces, list) else []
     count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
-    for segment in _entries(document["segments"]):
+    for segment in _checked_entries(document["segments"]):
         count += 1 + len(segment["blocks"])
         if count > MAX_ENTRIES:
             break
@@ -55,7 +167,7 @@ def _check_entries(document: Mapping[str, Any]) -> None:
         raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
 
 
-def _entries(items: Any) -> Iterator[Mapping[str, Any]]:
+def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(items, list | tuple):
         raise TypeError("a list is missing")
     for item in items:
@@ -66,12 +178,12 @@ def _entries(items: Any) -> Iterator[Mapping[str, Any]]:
 
 def _by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
     devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for segment in _entries(document["segments"]):
+    for segment in _checked_entries(document["segments"]):
         devices[_size(segment.get("device", 0))].append(segment)
     return sorted(devices.items())
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     """The value if it is a string; other values are never converted, because nested data can be huge."""
     return value if isinstance(value, str) else ""
 
@@ -91,7 +203,7 @@ class _LiveBlock:
     place: str
 
 
-def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
+def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
     segments, live = [], list[_LiveBlock]()
     for segment in sorted(raw, key=lambda entry: _size(entry["address"])):
         segments.append(_segment(segment, live))
@@ -99,7 +211,7 @@ def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str
     state = _state(segments, live, settings)
     traces = document.get("device_traces") or []
     trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
-    history, refused = _history(trace, live, state, settings)
+    history, refused = _allocator_history(trace, live, state, settings)
     return AllocatorReading(
         "memory snapshot",
         str(device),
@@ -108,7 +220,7 @@ def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str
         requested_bytes=sum(block.requested for block in live),
         history=history,
         refused=refused,
-        sites=_sites(live),
+        sites=_call_sites(live),
         card_free_bytes=refused.card_free_bytes if refused else None,
     )
 
@@ -116,9 +228,9 @@ def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str
 def _segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
     blocks, free = [], 0
     address, stream = _size(segment["address"]), _size(segment.get("stream", 0))
-    for block in _entries(segment["blocks"]):
+    for block in _checked_entries(segment["blocks"]):
         size = _size(block["size"])
-        state: Any = _STATES.get(_text(block.get("state")), "free")
+        state: Any = _STATES.get(_text_or_empty(block.get("state")), "free")
         blocks.append(SegmentBlock(size, state))
         if state == "free":
             free = max(free, size)
@@ -169,10 +281,10 @@ def _settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettin
     )
 
 
-def _history(
+def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    raw = list(_entries(trace))
+    raw = list(_checked_entries(trace))
     if not raw:
         return None, None
     events: list[AllocatorEvent] = []
@@ -181,7 +293,7 @@ def _history(
     change = peak = 0
     refused: tuple[int, int | None, int] | None = None
     for index, entry in enumerate(raw):
-        action, size, stream = entry.get("action"), _size(entry.get("size", 0)), _size(entry.get("stream", 0))
+        action, size, stream = (entry.get("action"), _size(entry.get("size", 0)), _size(entry.get("stream", 0)))
         address = _size(entry.get("addr", 0))
         if action == "alloc":
             allocated.add(address)
@@ -216,7 +328,7 @@ def _history(
 def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
     """Whether the allocator released all free blocks, and not one block for `max_split_size_mb`."""
     if index and raw[index - 1].get("action") in _GIVEN_BACK:
-        return False  # said by the first of them
+        return False  # recorded at the first of them
     if settings.max_split_bytes is None:
         return True
     following = next((entry.get("action") for entry in raw[index:] if entry.get("action") not in _GIVEN_BACK), None)
@@ -230,7 +342,7 @@ def _call_site_name(frames: Any) -> str:
     python = [
         (file, frame)
         for frame in frames[:_MAX_FRAMES]
-        if isinstance(frame, dict) and (file := _text(frame.get("filename")))[-3:] == ".py"
+        if isinstance(frame, dict) and (file := _text_or_empty(frame.get("filename")))[-3:] == ".py"
     ]
     if not python:
         return ""
@@ -239,10 +351,10 @@ def _call_site_name(frames: Any) -> str:
     short = path if packages else "/".join(path.split("/")[-4:])
     line = frame.get("line")
     number = line if isinstance(line, int) else 0
-    return f"{short[-120:]}:{number} {_text(frame.get('name'))[:60]}".rstrip()
+    return f"{short[-120:]}:{number} {_text_or_empty(frame.get('name'))[:60]}".rstrip()
 
 
-def _sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
+def _call_sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for block in live:
         total = totals[block.place]

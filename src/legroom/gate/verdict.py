@@ -59,7 +59,7 @@ def plan_verdict(
     """
     from legroom.planning.file_plans import planned_servers, started_servers
     from legroom.planning.machine import Machine
-    from legroom.render.verdict_text import verdict_sentences
+    from legroom.render.file_plan_text import verdict_sentences
 
     with isolated():
         servers, unread = started_servers("manifest.yaml", json.dumps(manifest, ensure_ascii=False))
@@ -93,12 +93,12 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
     if shown is None or shown.verdict == "fits":
         return server
     from legroom.planning.advice import with_advice, with_quick_advice  # most servers fit
-    from legroom.render.verdict_text import MOST_FIXES
+    from legroom.render.file_plan_text import MAX_FIXES
 
     if search == "full":
-        advised = with_advice(shown, enough=MOST_FIXES)
+        advised = with_advice(shown, enough=MAX_FIXES)
     else:
-        advised = with_quick_advice(shown, MOST_FIXES, lambda: time.monotonic() >= search_until_s)
+        advised = with_quick_advice(shown, MAX_FIXES, lambda: time.monotonic() >= search_until_s)
     return replace(server, plans=tuple(advised if plan is shown else plan for plan in server.plans))
 
 

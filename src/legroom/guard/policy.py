@@ -16,8 +16,6 @@ from legroom.records import dataclass
 from legroom.toml_tables import KeyLines, parse_toml
 from legroom.units import MIB, parse_bytes
 
-Choice = tuple[str, ...]
-
 
 def _key(default: Any, about: str, **more: Any) -> Any:
     return field(default=default, metadata={"about": about, **more})
@@ -25,7 +23,7 @@ def _key(default: Any, about: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class RequestBounds:
-    """What one request may ask for."""
+    """Bounds on one request."""
 
     body_bytes: int = _key(64 * MIB, "largest request body, images included", unit="bytes", least=1024)
     max_prompt_tokens: int = _key(0, "longest prompt; 0: what the model takes")
@@ -122,14 +120,8 @@ class Policy:
     """Shares of clients by API key, header value or address; 1 for all others."""
 
 
-SECTIONS: Mapping[str, type] = {
-    "requests": RequestBounds,
-    "pool": PoolPolicy,
-    "queue": QueuePolicy,
-    "clients": ClientPolicy,
-    "proxy": ProxyPolicy,
-}
 WEIGHTS = "weights"
+SECTIONS: Mapping[str, type] = {each.name: type(each.default) for each in fields(Policy) if each.name != WEIGHTS}
 
 
 def policy_toml(policy: Policy | None = None) -> str:
@@ -141,7 +133,7 @@ def policy_toml(policy: Policy | None = None) -> str:
         section = getattr(shown, name)
         for key in fields(kind):
             value = getattr(section, key.name)
-            written = f"{key.name} = {_toml(value)}" if value is not None else f"# {key.name} = 4"
+            written = f"{key.name} = {_toml_value(value)}" if value is not None else f"# {key.name} = 4"
             lines.append(f"{written:<32}# {key.metadata['about']}")
         lines.append("")
     lines.append(f"[{WEIGHTS}]")
@@ -152,7 +144,7 @@ def policy_toml(policy: Policy | None = None) -> str:
     return "\n".join([*lines, ""])
 
 
-def _toml(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, int) and value >= 100_000:
@@ -189,33 +181,33 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
     for section, values in document.items():
         kind = SECTIONS.get(section)
         if kind is None and section != WEIGHTS:
-            _fail(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
+            _raise_at(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
         if not isinstance(values, dict):
-            _fail(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
+            _raise_at(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
         if section == WEIGHTS:
-            sections[section] = _weights(values, text, name)
+            sections[section] = _client_weights(values, text, name)
             continue
         known = {field.name: field for field in fields(SECTIONS[section])}
         read: dict[str, Any] = {}
         for key, value in values.items():
             if key not in known:
-                _fail(text, name, section, key, f"there is no key {key!r} in [{section}]", known)
+                _raise_at(text, name, section, key, f"there is no key {key!r} in [{section}]", known)
             try:
-                read[key] = _validated(known[key].type, known[key].metadata, value)
+                read[key] = _validated_value(known[key].type, known[key].metadata, value)
             except ValueError as error:
-                _fail(text, name, section, key, f"{section}.{key}: {error}", ())
+                _raise_at(text, name, section, key, f"{section}.{key}: {error}", ())
         sections[section] = SECTIONS[section](**read)
     return Policy(**sections)
 
 
-def _weights(values: Mapping[str, Any], text: str, name: str) -> dict[str, float]:
+def _client_weights(values: Mapping[str, Any], text: str, name: str) -> dict[str, float]:
     for client, weight in values.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.01 <= weight <= 100:
-            _fail(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
+            _raise_at(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
     return {client: float(weight) for client, weight in values.items()}
 
 
-def _validated(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
+def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
     kinds = str(declared)
     choices: tuple[str, ...] = meta.get("choices", ())
     if isinstance(value, str) and meta.get("unit") == "bytes":
@@ -234,10 +226,10 @@ def _validated(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
         raise ValueError(f"must be {wanted}, not {value!r}")
     if "int" not in kinds and "float" not in kinds:
         raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
-    return _in_range(kinds, meta, value)
+    return _in_declared_range(kinds, meta, value)
 
 
-def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
+def _in_declared_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
     if "float" not in kinds and not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
@@ -246,7 +238,8 @@ def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
     return float(value) if "float" in kinds else value
 
 
-def _fail(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
+def _raise_at(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
+    """Raise an error that names the line, with the closest of the `known` names as a hint."""
     import difflib
 
     near = difflib.get_close_matches(key or section, list(known), n=1)

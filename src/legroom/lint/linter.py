@@ -13,7 +13,7 @@ from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
-from legroom.facts.releases import latest
+from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.lint_report import LintReport, Skipped
@@ -24,7 +24,6 @@ from legroom.lint.rules.metric_names import names_exporter
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -68,6 +69,21 @@ class FleetGroup:
         """KV tokens that were never used within the window."""
         return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
 
+    def to_json(self, gpus_per_server: int) -> dict[str, Any]:
+        return {
+            **asdict(self.key),
+            "servers": self.servers,
+            "kv_tokens": self.kv_tokens,
+            "mean_kv_use": round(self.mean_kv_use, 4),
+            "peak_kv_use": round(self.peak_demand / self.servers, 4),
+            "wasted_kv_tokens": self.wasted_kv_tokens,
+            "queued": self.queued,
+            "needed_servers": self.needed,
+            "spare_servers": self.spare,
+            "spare_gpus": self.spare * gpus_per_server,
+            "advice": [asdict(advice) for advice in self.advice],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
@@ -85,28 +101,8 @@ class FleetView:
             "servers": sum(group.servers for group in self.groups),
             "gpus_per_server": self.gpus_per_server,
             "spare_gpus": self.spare_gpus,
-            "groups": [_group_json(group, self.gpus_per_server) for group in self.groups],
+            "groups": [group.to_json(self.gpus_per_server) for group in self.groups],
         }
-
-
-def _group_json(group: FleetGroup, gpus: int) -> dict[str, Any]:
-    return {
-        "model": group.key.model,
-        "pool": group.key.pool,
-        "release": group.key.release,
-        "servers": group.servers,
-        "kv_tokens": group.kv_tokens,
-        "mean_kv_use": round(group.mean_kv_use, 4),
-        "peak_kv_use": round(group.peak_demand / group.servers, 4),
-        "wasted_kv_tokens": group.wasted_kv_tokens,
-        "queued": group.queued,
-        "needed_servers": group.needed,
-        "spare_servers": group.spare,
-        "spare_gpus": group.spare * gpus,
-        "advice": [
-            {"server": advice.server, "why": advice.why, "flags": dict(advice.flags)} for advice in group.advice
-        ],
-    }
 
 
 def fleet_view(

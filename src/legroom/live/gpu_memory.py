@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.process_table import shares_engines
+from legroom.live.metrics.endpoint import is_loopback, port_of
+from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.process_table import is_stopped, resident_bytes, shares_engines
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -156,3 +159,63 @@ def _top(listener: psutil.Process) -> psutil.Process:
     parent = listener.parent() if shares_engines(listener.pid) else None
     # An init process that adopted an orphan has another process group.
     return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener
+
+
+_PROCESSES_KEPT_S = 60.0
+"""Finding a server's processes reads all sockets of the machine."""
+_READ_EVERY_S = 2.0
+"""One NVML reading serves all servers of a scrape round."""
+
+
+class LocalServers:
+    """Caches NVML readings and process lists between samples."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[GpuMemory, ...]] = devices,
+        find: Callable[[int], tuple[int, ...]] = server_processes,
+        clock: Callable[[], float] = time.monotonic,
+        is_stopped: Callable[[int], bool] = is_stopped,
+        resident: Callable[[tuple[int, ...]], int | None] = resident_bytes,
+    ) -> None:
+        self._read, self._find, self._clock = read, find, clock
+        self._is_stopped, self._resident = is_stopped, resident
+        self._cards: tuple[GpuMemory, ...] = ()
+        self._read_s: float | None = None
+        self._has_driver = True
+        self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
+
+    def with_process_figures(self, result: ScrapeResult) -> ScrapeResult:
+        """The result with GPU memory, host memory and stopped processes, for a local server with visible processes."""
+        if not is_loopback(result.server):
+            return result
+        port, now_s = port_of(result.server), self._clock()
+        if not isinstance(result, Sample):
+            self._processes.pop(port, None)  # it may be restarting
+            return result
+        pids = self._processes_of(port, now_s)
+        if not pids:
+            return result
+        used_bytes = held_by(frozenset(pids), self._cards_now(now_s))
+        host_rss_bytes = result.host_rss_bytes
+        if host_rss_bytes is None and pids[1:]:
+            host_rss_bytes = self._resident(pids[1:])  # the API server, the first, reports its own memory
+        return replace(
+            result,
+            memory_used_bytes=result.memory_used_bytes if used_bytes is None else used_bytes,
+            host_rss_bytes=host_rss_bytes,
+            stopped_engines=sum(map(self._is_stopped, pids)) or result.stopped_engines,
+        )
+
+    def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
+        if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
+            self._cards, is_first = self._read(), self._read_s is None
+            self._read_s = now_s
+            self._has_driver = bool(self._cards) or not is_first
+        return self._cards
+
+    def _processes_of(self, port: int, now_s: float) -> tuple[int, ...]:
+        found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
+        if now_s - found_s >= _PROCESSES_KEPT_S:
+            found_s, pids = self._processes[port] = now_s, self._find(port)
+        return pids

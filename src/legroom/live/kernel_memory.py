@@ -1,7 +1,6 @@
-"""The kernel's account of a process's memory: its cgroup's limit, peak and out-of-memory kills, and the machine's.
+"""Memory limits, peaks and out-of-memory kills of a process's cgroup and of the machine.
 
-Reads small files of /proc and /sys, both versions of cgroups. What cannot be read is None: a system may show any part
-of it, or nothing.
+Reads files of /proc and /sys, for both versions of cgroups. What cannot be read is None.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from legroom.records import dataclass
 
@@ -23,56 +23,7 @@ _KILLED = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Cgroup:
-    """Where the kernel accounts for a process's memory."""
-
-    folder: str
-    mount: str
-    version: int
-
-    @classmethod
-    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
-        """The memory cgroup of a process; None where it has none, or it is not shown here."""
-        paths = _cgroup_paths(_text(proc / str(pid) / "cgroup"))
-        for mount, root, version in _mounts(_text(proc / "self/mountinfo")):
-            path = paths.get(version)
-            if path is None:
-                continue
-            inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
-            folder = Path(mount, inside)
-            if folder.joinpath(_FILES[version].current).exists():
-                return cls(str(folder), mount, version)
-        return None
-
-    @property
-    def kills(self) -> int | None:
-        """How many of its processes the kernel has killed for want of memory, whoever's limit it was."""
-        return _counters(_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
-
-    @property
-    def limit(self) -> tuple[int, str] | None:
-        """The tightest limit that it is under, and the folder it is set on."""
-        limits = [(limit, str(folder)) for folder in self._upwards() if (limit := self._limit(folder)) is not None]
-        return min(limits, default=None)
-
-    def peak_bytes(self, folder: str) -> int | None:
-        """The most that was in use there; kernels before 5.19 do not keep it in version 2."""
-        return _number(_text(Path(folder) / _FILES[self.version].peak))
-
-    def _upwards(self) -> Iterator[Path]:
-        folder = Path(self.folder)
-        while folder.is_relative_to(self.mount):
-            yield folder
-            folder = folder.parent
-
-    def _limit(self, folder: Path) -> int | None:
-        limit = _number(_text(folder / _FILES[self.version].limit))
-        return limit if limit is not None and limit < _UNLIMITED else None
-
-
-@dataclass(frozen=True)
-class _CgroupFiles:
+class _CgroupFiles(NamedTuple):
     events: str
     limit: str
     peak: str
@@ -88,14 +39,62 @@ _FILES = {
 
 
 @dataclass(frozen=True)
+class Cgroup:
+    """The memory cgroup of a process."""
+
+    folder: str
+    mount: str
+    version: int
+
+    @classmethod
+    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
+        """None where the process has no memory cgroup, or it is not visible here."""
+        paths = _cgroup_paths(_text(proc / str(pid) / "cgroup"))
+        for mount, root, version in _mounts(_text(proc / "self/mountinfo")):
+            path = paths.get(version)
+            if path is None:
+                continue
+            inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
+            folder = Path(mount, inside)
+            if folder.joinpath(_FILES[version].current).exists():
+                return cls(str(folder), mount, version)
+        return None
+
+    @property
+    def kills(self) -> int | None:
+        """How many of its processes the kernel's out-of-memory killer has ended."""
+        return _counters(_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
+
+    @property
+    def limit(self) -> tuple[int, str] | None:
+        """The lowest limit of this cgroup and its parents in bytes, and the folder that sets it."""
+        limits = [(limit, str(folder)) for folder in self._upwards() if (limit := self._limit(folder)) is not None]
+        return min(limits, default=None)
+
+    def peak_bytes(self, folder: str) -> int | None:
+        """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
+        return _number(_text(Path(folder) / _FILES[self.version].peak))
+
+    def _upwards(self) -> Iterator[Path]:
+        folder = Path(self.folder)
+        while folder.is_relative_to(self.mount):
+            yield folder
+            folder = folder.parent
+
+    def _limit(self, folder: Path) -> int | None:
+        limit = _number(_text(folder / _FILES[self.version].limit))
+        return limit if limit is not None and limit < _UNLIMITED else None
+
+
+@dataclass(frozen=True)
 class KernelAccount:
-    """The counters at one moment, to be compared with those of a later one."""
+    """Counters of out-of-memory kills at one time, to be compared with later ones."""
 
     cgroup: Cgroup | None
     kills: int | None
     machine_kills: int | None
     time_s: float
-    """Since boot, as the kernel's log counts."""
+    """Seconds since boot, as in the kernel's log."""
 
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> KernelAccount:
@@ -104,30 +103,30 @@ class KernelAccount:
 
 
 _KERNEL_CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)
-"""What the kernel stamps its log with, but for a drift of seconds a day."""
+"""The clock of the kernel's log, which drifts by seconds a day."""
 
 
 @dataclass(frozen=True)
 class KernelKill:
-    """A process that the kernel killed for want of memory."""
+    """A process that the kernel's out-of-memory killer ended."""
 
     limit_bytes: int | None
-    """What the cgroup may use, where its limit was the reason; None: the whole machine was full."""
+    """The cgroup's limit where it was the reason; None: the machine ran out of memory."""
     limit_file: str
-    """The file that the limit stands in."""
+    """The file that sets the limit."""
     peak_bytes: int | None
     machine_bytes: int | None
     victim: str = ""
     victim_bytes: int | None = None
-    """What the victim itself held; only the kernel's log says who it was."""
+    """The victim's resident memory, from the kernel's log."""
     line: str = ""
-    """The kernel's own line."""
+    """The line of the kernel's log."""
 
 
 def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = Path("/dev/kmsg")) -> KernelKill | None:
-    """What the kernel killed of a server since then; None where its counters show nothing.
+    """The out-of-memory kill since `before`; None where the counters did not increase.
 
-    The counter of a cgroup is of its own processes alone. Without one the machine's counts, which may be another's.
+    Without a cgroup the machine's counter is used, which includes processes of others.
     """
     cgroup = before.cgroup
     now = cgroup.kills if cgroup is not None else machine_kills(proc)
@@ -165,7 +164,7 @@ def _machine_bytes(proc: Path) -> int | None:
 
 
 def _killed_line(since_s: float, kmsg: Path) -> str:
-    """The newest line of the kernel's log about a killed process; empty where it may not be read."""
+    """The newest line of the kernel's log about a killed process; empty where the log is not readable."""
     newest = ""
     for stamp_s, text in _kernel_log(kmsg):
         if stamp_s >= since_s and _KILLED.search(text):
@@ -174,7 +173,7 @@ def _killed_line(since_s: float, kmsg: Path) -> str:
 
 
 def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
-    """Records of /dev/kmsg as far as there are any: `priority,sequence,microseconds,flags;text`."""
+    """(seconds since boot, text) of each record in /dev/kmsg: `priority,sequence,microseconds,flags;text`."""
     try:
         device = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -191,7 +190,7 @@ def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
             with contextlib.suppress(ValueError, IndexError):
                 yield int(head.split(",")[2]) / 1e6, text.partition("\n")[0]
     except OSError:
-        return  # BlockingIOError: that was all
+        return  # BlockingIOError: no more records
     finally:
         os.close(device)
 
@@ -209,8 +208,8 @@ def _cgroup_paths(text: str) -> dict[int, str]:
 
 
 def _mounts(text: str) -> Iterator[tuple[str, str, int]]:
-    """Mount point, the part of the hierarchy that is mounted there, version. A memory controller of version 1 first:
-    beside one, version 2 accounts for no memory."""
+    """(mount point, mounted root, version) of each cgroup mount. Version 1 comes first: beside its memory controller,
+    version 2 accounts for no memory."""
     mounts = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")

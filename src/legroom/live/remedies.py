@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -46,14 +47,7 @@ class ProposedRemedy:
     """The cost of the change."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "why": self.why,
-            "flags": dict(self.flags),
-            "env": dict(self.env),
-            "steps": list(self.steps),
-            "command": list(self.command),
-            "trades": self.trades,
-        }
+        return {**asdict(self), "steps": list(self.steps), "command": list(self.command)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,36 +108,43 @@ def remedies_for(
             planned = replan(document)
         except LegroomError as error:
             problem = error.message
-    make = _BY_KIND.get(finding.kind, _explain_entry)
-    proposed = list(make(finding, traffic(window), planned))
+    if finding.kind in _BY_KIND:
+        proposed = list(_BY_KIND[finding.kind](finding, traffic(window), planned))
+    else:
+        explained = ProposedRemedy(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
+        proposed = [_FIXED.get(finding.kind, explained)]
     if planned is None and finding.kind in _NEEDS_PLAN:
-        why = (
-            f"flags are computed from a plan, and it could not be read: {problem}"
-            if problem
-            else ("flags are computed from a plan, and none is known for this server")
-        )
-        proposed.append(ProposedRemedy(why, steps=(MAKE_A_PLAN,)))
+        lacks = f"it could not be read: {problem}" if problem else "none is known for this server"
+        proposed.append(ProposedRemedy(f"flags are computed from a plan, and {lacks}", steps=(MAKE_A_PLAN,)))
     return tuple(proposed[:4]) or (ProposedRemedy("nothing needs to be changed"),)
 
 
+def _command(plan: Plan | None) -> tuple[str, ...]:
+    return tuple(ready_command(plan)) if plan is not None else ()
+
+
+def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
+    """The utilization that leaves this many more bytes of the GPU free, and its plan; None where vLLM would not start
+    with it."""
+    share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
+    flags = {"gpu_memory_utilization": share}
+    changed = try_flags(planned, flags) if share > 0.1 else None
+    return (flags, changed) if changed is not None and changed.starts else None
+
+
 def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    if planned is not None:
-        advised = with_advice(planned)
-        if advised.verdict == "fits":
-            room = human_bytes(planned.layout.headroom_bytes)
-            why = f"the plan fits with {room} to spare, so the flags are not why it does not start; its log says why"
-            yield ProposedRemedy(why, steps=("legroom diagnose LOG",))
-            return
+    advised = with_advice(planned) if planned is not None else None
+    if planned is None or advised is None:
+        yield ProposedRemedy("why a server ends stands in its log", steps=("legroom diagnose LOG",))
+    elif advised.verdict == "fits":
+        room = human_bytes(planned.layout.headroom_bytes)
+        why = f"the plan fits with {room} to spare, so the flags are not why it does not start; its log says why"
+        yield ProposedRemedy(why, steps=("legroom diagnose LOG",))
+    else:
         for advice in advised.advice:
-            yield ProposedRemedy(
-                f"the plan says {advised.reason or advised.verdict}; {advice.why}",
-                dict(advice.flags),
-                steps=("legroom diagnose LOG, for what really ended it",),
-                command=tuple(ready_command(advice.plan)),
-                trades=advice.trades,
-            )
-        return
-    yield ProposedRemedy("why a server ends stands in its log", steps=("legroom diagnose LOG",))
+            why = f"the plan says {advised.reason or advised.verdict}; {advice.why}"
+            steps, command = ("legroom diagnose LOG, for what really ended it",), _command(advice.plan)
+            yield ProposedRemedy(why, dict(advice.flags), {}, steps, command, advice.trades)
 
 
 def _burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
@@ -178,9 +179,7 @@ def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None
     changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and not changed.starts:
         return
-    yield ProposedRemedy(
-        why, flags, command=tuple(ready_command(changed)) if changed is not None else (), trades=trades
-    )
+    yield ProposedRemedy(why, flags, command=_command(changed), trades=trades)
 
 
 def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
@@ -204,24 +203,22 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
             share = f", {tokens / needed:.0%} of what is asked now" if needed else ""
             free = human_bytes(changed.layout.headroom_bytes)
             why = f"the pool grows from {base:,} to {tokens:,} tokens{share}; {free} stay free"
-            yield ProposedRemedy(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
+            yield ProposedRemedy(why, flags, command=_command(changed), trades=lever.trades)
 
 
 def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Smaller steps for less activation memory, and admission by the guard."""
     length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
     if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
-        for lever in LEVERS:
-            if lever.name != "smaller batches":
-                continue
-            for flags in lever.propose(planned):
-                changed = try_flags(planned, flags)
-                if changed is not None and changed.verdict == "fits":
-                    less = planned.layout.activation.bytes - changed.layout.activation.bytes
-                    tokens = flags["max_num_batched_tokens"]
-                    why = f"{human_bytes(less)} less activation memory in a step of {tokens:,} tokens"
-                    yield ProposedRemedy(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
-                    break
+        lever = next(lever for lever in LEVERS if lever.name == "smaller batches")
+        for flags in lever.propose(planned):
+            changed = try_flags(planned, flags)
+            if changed is not None and changed.verdict == "fits":
+                less = planned.layout.activation.bytes - changed.layout.activation.bytes
+                tokens = flags["max_num_batched_tokens"]
+                why = f"{human_bytes(less)} less activation memory in a step of {tokens:,} tokens"
+                yield ProposedRemedy(why, flags, command=_command(changed), trades=lever.trades)
+                break
     if length and pool:
         why = f"{pool / length:.0f} such prompts fill the pool; the guard admits what it holds and lets the rest wait"
         yield ProposedRemedy(
@@ -246,22 +243,18 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
     if room >= needed:
         yield ProposedRemedy(f"{human_bytes(room)} of headroom last {room / per_h:.0f} h: restart once a week")
         return
-    now = planned.settings.gpu_memory_utilization
-    target = int((now - (needed - room) / planned.layout.total_bytes) * 100) / 100
-    changed = try_flags(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
-    if changed is None or not changed.starts:
+    lowered = _lower_utilization(planned, needed - room)
+    if lowered is None:
         hours = room / per_h if room > 0 else 0.0
-        yield ProposedRemedy(
-            f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h"
-        )
+        why = f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h"
+        yield ProposedRemedy(why)
         return
+    flags, changed = lowered
     why = (
-        f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at {target} the "
-        f"pool keeps {changed.memory.kv.tokens:,} tokens"
+        f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
+        f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
     )
-    yield ProposedRemedy(
-        why, {"gpu_memory_utilization": target}, command=tuple(ready_command(changed)), trades="a smaller pool"
-    )
+    yield ProposedRemedy(why, flags, command=_command(changed), trades="a smaller pool")
 
 
 def _host_creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
@@ -279,16 +272,14 @@ def _host_creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -
 
 def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
-    if planned is not None:
-        settings = planned.settings
-        clashes = settings.tensor_parallel_size > 1 and not getattr(planned.args, "disable_custom_all_reduce", None)
-        if clashes:
-            yield ProposedRemedy(
-                f"{unused} lies in pieces; expandable segments clash with custom all-reduce over "
-                f"{settings.tensor_parallel_size} GPUs, so a planned restart is what is left",
-                steps=(_RESTARTING,),
-            )
-            return
+    ranks = planned.settings.tensor_parallel_size if planned is not None else 1
+    if planned is not None and ranks > 1 and not getattr(planned.args, "disable_custom_all_reduce", None):
+        yield ProposedRemedy(
+            f"{unused} lies in pieces; expandable segments clash with custom all-reduce over {ranks} GPUs, so a "
+            "planned restart is what is left",
+            steps=(_RESTARTING,),
+        )
+        return
     yield ProposedRemedy(
         f"PyTorch can grow its segments instead of leaving {unused} in pieces",
         env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -317,18 +308,15 @@ def _memory_burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None)
 
 
 def _more_room(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
-    if planned is None:
-        return
-    share = int((planned.settings.gpu_memory_utilization - size / planned.layout.total_bytes) * 100) / 100
-    changed = try_flags(planned, {"gpu_memory_utilization": share}) if share > 0.1 else None
-    if changed is not None and changed.starts:
+    lowered = _lower_utilization(planned, size) if planned is not None else None
+    if lowered is not None:
+        flags, changed = lowered
         why = f"leaves {human_bytes(size)} more {what_for}; the pool keeps {changed.memory.kv.tokens:,} tokens"
-        flags = {"gpu_memory_utilization": share}
-        yield ProposedRemedy(why, flags, command=tuple(ready_command(changed)), trades="a smaller pool")
+        yield ProposedRemedy(why, flags, command=_command(changed), trades="a smaller pool")
 
 
 def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Off: the pool keeps its size, the scrape-ups end. Or a pool that keeps prefixes for longer."""
+    """Turning the cache off, or a larger pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
     kept = ""
@@ -339,38 +327,28 @@ def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None)
         f"only {rate:.1%} of prompt tokens are found, so hashing and look-ups buy nothing; cached blocks are given up "
         f"on demand and take no room from requests.{kept}",
         flags,
-        command=tuple(ready_command(changed)) if changed is not None else (),
+        command=_command(changed),
         trades="prompts that do share a beginning are computed in full",
     )
     if planned is not None:
         yield from _larger_pools(seen, planned)
 
 
-def _drift(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    yield ProposedRemedy(
+_FIXED = {
+    "plan_drift": ProposedRemedy(
         "the same flags, release and GPU give the planned pool; one of them differs, or something else uses the card",
         steps=(
             "legroom calibrate LOG, to learn what this machine measures",
             "legroom recover --dry-run, for what holds memory",
         ),
-    )
-
-
-def _stuck(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    yield ProposedRemedy(
+    ),
+    "stuck_engine": ProposedRemedy(
         "nothing in flight will finish by itself; a restart does, once the evidence is kept",
         steps=("py-spy dump --pid of VLLM::EngineCore, and keep the log", _RESTARTING),
-    )
-
-
-def _idle(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    yield ProposedRemedy("nothing is wrong with the server: no requests reach it")
-
-
-def _explain_entry(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    yield ProposedRemedy(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
-
-
+    ),
+    "no_traffic": ProposedRemedy("nothing is wrong with the server: no requests reach it"),
+}
+"""Remedies that depend on nothing but the kind of finding."""
 _BY_KIND = {
     "crash_loop": _start_up,
     "unreachable": _start_up,
@@ -384,20 +362,5 @@ _BY_KIND = {
     "memory_burst": _memory_burst,
     "fragmentation": _fragmentation,
     "prefix_cache_waste": _prefix_cache,
-    "plan_drift": _drift,
-    "stuck_engine": _stuck,
-    "no_traffic": _idle,
 }
-_NEEDS_PLAN = frozenset(
-    {
-        "crash_loop",
-        "pool_pressure",
-        "preemption_thrash",
-        "queue_backlog",
-        "long_prompt_burst",
-        "memory_creep",
-        "prefix_cache_waste",
-        "gpu_neighbour",
-        "memory_burst",
-    }
-)
+_NEEDS_PLAN = frozenset(_BY_KIND) - {"unreachable", "host_memory_creep", "fragmentation"}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_OF_CACHE = {
+_CACHE_LABELS = {
     "gpu_memory_utilization": float,
     "cache_dtype": str,
     "kv_cache_memory_bytes": int,
@@ -38,7 +38,7 @@ _OF_CACHE = {
 }
 """Labels of `vllm:cache_config_info` that are settings."""
 _NAMES = {"cache_dtype": "kv_cache_dtype"}
-_OF_SERVER = {
+_SERVER_SETTINGS = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
     "parallel_config": (
         "tensor_parallel_size",
@@ -49,14 +49,7 @@ _OF_SERVER = {
     "model_config": ("enforce_eager", "quantization", "dtype"),
 }
 """Settings in `/server_info`, by vLLM's own names."""
-_SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "enable_expert_parallel",
-    "enforce_eager",
-    "quantization",
-)
+_SIZES = (*_SERVER_SETTINGS["parallel_config"], "enforce_eager", "quantization")
 """Settings whose default does not depend on model and GPU."""
 
 
@@ -93,10 +86,10 @@ class RunningServer:
 
 def running_server(address: str, api_key: str | None = None, *, verify_tls: bool = True) -> RunningServer:
     """Queries a server. Raises LegroomError where it does not answer or is not vLLM."""
-    return asyncio.run(_asked(endpoint(address, api_key, verify_tls=verify_tls)))
+    return asyncio.run(_query(endpoint(address, api_key, verify_tls=verify_tls)))
 
 
-async def _asked(target: Endpoint) -> RunningServer:
+async def _query(target: Endpoint) -> RunningServer:
     async with open_session() as session:
         version = await _document(session, target, "/version")
         models = await _document(session, target, "/v1/models")
@@ -138,7 +131,7 @@ def _slots(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None
 
 
 def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    for name, kind in _OF_CACHE.items():
+    for name, kind in _CACHE_LABELS.items():
         text = labels.get(name, "None")
         if text != "None":
             try:
@@ -151,12 +144,9 @@ def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
     """The known settings of `/server_info`; other shapes are ignored."""
     if not isinstance(config, dict):
         return
-    for part, names in _OF_SERVER.items():
+    for part, names in _SERVER_SETTINGS.items():
         values = config.get(part)
         if isinstance(values, dict):
-            yield from ((name, _plain(values[name])) for name in names if values.get(name) is not None)
-
-
-def _plain(value: Any) -> Any:
-    """`torch.bfloat16` as the flag has it."""
-    return value.removeprefix("torch.") if isinstance(value, str) else value
+            for name, value in ((name, values.get(name)) for name in names):
+                if value is not None:
+                    yield name, value.removeprefix("torch.") if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 from legroom.live.detectors import DetectorFinding, Watcher
@@ -61,16 +62,7 @@ class ServerView:
             "models": list(self.models),
             "notes": list(self.notes),
             "findings": [finding.to_json() for finding in self.findings],
-            "forecast": None
-            if ahead is None
-            else {
-                "full_in_s": ahead.full_in_s,
-                "earliest_s": ahead.earliest_s,
-                "latest_s": ahead.latest_s,
-                "per_minute": ahead.per_minute,
-                "engine": ahead.engine,
-                "text": ahead.text,
-            },
+            "forecast": None if ahead is None else {**asdict(ahead), "text": ahead.text},
         }
 
 

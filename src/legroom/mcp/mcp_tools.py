@@ -257,11 +257,9 @@ def search_catalog(
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
     from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search
-    from legroom.explain.entry import summary_json
+    from legroom.explain.catalog_search import search, search_json
 
-    hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
-    return {"query": query, "hits": hits}
+    return search_json(query, search(query, entries(), limit), lang)  # type: ignore[return-value]
 
 
 def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
@@ -298,9 +296,9 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
         recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
         """
-        from legroom.api.simulate_request import replayed, trace_of
+        from legroom.api.simulate_request import simulation_json, trace_of_request
 
-        trace = trace_of(requests, mix)
+        trace = trace_of_request(requests, mix)
         plan = None
         if model is not None:
             if gpu is None:
@@ -315,7 +313,7 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
             "max_model_len": max_model_len,
             "enable_prefix_caching": enable_prefix_caching,
         }
-        return replayed(trace, plan, given, step_ms)
+        return simulation_json(trace, plan, given, step_ms)
 
     return simulate
 

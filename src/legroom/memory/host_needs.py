@@ -250,13 +250,13 @@ def _pinned(settings: HostSettings) -> Iterator[HostShare]:
 
 def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
     """Pinned buffers of KV connectors that offload blocks to the host; a shared region counts as /dev/shm."""
-    asked = _offload_bytes(settings)
-    if asked and not _shared_offload(settings):
+    offloaded = _offload_bytes(settings)
+    if offloaded and not _shared_offload(settings):
         ranks = settings.gpus // settings.engines
-        each = asked / max(ranks, 1)
+        each = offloaded / max(ranks, 1)
         if not _registers_plain_memory(settings):
             each = settings.kv_tensors * pinned_bytes(each / settings.kv_tensors)
-        label = f"offloaded KV cache ({asked / GIB:g} x {settings.engines})"
+        label = f"offloaded KV cache ({offloaded / GIB:g} x {settings.engines})"
         yield HostShare(label, int(each * ranks) * settings.engines)
     if _connector(settings.args).get("kv_connector") == "LMCacheConnectorV1":
         size = number_of(settings.args.env.get("LMCACHE_MAX_LOCAL_CPU_SIZE", str(LMCACHE_GIB)))

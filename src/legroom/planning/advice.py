@@ -2,110 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.known_bugs import KnownBug
+from legroom.planning.capacity_search import SearchAnswer, search_flags
+from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, less_utilization
-from legroom.planning.plan import Advice, Plan, lacks_room_for_page_cache, plan
+from legroom.planning.plan import Advice, Plan, Target, lacks_room_for_page_cache, plan
+from legroom.planning.search_space import CapacityGoal
 from legroom.units import human_bytes
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm.resolve import served_model
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from legroom.facts.known_bugs import KnownBug
-    from legroom.planning.capacity_search import SearchAnswer
-    from legroom.planning.plan import Target
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.vllm.args import ServeArgs
-
 MOST_ADVICE = 5
 USEFUL_CONTEXT = 4096
-"""A context below this is no use for most: another checkpoint is named before it."""
+"""A shorter context is proposed after another checkpoint."""
 _CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048)
 _CLUSTER = (2, 4, 8, 16, 32)
 _SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "max_cudagraph_capture_size")
 _COSTLY_FLAGS = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "max_num_batched_tokens"})
-"""What a shorter context is preferred to, in a combination."""
+"""In a combination, a shorter context is preferred to these."""
 _TOO_MANY_COSTLY = 2
 _COST_OF_SHORT_CONTEXT = 7
 USUAL_UTILIZATION = 0.96
-"""Above this next to nothing is left for what vLLM does not count: whoever has another way takes it."""
+"""Above this next to nothing is left for what vLLM does not count, so it is proposed last."""
 _COST_OF_FULL_CARD = 15
 _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
-"""Only another release runs it."""
+"""Failures that only another release avoids."""
+
+
+def _never() -> bool:
+    return False
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
-    """The plan with what would fix it; `keep` names flags that must not change. A plan that fits needs none.
+    """The plan with changes of flags that make it fit; `keep` names flags that must not change.
 
-    One lever alone where that is enough; else several together, found as a wish is; else what nobody wants who has
-    another way. A number of GPUs that was given is not exceeded. Who shows only the first few fixes says how many are
-    `enough`: those are the same, without the search for others and for a number of GPUs that would do.
+    Single changes come first, then combinations from a search, then last resorts. Advice uses no more GPUs than were
+    given. `enough`: stop after this many changes, without the search for others and for a number of GPUs that suffices.
     """
-    if first.verdict == "fits":
-        return first
-    if _host_memory_is_short(first):
-        room = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
-        return replace(first, advised=True, notes=(*first.notes, room))
     kept = frozenset(keep)
-    if first.bug is not None:
-        return _around_bug(first, first.bug, kept)
-    if first.starts and lacks_room_for_page_cache(first.target, first.settings, first.memory):
-        # Only a smaller pool helps beside what the user does by hand.
-        advice = next(
-            (_working_proposal(lever, first, kept) for lever in LEVERS if lever.propose is less_utilization), None
-        )
-        return replace(first, advice=(advice,) if advice else (), advised=True)
-    if first.memory.refused and (failure := first.memory.failure) and failure.id in _NO_FLAG_HELPS:
-        return replace(first, advised=True)
+    if (advised := _advice_without_search(first, kept)) is not None:
+        return advised
     if first.memory.refused:
         advice = _working_proposal(SUPPORTED, first, kept) or _supported_and_more(first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
     working = _single_changes(first, kept, enough)
     if not _fits_on_these_gpus(working, first):
         working += _combined_changes(first, kept)
-    wanted = any(advice.plan.verdict == "fits" for advice in working)
+    has_fit = any(advice.plan.verdict == "fits" for advice in working)
     if not _fits_on_these_gpus(working, first):
         working += [advice for lever in LAST_RESORTS if (advice := _last_resort(lever, first, kept))]
-    sure = [advice for advice in working if advice.plan.verdict == "fits"] or working
-    # Where only a last resort helps, the number of GPUs that would do is worth knowing beside it.
-    notes = (*first.notes, *(() if wanted or enough is not None else _more_gpus_notes(first, kept)))
-    return replace(first, advice=_ranked(sure), advised=True, notes=notes)
+    fitting = [advice for advice in working if advice.plan.verdict == "fits"] or working
+    # Where only a last resort helps, the note says how many GPUs would suffice.
+    notes = (*first.notes, *(() if has_fit or enough is not None else _more_gpus_notes(first, kept)))
+    return replace(first, advice=_ranked(fitting), advised=True, notes=notes)
 
 
-def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
-    """The plan with its first fixes where one lever alone is a fix, which is quickly seen. Where it takes a search, or
-    time is up before every lever was tried, it is not `advised`, and has the fixes that were seen by then."""
+def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = _never) -> Plan:
+    """The plan with changes of a single lever. `advised` stays False where only a search can help or time was up before
+    every lever was tried."""
     if is_time_up():
         return first
-    failure = first.memory.failure
-    no_flag_helps = failure is not None and failure.id in _NO_FLAG_HELPS
-    if first.memory.refused and not no_flag_helps and first.bug is None and not _host_memory_is_short(first):
+    if (advised := _advice_without_search(first, frozenset())) is not None:
+        return advised
+    if first.memory.refused:
         supported = _working_proposal(SUPPORTED, first, frozenset(), is_time_up)
         return replace(first, advice=(supported,), advised=True) if supported else first
-    lacks_cache_room = first.starts and lacks_room_for_page_cache(first.target, first.settings, first.memory)
-    if (
-        first.verdict == "fits"
-        or first.memory.refused
-        or first.bug is not None
-        or _host_memory_is_short(first)
-        or lacks_cache_room
-    ):
-        return with_advice(first, enough=enough)
     working = _single_changes(first, frozenset(), enough, is_time_up)
     if not _fits_on_these_gpus(working, first):
         return first
-    sure = [advice for advice in working if advice.plan.verdict == "fits"]
-    return replace(first, advice=_ranked(sure), advised=not is_time_up())
+    fitting = [advice for advice in working if advice.plan.verdict == "fits"]
+    return replace(first, advice=_ranked(fitting), advised=not is_time_up())
+
+
+def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
+    """The advised plan where no lever has to be searched for: it fits, or its problem has one known remedy."""
+    if first.verdict == "fits":
+        return first
+    if _host_memory_is_short(first):
+        note = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
+        return replace(first, advised=True, notes=(*first.notes, note))
+    if first.bug is not None:
+        return _around_bug(first, first.bug, kept)
+    if first.starts and lacks_room_for_page_cache(first.target, first.settings, first.memory):
+        # Only a smaller KV cache helps beside dropping the page cache by hand.
+        lever = next(lever for lever in LEVERS if lever.propose is less_utilization)
+        advice = _working_proposal(lever, first, kept)
+        return replace(first, advice=(advice,) if advice else (), advised=True)
+    failure = first.memory.failure
+    if first.memory.refused and failure and failure.id in _NO_FLAG_HELPS:
+        return replace(first, advised=True)
+    return None
 
 
 def _single_changes(
-    first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = lambda: False
+    first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = _never
 ) -> list[Advice]:
-    """What each lever does alone, up to where the first `enough` that fit are cheaper than whatever else is left."""
+    """The working proposal of each lever, until `enough` that fit are cheaper than every lever left."""
     working: list[Advice] = []
     failure = first.memory.failure
     too_big = failure is not None and failure.id == "weights_too_big"
@@ -121,7 +119,7 @@ def _single_changes(
 
 
 def _ranked(advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The cheapest first, each change once: a lever and the search for a combination may find the same."""
+    """The cheapest advice first; a lever and the search may find the same change, which is listed once."""
     ranked: list[Advice] = []
     for each in sorted(advice, key=_cost):
         if all(each.flags != better.flags for better in ranked):
@@ -130,7 +128,7 @@ def _ranked(advice: Iterable[Advice]) -> tuple[Advice, ...]:
 
 
 def _supported_and_more(first: Plan, kept: frozenset[str]) -> Advice | None:
-    """What the release refuses left out or replaced, and what it takes beyond that to start."""
+    """Settings that the release supports instead of refused ones, and the further changes that make them fit."""
     for flags, changed in _planned_proposals(SUPPORTED, first, kept):
         if changed.memory.refused:
             continue
@@ -142,7 +140,7 @@ def _supported_and_more(first: Plan, kept: frozenset[str]) -> Advice | None:
 
 
 def _around_bug(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
-    """What keeps a bug of the release from ending the start: the flags or the steps that its threads name."""
+    """The plan with the workaround of a known bug: flags as advice, environment and steps as notes."""
     changed = _plan_with(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
     variables = [f"{name}={value}" for name, value in bug.env.items()]
     steps = [*([f"set {' '.join(variables)}"] if variables else []), *bug.steps]
@@ -154,7 +152,7 @@ def _around_bug(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
 
 
 def _host_memory_is_short(first: Plan) -> bool:
-    """Whether it is the host's memory, and not the card's, that makes the verdict."""
+    """Whether host memory, not GPU memory, decides the verdict."""
     limit, failure = first.target.host_limit_bytes, first.memory.failure
     if failure is not None:
         return failure.id == "host_ram_oom"
@@ -162,7 +160,7 @@ def _host_memory_is_short(first: Plan) -> bool:
 
 
 def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:
-    """Whether some advice fits on the GPUs that are there, without giving up several things for it."""
+    """Whether some advice fits on the present GPUs with at most one costly flag."""
     return any(
         each.plan.verdict == "fits"
         and each.plan.args.gpus_needed <= first.target.gpus
@@ -179,9 +177,9 @@ def _cost(advice: Advice) -> int:
 
 
 def _working_proposal(
-    lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = lambda: False
+    lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = _never
 ) -> Advice | None:
-    """The first proposal that fits; failing that, the first that at least starts where the plan did not."""
+    """The first proposal that fits, else the first that starts where the plan does not."""
     starts: Advice | None = None
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
@@ -194,7 +192,7 @@ def _working_proposal(
 
 
 def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
-    """A last resort, with whatever else it takes: the first proposal that fits so."""
+    """The first proposal of a last resort that fits, with further changes where it needs them."""
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
@@ -207,8 +205,8 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
-    """Several flags at once, found as a wish for one request is. What the user gave is changed only where nothing else
-    does, and GPUs are added only where no number of them was given."""
+    """Combinations of flags for one full-length request. Given flags change only where nothing else helps, and GPUs are
+    added only where their number was not given."""
     for released in (False, True):
         found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
         if found:
@@ -219,7 +217,7 @@ def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
 
 
 def _gpu_counts(start: Plan) -> tuple[int, ...]:
-    """Numbers of GPUs for one engine, up to those that are there."""
+    """Numbers of GPUs for one engine, up to the present ones."""
     there = start.target.gpus // start.settings.data_parallel_size
     return tuple(sorted({count for count in (1, *_CLUSTER) if count <= there} | {there}))
 
@@ -229,7 +227,7 @@ def _larger_gpu_counts(start: Plan) -> tuple[int, ...]:
 
 
 def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
-    """Where nothing helps on the GPUs that were given: how many would do."""
+    """How many GPUs would suffice, where nothing helps on the given ones."""
     if "tensor_parallel_size" in kept or not start.target.gpus_given:
         return
     more = next(iter(_searched_changes(start, kept, True, _larger_gpu_counts(start))), None)
@@ -239,9 +237,7 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
 
 
 def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
-    """The same weights first, then quantized checkpoints where they save GPUs or hold more."""
-    from legroom.planning.checkpoints import quantized_checkpoints
-
+    """Searched changes with the same weights first, then with quantized checkpoints on fewer GPUs."""
     target, args = start.target, _args_to_search(start, kept, released)
     same = list(_longest_context([target], args, start, kept, gpus))
     yield from same
@@ -257,11 +253,7 @@ def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: t
 def _longest_context(
     targets: Sequence[Target], args: ServeArgs, start: Plan, kept: frozenset[str], gpus: tuple[int, ...]
 ) -> Iterator[Advice]:
-    """The longest context that holds with nothing but the parallel sizes and the share of the card changed; where that
-    would never do, the longest that any setting holds."""
-    from legroom.planning.capacity_search import search_flags  # a plan that fits needs none
-    from legroom.planning.search_space import CapacityGoal
-
+    """The longest context without costly flags; else the longest with them."""
     costly: Advice | None = None
     for context in _contexts(start, kept):
         goal = CapacityGoal(context, 1.0, gpus, "safe")
@@ -278,7 +270,7 @@ def _longest_context(
 
 
 def _args_to_search(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:
-    """The flags that the search leaves as they are: those that must not change, and unless `released` all given."""
+    """The arguments that the search starts from; `released`: given flags may change, except those in `kept`."""
     free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size") if released else ()
     changed: dict[str, Any] = {name: None for name in free if name not in kept}
     # What must not change and was not given stays at the value that the release resolved.
@@ -316,7 +308,7 @@ def _advice_of(result: SearchAnswer, start: Plan, goal: CapacityGoal) -> Advice 
 
 
 def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> Iterator[str]:
-    """What a combination costs: as the levers say it where a lever does the same."""
+    """The trade-offs of a combination, in the words of the levers that make the same changes."""
     lever_names = {
         "model": "quantized weights",
         "tensor_parallel_size": "idle GPUs",
@@ -337,7 +329,7 @@ def _trade_offs(flags: Mapping[str, Any], result: SearchAnswer, start: Plan) -> 
 
 
 def _planned_proposals(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """Every proposal of a lever that the release and the model take, laid out; none where its flag must not change."""
+    """The proposals of a lever that the release and the model accept, planned; none where its flag must not change."""
     for flags in lever.propose(start):
         if kept.intersection(flags):
             return
@@ -356,7 +348,7 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """One sentence with the numbers: what changes in the pool and the headroom."""
+    """The change of KV cache and headroom in one sentence."""
     old, new = before.layout, after.layout
     return (
         f"KV cache {human_bytes(max(old.kv_cache.bytes, 0))} -> {human_bytes(new.kv_cache.bytes)}, one request of "

@@ -1,56 +1,218 @@
-"""What this user's start-up logs teach, and where it is kept: each start-up beside its plan, and its measurements in
-one small JSON file, written whole or not at all."""
+"""Memory figures of the user's own start-ups: the JSON file that holds them, and which of them apply to a plan.
+
+A measured term applies only where nothing it depends on has changed. The activation peak depends on the model, the
+release and the batching flags. Non-torch memory depends on the GPU, the release and the parallel sizes, so it applies
+to other models too.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
 
 from legroom.errors import BAD_INPUT, LegroomError
-from legroom.facts.gpus import Gpu, gpu, with_total
-from legroom.facts.releases import release
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
 from legroom.home import store_path
-from legroom.planning.calibration import (
-    Observation,
-    from_json,
-    model_fingerprint,
-    observe,
-    settings_key,
-    to_json,
-    with_observation,
-)
-from legroom.planning.machine import Machine, make_plan
-from legroom.planning.plan import Plan, Target, plan
+from legroom.memory.deployment_memory import Measurements
+from legroom.planning.plan import Target
 from legroom.records import dataclass
-from legroom.vllm_logs.printed_flags import load_logged_model
-from legroom.vllm_logs.startup_log import Startup, read_startups
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import ServeArgs
-
-
-__all__ = ["StoredCalibration", "locked", "open_for_change", "read_store", "store_path", "write_store"]
+from legroom.units import GIB
+from legroom.vllm.args import EngineSettings
 
 SCHEMA = 1
+"""Version of the file format; a file of a later version is not read."""
+PRINTED_STEP_BYTES = GIB // 100
+"""vLLM prints memory in hundredths of a GiB, so a measured term is known to half of this either way."""
+
+TOTAL_TOLERANCE = 0.01
+"""Cards of one name whose totals differ by less are the same card; drivers reserve different amounts."""
+
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_WEIGHTS = (
+    *PARALLEL,
+    "dtype",
+    "quantization",
+    "enable_expert_parallel",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "cpu_offload_gb",
+    "speculative_config",
+    "language_model_only",
+    "kv_cache_dtype",
+)
+_PROFILE = (
+    *_WEIGHTS,
+    "engine",
+    "runner",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "limit_mm_per_prompt",
+    "mm_processor_kwargs",
+    "skip_mm_profiling",
+    "attention_backend",
+)
+TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "weights_bytes": _WEIGHTS,
+    "activation_bytes": (*_PROFILE, "max_model_len"),
+    "non_torch_bytes": PARALLEL,
+    "profiled_non_torch_bytes": (*_PROFILE, "max_model_len"),
+    "graph_estimate_bytes": (*_PROFILE, "cudagraph_mode", "cudagraph_capture_sizes"),
+    "graph_bytes": (*_PROFILE, "cudagraph_mode", "cudagraph_capture_sizes"),
+}
+"""Which settings each measured term depends on. `max_model_len` sets the V0 profile run's prompt lengths."""
+MODEL_INDEPENDENT_TERMS = frozenset({"non_torch_bytes"})
+
+
+def model_fingerprint(model: Model) -> str:
+    """A hash of everything that memory depends on in a model; fine-tunes of one checkpoint share it."""
+    parts: tuple[Any, ...] = (model.architecture, model.hidden_size, model.vocab_size, model.layers)
+    parts += (model.tie_word_embeddings, model.quantization, model.modalities, model.encoder_layers, model.is_pooling)
+    return _digest(repr(parts), 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The memory figures of one start-up, with its GPU, model, release and settings."""
+
+    gpu: str
+    gpu_total_bytes: int | None
+    model: str
+    release: str
+    settings: Mapping[str, Any]
+    terms: Mapping[str, int]
+    source: str = ""
+    seen: str = ""
+    """The day it was stored, as YYYY-MM-DD."""
+    shape: str = ""
+    """`model_fingerprint`; empty where the model's config was not found."""
+
+    @property
+    def key(self) -> str:
+        """A hash of GPU, model, release and settings: equal for every start-up of one deployment."""
+        return _digest(json.dumps([self.gpu, self.model, self.release, self.settings], sort_keys=True, default=str), 10)
+
+
+def _digest(text: str, length: int) -> str:
+    import hashlib  # a plan with nothing stored needs none of it
+
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def settings_key(settings: EngineSettings) -> dict[str, Any]:
+    """The settings that measured terms depend on, as JSON values."""
+    names = {name for names in TERM_SETTINGS.values() for name in names}
+    values = {name: getattr(settings if hasattr(settings, name) else settings.given, name) for name in sorted(names)}
+    key: dict[str, Any] = json.loads(json.dumps(values, default=str, sort_keys=True))
+    return key
+
+
+def measurements_for(
+    observations: Iterable[Observation], target: Target, settings: EngineSettings
+) -> Measurements | None:
+    """The newest measured value of each term that applies to a deployment; None where none does."""
+    wanted = settings_key(settings)
+    newest_first = list(observations)[::-1]
+    measured: dict[str, int] = {}
+    sources: list[str] = []
+    for term, names in TERM_SETTINGS.items():
+        for observation in newest_first:
+            if term in observation.terms and _applies(observation, term, names, wanted, target):
+                measured[term] = observation.terms[term]
+                sources.append(observation.source or observation.key)
+                break
+    if not measured:
+        return None
+    return Measurements(**measured, source=", ".join(dict.fromkeys(sources)))
+
+
+def _applies(
+    observation: Observation, term: str, names: tuple[str, ...], wanted: Mapping[str, Any], target: Target
+) -> bool:
+    return (
+        observation.release == target.release.version
+        and same_card(observation, target.gpu)
+        and (term in MODEL_INDEPENDENT_TERMS or same_model(observation, target.model))
+        and all(observation.settings.get(name) == wanted.get(name) for name in names)
+    )
+
+
+def same_card(observation: Observation, gpu: Gpu) -> bool:
+    """Whether an observation is of this card: same name, total within TOTAL_TOLERANCE."""
+    if observation.gpu != gpu.name:
+        return False
+    total = observation.gpu_total_bytes
+    return total is None or abs(total / gpu.total_bytes - 1) <= TOTAL_TOLERANCE
+
+
+def same_model(observation: Observation, model: Model) -> bool:
+    """Whether an observation is of this model: same fingerprint, or same Hub id."""
+    if observation.shape and observation.shape == model_fingerprint(model):
+        return True
+    return observation.model.count("/") == 1 and observation.model.lower() == model.name.lower()
+
+
+def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int | None:
+    """The card total in the newest observation; None where it equals the facts up to vLLM's rounding."""
+    for observation in reversed(list(observations)):
+        total = observation.gpu_total_bytes
+        if total is not None and observation.gpu == gpu.name and same_card(observation, gpu):
+            return total if abs(total - gpu.total_bytes) > PRINTED_STEP_BYTES else None
+    return None
+
+
+def with_observation(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
+    """The observations with a new one added. It replaces one with the same key, and keeps that one's other terms."""
+    kept, terms = [], dict(new.terms)
+    for observation in observations:
+        if observation.key == new.key:
+            terms = {**observation.terms, **terms}
+        else:
+            kept.append(observation)
+    return (*kept, replace(new, terms=terms))
+
+
+def to_json(observation: Observation) -> dict[str, Any]:
+    """The entry of the calibration file and of `legroom calibrate --show --json`."""
+    return {"key": observation.key, **asdict(observation)}
+
+
+def from_json(entry: Mapping[str, Any]) -> Observation:
+    """An entry of the calibration file; ValueError where a field is missing or has the wrong type."""
+    if not isinstance(entry, Mapping):
+        raise ValueError("an observation is not an object")
+    names = {item.name for item in fields(Observation)}
+    values = {name: value for name, value in entry.items() if name in names}
+    terms = values.get("terms")
+    if not isinstance(terms, dict) or not all(isinstance(value, int) for value in terms.values()):
+        raise ValueError("an observation has no terms")
+    if not all(isinstance(values.get(name), str) for name in ("gpu", "model", "release")):
+        raise ValueError("an observation does not say its gpu, model and release")
+    values["terms"] = {name: value for name, value in terms.items() if name in TERM_SETTINGS}
+    try:
+        return Observation(**values)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCalibration:
-    """What the store holds, and what the reader should be told about it."""
+    """The content of the calibration file."""
 
     observations: tuple[Observation, ...] = ()
     problem: str = ""
-    """Why the file could not be read, if it could not."""
+    """Why the file could not be read; empty where it could."""
 
 
 def read_store(path: Path | None = None) -> StoredCalibration:
-    """What is stored. Never changes anything: a file that cannot be read is told as a problem."""
+    """Read the calibration file; a missing file is empty, an unreadable one sets `problem`."""
     path = path or store_path()
     try:
         text = path.read_text("utf-8")
@@ -71,9 +233,40 @@ def read_store(path: Path | None = None) -> StoredCalibration:
 
 
 def write_store(observations: tuple[Observation, ...], path: Path | None = None) -> None:
-    """Replace the store in one step; a reader sees the old file or the new one, never half of one."""
-    path = path or store_path()
-    content = {"schema": SCHEMA, "observations": [to_json(observation) for observation in observations]}
+    """Replace the calibration file."""
+    write_json_file(path or store_path(), {"schema": SCHEMA, "observations": [to_json(each) for each in observations]})
+
+
+def store_observations(observations: Iterable[Observation]) -> str:
+    """Add observations to the calibration file; returns a note where a damaged file was moved aside."""
+    path = store_path()
+    with locked(path):
+        stored, note = open_for_change(path)
+        for observation in observations:
+            stored = with_observation(stored, observation)
+        write_store(stored, path)
+    return note
+
+
+def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
+    """The stored observations. A damaged file is renamed, and the note gives its new name."""
+    stored = read_store(path)
+    if not stored.problem:
+        return stored.observations, ""
+    if "newer legroom" in stored.problem:
+        raise LegroomError(stored.problem, "update legroom, or set LEGROOM_HOME to another folder", BAD_INPUT)
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise LegroomError(stored.problem, f"it cannot be moved aside either: {error}") from error
+    return (), f"{stored.problem}; it was moved to {aside}, and a new store begins"
+
+
+def write_json_file(path: Path, content: Any) -> None:
+    """Write a whole file and rename it, so that a reader sees the old content or the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,182 +278,24 @@ def write_store(observations: tuple[Observation, ...], path: Path | None = None)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise LegroomError(
-            f"the calibration store {path} cannot be written: {error}", "set LEGROOM_HOME to a folder you can write to"
-        ) from error
-
-
-def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
-    """What is stored, ready to be replaced. A damaged file is first moved aside, and the note says where to."""
-    stored = read_store(path)
-    if not stored.problem:
-        return stored.observations, ""
-    if "newer legroom" in stored.problem:
-        raise LegroomError(stored.problem, "update legroom, or set LEGROOM_HOME to another folder", BAD_INPUT)
-    aside = _unused_name(path)
-    try:
-        path.rename(aside)
-    except OSError as error:
-        raise LegroomError(stored.problem, f"it cannot be moved aside either: {error}") from error
-    return (), f"{stored.problem}; it was moved to {aside}, and a new store begins"
+        raise _not_writable(path, error) from error
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the store for one change, so that two calibrations at once lose nothing."""
+    """Exclude other writers of a file (not on Windows, which has no fcntl)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock").open("w")
     except OSError as error:
-        raise LegroomError(
-            f"the calibration store {path} cannot be written: {error}", "set LEGROOM_HOME to a folder you can write to"
-        ) from error
+        raise _not_writable(path, error) from error
     with lock:
-        try:
-            import fcntl  # (absent on Windows, where a second writer is simply not held off)
-        except ImportError:
-            yield
-            return
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _unused_name(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    return aside
-
-
-@dataclass(frozen=True, slots=True)
-class CalibratedStart:
-    """What one start-up of one log came to."""
-
-    log: str
-    startup: Startup
-    observation: Observation | None
-    predicted: dict[str, int]
-    note: str = ""
-
-
-def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str | None) -> list[CalibratedStart]:
-    """Every start-up of a log's text; `log` is what to call it."""
-    startups = read_startups(text)
-    if not startups:
-        raise LegroomError(
-            f"{log} holds no vLLM start-up", "give the server's own output, from its first line to `startup complete`"
-        )
-    return [_calibrated_start(log, startup, gpu_name, model_name) for startup in startups]
-
-
-def store_measurements(starts: Sequence[CalibratedStart]) -> tuple[int, str]:
-    """Into the store: how many of the start-ups had something to keep, and a note on the store where there is one."""
-    learnt = measured(starts)
-    if not learnt:
-        return 0, ""
-    path = store_path()
-    with locked(path):
-        observations, note = open_for_change(path)
-        for observation in learnt:
-            observations = with_observation(observations, observation)
-        write_store(observations, path)
-    return len(learnt), note
-
-
-def measured(starts: Sequence[CalibratedStart]) -> list[Observation]:
-    """The observations that hold a figure."""
-    return [start.observation for start in starts if start.observation is not None and start.observation.terms]
-
-
-def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> CalibratedStart:
-    model = model_name or startup.args.model
-    try:
-        card = _card(startup, gpu_name)
-        planned, note = _plan_of(startup, card, model)
-        today = datetime.date.today().isoformat()
-        observation = observe(startup, card, planned, model, source=PurePath(log).name, seen=today)
-    except LegroomError as error:
-        if error.hint:
-            raise
-        return CalibratedStart(log, startup, None, {}, error.message)
-    if startup.compiled and "activation_bytes" not in observation.terms and startup.activation_bytes is not None:
-        note = (
-            note
-            or "a first start compiles and profiles more; its activation peak is not kept: calibrate on a later one"
-        )
-    if not observation.terms:
-        note = note or "it prints no memory figures that legroom can reuse"
-    return CalibratedStart(log, startup, observation, _predictions(planned), note)
-
-
-def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
-    name = gpu_name or startup.gpu_name
-    if name is None:
-        return None
-    card = gpu(name)
-    return with_total(card, startup.gpu_total_bytes) if startup.gpu_total_bytes else card
-
-
-def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """What legroom would have said without this log. A model it cannot find limits what can be learnt."""
-    if card is None or startup.vllm is None:
-        return None, ""
-    if not model:
-        return None, "the log does not name its model (give --model); only what holds for any model is kept"
-    args = startup.args
-    try:
-        return plan(Target(load_logged_model(model), card, args.gpus_needed, release(startup.vllm)), args), ""
-    except LegroomError as error:
-        return None, f"{error.message} (give --model); only what holds for any model is kept"
-
-
-def _predictions(planned: Plan | None) -> dict[str, int]:
-    if planned is None:
-        return {}
-    layout = planned.layout
-    return {
-        "weights_bytes": layout.weights.bytes,
-        "activation_bytes": layout.activation.bytes,
-        "non_torch_bytes": layout.non_torch.bytes,
-        "graph_estimate_bytes": layout.cuda_graph.bytes,
-        "graph_bytes": planned.memory.graphs.bytes,
-        "kv_cache_bytes": layout.kv_cache.bytes,
-    }
-
-
-SOURCE = "legroom probe"
-
-
-def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Mapping[str, int]) -> Observation:
-    """`profile`: the engine's own accounting, to the byte, where a log rounds to hundredths of a GiB."""
-    planned = make_plan(args, release, Machine(gpu), advice=False)
-    return Observation(
-        planned.target.gpu.name,
-        profile["total_bytes"],
-        args.model,
-        release.version,
-        settings_key(planned.settings),
-        profiled_terms(profile),
-        SOURCE,
-        datetime.date.today().isoformat(),
-        model_fingerprint(planned.target.model),
-    )
-
-
-def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:
-    """The terms that leave exactly the KV bytes that the engine had left."""
-    weights, activation = profile["weights_bytes"], profile["torch_peak_bytes"]
-    graphs = profile.get("graph_estimate_bytes", 0)
-    terms = {"weights_bytes": weights, "activation_bytes": activation, "graph_estimate_bytes": graphs}
-    if requested := profile.get("requested_bytes"):
-        terms["profiled_non_torch_bytes"] = requested - profile["available_kv_bytes"] - weights - activation - graphs
-    return {name: size for name, size in terms.items() if size >= 0}
-
-
-def store_observation(observation: Observation) -> str:
-    """Into the calibration store; a note on the store where there is one."""
-    path = store_path()
-    with locked(path):
-        observations, note = open_for_change(path)
-        write_store(with_observation(observations, observation), path)
-    return note
+def _not_writable(path: Path, error: OSError) -> LegroomError:
+    return LegroomError(f"{path} cannot be written: {error}", "set LEGROOM_HOME to a folder you can write to")

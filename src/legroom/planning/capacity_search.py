@@ -1,7 +1,6 @@
-"""Flags for a capacity goal: combinations are tried on the memory model, and the one that gives up least is taken.
+"""Search for flags that meet a capacity goal, by trying combinations on the memory model; the least loss wins.
 
-Utilization changes the budget and nothing else, so the parts of the memory are computed once per combination of the
-other flags, and utilization is walked by plain arithmetic on them.
+Utilization changes only the budget, so memory is computed once per combination of the other flags.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import weights
@@ -28,18 +27,15 @@ from legroom.planning.search_space import (
     parallel_sizes,
 )
 from legroom.records import dataclass
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
 from legroom.vllm.traits import is_moe
-
-if TYPE_CHECKING:
-    from legroom.vllm.args import EngineSettings, ServeArgs
-
 
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 _ROOMY_SHARE = 0.025
-"""Share of the card free at its peak from which a candidate counts as roomy."""
+"""Share of the card that is free at the peak of a roomy candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,9 @@ class SearchCandidate:
     concurrency: float
     target: Target
     keeps_answers: bool
-    """The weights and the KV precision are those that were given, so the outputs do not change."""
+    """Weights and KV precision are as given, so the outputs do not change."""
     roomy: bool
-    """Some of the card stays free at the peak, beyond what the policy holds back."""
+    """Memory stays free at the peak beyond what the policy holds back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +67,22 @@ class SearchAnswer:
     considered: int
     """How many combinations were tried."""
     short_by: str = ""
-    """Where nothing works: what was missing, in words."""
+    """What was missing, where no combination meets the goal."""
     short_bytes: int = 0
-    """Where nothing works: what each card lacks with the closest setting; 0 where no setting was possible at all."""
+    """Bytes that each card lacks with the closest combination; 0 where every combination was refused."""
 
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
-    """The best flags for a goal. `targets` are the model and its quantized variants, the original first, then in the
-    order in which they are preferred (`planning.checkpoints`).
+    """The best flags for a goal. `targets` are the model and then its quantized variants in order of preference.
 
-    Flags that `args` gives stay as they are; the others are searched. What changes the model's answers (another
-    checkpoint, an 8-bit KV cache) is the last resort: more of the GPUs that were offered come first.
+    Flags in `args` stay; the others are searched. More of the offered GPUs are preferred to changes of the outputs
+    (another checkpoint, an 8-bit KV cache).
     """
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
     state = _SearchState()
     gpus_enough = math.inf
     for number, target in enumerate(targets):
-        fewest = min(_fewest_gpus(target, base_args), max(goal.gpus))
+        fewest = min(gpus_for_weights(target, base_args), max(goal.gpus))
         for parallel in parallel_sizes(args, goal, is_moe(target.model)):
             gpus = gpu_count_of(parallel)
             if gpus >= gpus_enough:
@@ -122,16 +117,16 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     return SearchAnswer(goal, plans[0][0], plans[0][1], tuple(plans[1:]), state.considered)
 
 
-def _fewest_gpus(target: Target, base_args: ServeArgs) -> int:
-    """The fewest GPUs whose total memory holds the weights."""
-    one_card = None if base_args.gpus_needed > 1 or base_args.cpu_offload_gb else _resolve_split(target, base_args, {})
+def gpus_for_weights(target: Target, args: ServeArgs) -> int:
+    """The fewest GPUs whose total memory holds the weights; 1 where the flags split or offload them."""
+    one_card = None if args.gpus_needed > 1 or args.cpu_offload_gb else _resolve_split(target, args, {})
     if one_card is None:
         return 1
     return math.ceil(weights(target.model, one_card, target.gpu).bytes / target.gpu.total_bytes)
 
 
 def _refusal_of(option: SearchCandidate, base_args: ServeArgs) -> str:
-    """Why a candidate with enough memory does not start: a check that the search leaves out."""
+    """Why a candidate with enough memory does not start: a check that is not part of the search."""
     failure = plan(option.target, replace(base_args, **dict(option.flags))).memory.failure
     return failure.message if failure else "it does not start"
 
@@ -159,7 +154,7 @@ def _resolve_split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSe
 
 
 def _gives_up_nothing(option: SearchCandidate) -> bool:
-    """Whether a candidate gives up nothing beside the checkpoint: no other of the same parallel sizes is better."""
+    """Whether a candidate loses nothing apart from the checkpoint, so none of these parallel sizes is better."""
     own_losses = option.losses[0 if option.keeps_answers else 1 :]
     return not own_losses and "kv_cache_dtype" not in dict(option.flags) and "block_size" not in dict(option.flags)
 
@@ -182,7 +177,7 @@ class _SearchState:
 def _starting_plans(
     options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
 ) -> Iterator[tuple[SearchCandidate, Plan]]:
-    """The full plan of each candidate that starts and does not only add losses to an earlier one."""
+    """The plan of each candidate that starts and whose losses do not include those of an earlier one."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
@@ -199,7 +194,7 @@ def _starting_plans(
 def _combinations(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal
 ) -> Iterator[FlagCombination]:
-    """Every valid combination of the flags other than utilization, for one way to split the model."""
+    """Every valid combination of the flags other than utilization, for one set of parallel sizes."""
     axes = flag_axes(target, args, base, goal)
     combined = _combine_with(target, args, parallel, base)
     if (minimum := _too_large_minimum(axes, combined, goal)) is not None:
@@ -214,12 +209,11 @@ def _combinations(
 def _best_combinations(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
 ) -> Iterator[FlagCombination]:
-    """The combination that gives up least for one set of parallel sizes, without trying all: a branch is skipped where
-    even its smallest memory is too much. Of another checkpoint, also the best that leaves some room."""
+    """The combination with the least loss for one set of parallel sizes, and the best roomy one of another checkpoint.
+    A branch is skipped where even its smallest combination is too large."""
 
     def meets_goal(combination: FlagCombination) -> bool:
-        # The first check is quick. The second matters where a neighbour holds most of the card: combinations may have
-        # the bytes and no utilization that claims them.
+        # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
         return combination.shortfall_bytes(goal) <= 0 and bool(
             _best_utilization(combination, args, goal, variant, 0)[1]
         )
@@ -333,7 +327,7 @@ def _candidate(
     gpus = settings.gpus_used
     cost = (
         variant > 0,
-        variant > 0 and not roomy,  # of the checkpoints that do, rather one that fits with ease
+        variant > 0 and not roomy,
         lost,
         variant,
         "kv_cache_dtype" in flags,

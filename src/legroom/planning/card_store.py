@@ -1,14 +1,11 @@
-"""What `legroom probe` measured of this user's cards, kept in one small JSON file, and how a plan uses it.
+"""Measurements of `legroom probe` on the user's cards: the JSON file that holds them, and their use in a plan.
 
-A record belongs to a card, a driver and, as to what vLLM takes, a release. It is kept beside the calibration store and
-not in it: that one is rewritten by every `legroom calibrate`, and knows start-ups alone.
+A record is valid for one card and driver, and its vLLM figures for one release.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -19,8 +16,7 @@ from legroom.facts.gpus import CardMeasurements, Gpu, gpu
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.home import cards_path
-from legroom.planning.calibration import TOTAL_TOLERANCE
-from legroom.planning.calibration_store import locked
+from legroom.planning.calibration_store import TOTAL_TOLERANCE, locked, write_json_file
 from legroom.records import dataclass
 from legroom.units import gib
 
@@ -30,7 +26,7 @@ _MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class CardRecord:
-    """One probe. None: it was not measured, or could not be."""
+    """The measurements of one probe; None: not measured."""
 
     name: str
     """As CUDA names the card."""
@@ -44,40 +40,34 @@ class CardRecord:
     context_bytes: int | None = None
     held_by_others_bytes: int | None = None
     vllm_non_torch_bytes: int | None = None
-    """What vLLM's own profile counted beside torch's memory, for a model of two layers."""
+    """non_torch_memory of vLLM's profile run with a model of two layers."""
     ranks: int = 1
     nccl_bytes: int | None = None
-    """Of one rank, after the first all-reduce over `ranks` cards."""
+    """NCCL memory of one rank after the first all-reduce over `ranks` cards."""
     smallest_block_bytes: int | None = None
     small_segment_bytes: int | None = None
     large_segment_bytes: int | None = None
     graph_node_bytes: int | None = None
-    """What the driver takes for each kernel of a captured graph."""
+    """Driver memory per kernel of a captured CUDA graph."""
     host_to_device_bytes_s: int | None = None
     device_to_host_bytes_s: int | None = None
     device_to_device_bytes_s: int | None = None
     pageable_to_device_bytes_s: int | None = None
     pinned_bytes: int | None = None
-    """Host memory that could be pinned; the probe stopped there or at its limit."""
+    """Host memory that the probe pinned before an error or its own limit."""
     pin_refused: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """A later probe of the same replaces an earlier one."""
+        """A later record with the same key replaces an earlier one."""
         return self.name, self.driver, self.vllm, self.ranks
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCards:
-    cards: tuple[CardRecord, ...] = ()
-    problem: str = ""
-
-
 def card_record(entry: Any) -> CardRecord:
-    """From JSON; ValueError where it is none."""
+    """A record from its JSON object; ValueError where a field is missing or has the wrong type."""
     if not isinstance(entry, Mapping):
         raise ValueError("a record is not an object")
     kinds = {item.name: str(item.type) for item in fields(CardRecord)}
@@ -91,8 +81,8 @@ def card_record(entry: Any) -> CardRecord:
     return CardRecord(**values)
 
 
-def read_cards(path: Path | None = None) -> StoredCards:
-    """What is stored; a file that cannot be read is told as a problem and changes no plan."""
+def read_cards(path: Path | None = None) -> tuple[CardRecord, ...]:
+    """Every stored record; LegroomError where the file cannot be read."""
     path = path or cards_path()
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -100,35 +90,24 @@ def read_cards(path: Path | None = None) -> StoredCards:
         content = json.loads(path.read_text("utf-8"))
         if content["schema"] > SCHEMA:
             raise ValueError("it was written by a newer legroom")
-        return StoredCards(tuple(card_record(entry) for entry in content["cards"]))
+        return tuple(card_record(entry) for entry in content["cards"])
     except FileNotFoundError:
-        return StoredCards()
+        return ()
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return StoredCards(problem=f"what was probed cannot be read from {path}: {error}")
+        hint = f"move {path} away, and probe again"
+        raise LegroomError(f"what was probed cannot be read from {path}: {error}", hint) from error
 
 
 def store_card(record: CardRecord, path: Path | None = None) -> None:
-    """Add a record in one step; an earlier one of the same card, driver, release and ranks goes."""
+    """Add a record; it replaces an earlier one of the same card, driver, release and number of ranks."""
     path = path or cards_path()
     with locked(path):
-        stored = read_cards(path)
-        if stored.problem:
-            raise LegroomError(stored.problem, f"move {path} away, and probe again")
-        cards = [*(card for card in stored.cards if card.key != record.key), record]
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            content = {"schema": SCHEMA, "cards": [card.to_json() for card in cards]}
-            temporary.write_text(json.dumps(content, indent=1), "utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            hint = "set LEGROOM_HOME to a folder you can write to"
-            raise LegroomError(f"{path} cannot be written: {error.strerror}", hint) from error
+        cards = [*(card for card in read_cards(path) if card.key != record.key), record]
+        write_json_file(path, {"schema": SCHEMA, "cards": [card.to_json() for card in cards]})
 
 
 def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ranks: int) -> Gpu:
-    """The card of the facts with what its newest probe measured; what vLLM takes only for the same release."""
+    """The card with the figures of its newest probe; vLLM's own memory only from a probe of the same release."""
     matching = [record for record in reversed(list(records)) if _is_same_card(record, card)]
     if not matching:
         return card

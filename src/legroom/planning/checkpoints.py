@@ -1,36 +1,33 @@
-"""Which checkpoints may stand in for a model on a card: quantized ones of it, and smaller models of its series."""
+"""Checkpoints that can replace a model on a card: quantized ones, and smaller models of its series."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from legroom.facts.bundled import find, smaller_siblings
-from legroom.facts.model_sources import from_bundled, variants
+from legroom.facts.bundled import find, smaller_siblings, variants
+from legroom.facts.model import Model, Quantization
+from legroom.facts.model_sources import from_bundled
 from legroom.memory.figure_cache import cached_by_model
+from legroom.planning.plan import Target
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import config_overrides
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model, Quantization
-    from legroom.planning.plan import Target
-    from legroom.vllm.args import ServeArgs
 
 FULL_BITS = 16
 FP8_NATIVE, FP4_NATIVE = (8, 9), (10, 0)
-"""Where the tensor cores compute in the format."""
+"""Lowest compute capability with FP8 and with FP4 tensor cores."""
 FP8_MARLIN = (8, 0)
-"""From here on FP8 weights are unpacked to 16 bits on the way, where the card does not compute in them."""
+"""Lowest compute capability of Marlin, which unpacks FP8 weights to 16 bits on cards without FP8 tensor cores."""
 _MIN_CAPABILITY = {"gptq": (6, 0), "bitsandbytes": (7, 0)}
 _MIN_INTEGERS, _MIN_PACKED_BEFORE_0_12 = (7, 5), (8, 0)
 
 
 def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
-    """The published quantized checkpoints of a model that its card runs, the one that gives up the fewest bits first.
+    """The published quantized checkpoints of a model that its card runs, the widest weights first.
 
-    Of the same width, the publisher's own comes first, then what the card computes in. Flags that name a quantization
-    are the user's choice, and a model that is quantized already is left alone.
+    Of equal widths, the publisher's own comes first, then native formats of the card. None where --quantization is
+    given or the model is quantized already.
     """
     model = target.model
     if args.quantization or model.quantization or not model.source.startswith("bundled"):
@@ -46,7 +43,7 @@ def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
 
 
 def _quantized(model: Model, name: str, overrides: str) -> tuple[Model, ...]:
-    """The same objects for as long as the model is the same one: what is known of their memory is kept by object."""
+    """The quantized variants of a model; cached, because memory figures are cached by model object."""
     changes = json.loads(overrides)
     return tuple(replace(from_bundled(variant, overrides=changes), draft=model.draft) for variant in variants(name))
 
@@ -59,7 +56,7 @@ def smaller_models(target: Target, args: ServeArgs) -> Iterator[Model]:
 
 
 def lost_bits(model: Model) -> int:
-    """How many bits a weight has lost to quantization."""
+    """Bits per weight that quantization removed."""
     return FULL_BITS - model.quantization.weight_bits if model.quantization else 0
 
 
@@ -83,13 +80,13 @@ def _computes_natively(model: Model, target: Target) -> bool:
 
 
 def _capability(target: Target) -> tuple[int, int]:
-    """The card's; one that is known by its size alone is taken for an Ampere card."""
+    """The card's compute capability; an anonymous card counts as Ampere."""
     known = target.gpu.compute_capability
     return known if known != (0, 0) else FP8_MARLIN
 
 
 def _is_supported(scheme: Quantization | None, target: Target) -> bool:
-    """Whether a checkpoint is one to propose for the card: what the release refuses, and what only just runs, is not.
+    """Whether a checkpoint of this scheme runs well on the card with this release.
 
     `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers 8.0
     up to 0.11 and 7.5 since. NVFP4 is proposed where the card computes in it.

@@ -1,31 +1,27 @@
-"""The plans of every server of a deployment file, each on the GPUs that the file allows."""
+"""Plans of every server of a deployment file, on each GPU that the file allows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from legroom.deployments.deployment import deployment_of
+from legroom.deployments.deployment import Deployment, deployment_of
 from legroom.deployments.server_words import has_variable
+from legroom.deployments.source_text import Unread
+from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
-from legroom.facts.releases import latest
+from legroom.facts.releases import Release, latest
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, is_given, other_value
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.setting_checks import RefusedByVllm
-
-if TYPE_CHECKING:
-    from legroom.deployments.deployment import Deployment
-    from legroom.deployments.source_text import Unread
-    from legroom.deployments.subjects import StartedServer
-    from legroom.facts.releases import Release
-    from legroom.vllm.flag_problems import FlagProblem
 
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 _MOST_GPUS = 6
-"""Kinds of GPU that one server is planned for."""
+"""The most kinds of GPU that one server is planned for."""
 _MULTI_NODE_FLAGS = (
     "--nnodes",
     "--node-rank",
@@ -34,12 +30,12 @@ _MULTI_NODE_FLAGS = (
     "--data-parallel-external-lb",
     "--data-parallel-rank",
 )
-"""Flags of a server whose other GPUs are in other pods."""
+"""Flags of a server that spans several pods."""
 
 
 @dataclass(frozen=True)
 class FileServer:
-    """One server of a text, with its plan on every GPU that it may run on."""
+    """One server of a file, with its plan on every GPU that it may run on."""
 
     name: str
     what: Deployment | None = None
@@ -48,11 +44,11 @@ class FileServer:
     """Why there is no plan."""
     hint: str = ""
     refused_flags: tuple[FlagProblem, ...] = ()
-    """Flags at which its release stops."""
+    """Flags that its release refuses."""
     refusal: RefusedByVllm | None = None
-    """What its release says to the values of its flags, whatever the memory."""
+    """The release's error about the values of its flags."""
     gpus_short: int = 0
-    """How many more GPUs its flags ask for than its container is given."""
+    """GPUs that its flags need beyond those of its container."""
 
     @property
     def failing(self) -> tuple[Plan, ...]:
@@ -60,7 +56,7 @@ class FileServer:
 
     @property
     def verdict(self) -> FileVerdict:
-        """`does_not_fit`: it starts on none of the GPUs. `tight`: it may not hold on one of them."""
+        """`does_not_fit`: on none of the GPUs. `tight`: not safely on one of them."""
         if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
@@ -71,7 +67,7 @@ class FileServer:
 
     @property
     def gpus_idle(self) -> int:
-        """How many GPUs its container is given that none of its ranks uses."""
+        """GPUs of its container that none of its ranks uses."""
         what = self.what
         if what is None or what.gpu_count is None or _spans_nodes(what):
             return 0
@@ -85,7 +81,7 @@ class FileServer:
 
 
 def started_servers(path: str, text: str, release: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
-    """The servers of a text, and why it could not be read where it could not."""
+    """The servers of a file, and the reason where it could not be read."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, release or latest()))

@@ -1,45 +1,37 @@
-"""The levers: one function each, from a plan to the flag changes worth trying, the cheapest for the user first.
-
-A lever proposes; whether a proposal works is for the memory model to say (`planning.advice`).
-"""
+"""Levers: functions from a plan to changes of flags that may make it fit; `planning.advice` tries them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
+from legroom.planning.plan import Plan, cold_start, try_flags
 from legroom.records import dataclass
 from legroom.units import GIB
-
-if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
 
 Proposals = Iterator[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """A way to change a deployment, what it costs the user, and when it can help."""
+    """One kind of change of a deployment, and its cost to the user."""
 
     name: str
     propose: Callable[[Plan], Proposals]
     trades: str
-    """What the user gives up, in words."""
+    """The trade-off, as a clause."""
     cost: int
-    """Order of preference among levers that work: 0 costs nothing, higher is worse."""
+    """Order of preference among working levers: 0 costs nothing, higher is worse."""
     shrinks_weights: bool = False
-    """Whether less of the weights lies on a card: nothing else helps where they alone are larger than it."""
+    """Whether it reduces the weights per card, which alone helps where they exceed the card."""
 
 
 def shorter_context(plan: Plan) -> Proposals:
-    """The longest length that fits across the error band, rounded down so that small drift does not break it: the
-    first start, with a cold compile cache, has the smallest pool."""
-    from legroom.planning.plan import cold_start  # a plan knows its advice, and advice its plan
-
+    """The longest max_model_len that fits across the error band, also on a first start, rounded down."""
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
     worst = [min(a.kv_cache.low, b.kv_cache.low) for a, b in zip(cold, warm, strict=True)]
     usual = [rank.kv_cache.bytes for rank in warm]
@@ -52,9 +44,7 @@ def shorter_context(plan: Plan) -> Proposals:
 
 
 def more_utilization(plan: Plan) -> Proposals:
-    """Raise the share of the card, a hundredth at a time; a pool too small at the largest share is so at every one."""
-    from legroom.planning.plan import try_flags  # a plan knows its advice, and advice its plan
-
+    """Higher gpu_memory_utilization in steps of 0.01; none where even 0.98 is too low."""
     first = int(plan.settings.gpu_memory_utilization * 100) + 1
     most = try_flags(plan, {"gpu_memory_utilization": _MOST_HUNDREDTHS / 100})
     if most is not None and _pool_is_short(most):
@@ -71,7 +61,7 @@ def _pool_is_short(plan: Plan) -> bool:
 
 
 def less_utilization(plan: Plan) -> Proposals:
-    """Lower the share of the card, a hundredth at a time, so that what vLLM does not count has room."""
+    """Lower gpu_memory_utilization in steps of 0.01, for memory that vLLM does not count."""
     if _pool_is_short(plan):
         return
     last = int(plan.settings.gpu_memory_utilization * 100)
@@ -81,7 +71,7 @@ def less_utilization(plan: Plan) -> Proposals:
 
 
 def smaller_batches(plan: Plan) -> Proposals:
-    """Fewer tokens a step: a smaller activation peak, slower prefill."""
+    """Smaller max_num_batched_tokens: a smaller activation peak, slower prefill."""
     settings = plan.settings
     floor = settings.max_model_len if not settings.enable_chunked_prefill else max(settings.max_num_seqs, 512)
     tokens = settings.max_num_batched_tokens // 2
@@ -91,7 +81,7 @@ def smaller_batches(plan: Plan) -> Proposals:
 
 
 def fewer_sequences(plan: Plan) -> Proposals:
-    """Fewer running requests: smaller logits, sampler tables and CUDA graphs; state blocks in hybrid models."""
+    """Smaller max_num_seqs: smaller logits, sampler tables and CUDA graphs, fewer state blocks in hybrid models."""
     seqs = plan.settings.max_num_seqs
     limit = plan.memory.kv.state_blocks
     if limit is not None and 0 < limit < seqs:
@@ -103,7 +93,7 @@ def fewer_sequences(plan: Plan) -> Proposals:
 
 
 def fewer_graphs(plan: Plan) -> Proposals:
-    """Capture smaller batch sizes only."""
+    """CUDA graphs for smaller batch sizes only."""
     sizes = plan.settings.cudagraph_capture_sizes
     if len(sizes) < 2 or not known_release(plan.settings.release).at_least("0.11.1"):
         return
@@ -114,10 +104,7 @@ def fewer_graphs(plan: Plan) -> Proposals:
 
 
 def fewer_media(plan: Plan) -> Proposals:
-    """Leave out the media that the profile run is largest for, videos first, then all but one image; with the longest
-    context that fits then, where the full one does not."""
-    from legroom.planning.plan import try_flags  # a plan knows its advice, and advice its plan
-
+    """Smaller --limit-mm-per-prompt: no videos, then one image, each with the longest context that fits then."""
     given = dict(plan.args.limit_mm_per_prompt or {})
     kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
     limits = {"video": 0} if "video" in kinds and given.get("video") != 0 else {}
@@ -140,19 +127,19 @@ def no_graphs(plan: Plan) -> Proposals:
 
 
 def fp8_kv_cache(plan: Plan) -> Proposals:
-    """Half the bytes a token, where the GPU computes in fp8."""
+    """An FP8 KV cache, on GPUs with FP8 tensor cores."""
     capability = plan.target.gpu.compute_capability
     if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and capability >= (8, 9):
         yield {"kv_cache_dtype": "fp8"}
 
 
 def idle_gpus(plan: Plan) -> Proposals:
-    """Shard over GPUs that are there but unused."""
+    """Parallel sizes that use idle GPUs."""
     yield from _over(plan, plan.target.gpus)
 
 
 def more_gpus(plan: Plan) -> Proposals:
-    """Shard over GPUs that the user would have to add; none where the number was given or is a pod's limit."""
+    """Parallel sizes for more GPUs than planned; none where the number of GPUs was given."""
     if not plan.target.gpus_given:
         settings = plan.settings
         used = settings.tensor_parallel_size * settings.pipeline_parallel_size
@@ -160,7 +147,7 @@ def more_gpus(plan: Plan) -> Proposals:
 
 
 def _over(plan: Plan, most: int, above: int = 0) -> Proposals:
-    """Ways to split one engine over more GPUs than now: by heads first, by layers where the heads do not divide."""
+    """Larger parallel sizes of one engine: tensor parallel first, then pipeline parallel."""
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [
@@ -171,13 +158,13 @@ def _over(plan: Plan, most: int, above: int = 0) -> Proposals:
 
 
 def quantized_weights(plan: Plan) -> Proposals:
-    """A published quantized checkpoint of the same model, the one that gives up the fewest bits first."""
+    """Published quantized checkpoints of the model, the widest weights first."""
     for model in quantized_checkpoints(plan.target, plan.args):
         yield {"model": model.name}
 
 
 def online_quantization(plan: Plan) -> Proposals:
-    """The same checkpoint, its weights rounded to FP8 while they are loaded."""
+    """--quantization fp8 on an unquantized checkpoint."""
     model, gpu = plan.target.model, plan.target.gpu
     unquantized = model.quantization is None and plan.args.quantization is None
     if unquantized and gpu.vendor == "nvidia" and gpu.compute_capability >= FP8_MARLIN:
@@ -185,7 +172,7 @@ def online_quantization(plan: Plan) -> Proposals:
 
 
 def offloaded_weights(plan: Plan) -> Proposals:
-    """Keep what does not fit in the host's memory: at most half of the weights, or every step waits for the bus."""
+    """--cpu-offload-gb for the missing memory, up to half of the weights."""
     if plan.args.cpu_offload_gb:
         return
     weights = max(rank.weights.bytes for rank in plan.memory.ranks)
@@ -204,7 +191,7 @@ def smaller_model(plan: Plan) -> Proposals:
 
 
 def supported_settings(plan: Plan) -> Proposals:
-    """Another precision or quantization where the release does not run the one that is asked for."""
+    """Default quantization, KV cache dtype and dtype instead of refused ones."""
     given = plan.args
     if given.quantization is not None:
         yield {"quantization": None}
@@ -215,7 +202,7 @@ def supported_settings(plan: Plan) -> Proposals:
 
 
 SUPPORTED = Lever("supported settings", supported_settings, "other settings, that this release runs on this card", 0)
-"""The one lever for what a release refuses whatever the memory."""
+"""For settings that a release refuses whatever the memory."""
 
 LEVERS: tuple[Lever, ...] = (
     Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1, True),
@@ -243,4 +230,4 @@ LAST_RESORTS: tuple[Lever, ...] = (
     ),
     Lever("smaller model", smaller_model, "a smaller model of the same series", 25),
 )
-"""What nobody wants who has another way."""
+"""Tried only where no other lever makes the plan fit on its GPUs."""

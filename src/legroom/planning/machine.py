@@ -1,47 +1,48 @@
-"""The plan of a command's flags on a machine as a user writes it, with what this user's own start-ups measured."""
+"""The plan of parsed flags on a machine that the user describes, with figures from the user's own start-ups."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.facts.gpus import Gpu, with_total
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.gpus import with_total
+from legroom.facts.releases import Release, first_release, latest
 from legroom.home import cards_path, store_path
 from legroom.planning.plan import Plan, Target, plan_on_named_card
-from legroom.planning.plan_notes import bug_notes, input_notes
+from legroom.planning.release_bugs import bugs_of
 from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
+from legroom.vllm.args import ServeArgs, draft_method, draft_name, predicts_itself
 from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import ServeArgs
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it runs, as a user writes it."""
+    """The machine of a plan, as the user describes it."""
 
     gpu: str
     gpus: int | None = None
-    """None: as many as the parallel sizes of the flags need."""
+    """None: as many as the parallel sizes need."""
     memory: str | None = None
-    """Total of one GPU, in place of the one in the facts."""
+    """Total memory of one GPU; None: that of the facts."""
     used: str | None = None
-    """What other processes hold of one GPU."""
+    """Memory of other processes on one GPU."""
     host_memory: str | None = None
-    """What the server may use of its host's memory; None: no limit is known."""
+    """The limit of host memory; None: none is known."""
 
 
 def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
-    """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
+    """The plan of parsed flags with measured figures and notes, and with advice where it does not fit."""
     target = make_target(args, release, machine)
     made = plan_on_named_card(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *input_notes(made.target, args), *bug_notes(made)))
+    made = with_notes(made)
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice
 
@@ -50,19 +51,19 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
 
 
 def plan_deployment(deployment: Deployment, machine: Machine, *, advice: bool) -> Plan:
-    """The plan of a deployment on a machine, with what the deployment itself says of the machine."""
+    """The plan of a deployment; its GPU count and memory limit complete the machine."""
     return make_plan(deployment.args, deployment.release, completed_machine(machine, deployment), advice=advice)
 
 
 def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
-    """The machine with the number of GPUs and the limit on host memory of the deployment, where it gives none."""
+    """The machine with the deployment's GPU count and host memory limit, where it has none itself."""
     limit = str(deployment.memory_limit_bytes) if deployment.memory_limit_bytes else None
     gpus = deployment.gpu_count if machine.gpus is None else machine.gpus
     return replace(machine, gpus=gpus, host_memory=machine.host_memory or limit)
 
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
-    """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
+    """The target of a plan: model, card with measured figures, and number of GPUs."""
     card = with_probed_card(known_gpu(machine.gpu), release, args)
     card = (
         with_measured_total(card)
@@ -72,7 +73,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     used = 0
     if machine.used is not None:
         used = parse_bytes(machine.used, "--gpu-used")
-        card = replace(card, screen=False)  # what a desktop holds of it is in that figure
+        card = replace(card, screen=False)  # that figure includes a desktop
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
@@ -90,20 +91,21 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 
 def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
-    """The card with what `legroom probe` measured of it on this machine, where it did."""
+    """The card with the figures of `legroom probe`, where there are any."""
     if not cards_path().exists():
         return card
     from legroom.planning.card_store import measured_card, read_cards
 
-    return measured_card(card, read_cards().cards, release, max(args.gpus_needed, 1))
+    with suppress(LegroomError):  # `legroom probe` reports a damaged file
+        return measured_card(card, read_cards(), release, max(args.gpus_needed, 1))
+    return card
 
 
 def with_measured_total(card: Gpu) -> Gpu:
-    """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
+    """The card with the total that `legroom calibrate` stored, where it stored one."""
     if not store_path().exists():
         return card
-    from legroom.planning.calibration import observed_total_bytes
-    from legroom.planning.calibration_store import read_store
+    from legroom.planning.calibration_store import observed_total_bytes, read_store
 
     total = observed_total_bytes(read_store().observations, card)
     if total is None:
@@ -113,12 +115,68 @@ def with_measured_total(card: Gpu) -> Gpu:
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with what `legroom calibrate` has stored for it, if there is a store."""
+    """The target with the figures that `legroom calibrate` stored for it."""
     if not store_path().exists():
         return target
-    from legroom.planning.calibration import measurements_for
-    from legroom.planning.calibration_store import read_store
+    from legroom.planning.calibration_store import measurements_for, read_store
     from legroom.vllm.resolve import resolve
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=measurements_for(read_store().observations, target, settings))
+
+
+def with_notes(made: Plan) -> Plan:
+    """The plan with notes on how its model and card were read, and on bugs of its release."""
+    return replace(made, notes=(*made.notes, *_input_notes(made.target, made.args), *_bug_notes(made)))
+
+
+def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
+    """Assumptions about the GPU and the model that the user should know."""
+    if target.gpu.note:
+        yield target.gpu.note
+    yield from _unlisted_architecture(target)
+    spec = args.speculative_config
+    if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
+        yield (
+            f"speculative method {draft_method(spec)}: {target.model.name} has no prediction layers known here, "
+            "so nothing is counted for it and vLLM may refuse it"
+        )
+    if draft_name(spec) and target.model.draft is None:
+        yield (
+            f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
+            "as the model's own; name a folder with its config.json to have it counted"
+        )
+    if target.model.assumed:
+        yield (
+            f"how {target.model.name} is stored is taken from its name, so its weights are an estimate; name a folder "
+            "with its config.json to have them counted"
+        )
+    if not target.model.known:
+        yield (
+            f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
+            "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
+        )
+
+
+def _unlisted_architecture(target: Target) -> Iterator[str]:
+    """A note where the release does not list the model's architecture."""
+    if target.release.version == latest().version:
+        return
+    since = first_release(target.model.architecture)
+    if since is not None and target.release.before(since):
+        yield (
+            f"vLLM {target.release} does not list {target.model.architecture}, which came with {since}: it will most "
+            "likely refuse this model whatever the memory; the figures are what its accounting would give"
+        )
+
+
+def _bug_notes(made: Plan) -> Iterator[str]:
+    """Up to three bugs that these settings set off and a later release fixed, the most specific first."""
+    target = made.target
+    if target.release.version == latest().version:
+        return
+    bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)
+    fixed = [bug for bug in bugs if bug.fixed_in is not None]
+    fixed.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
+    for bug in fixed[:3]:
+        yield f"known bug of vLLM {target.release}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"

@@ -1,36 +1,28 @@
-"""A plan: one deployment, its memory, the verdict, and what would make it start."""
+"""A plan: one deployment with its memory, the verdict, and advice."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import gpu
+from legroom.facts.gpus import Gpu, gpu
+from legroom.facts.known_bugs import KnownBug
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
 from legroom.memory.bands import spare_on_larger_card
 from legroom.memory.deployment_memory import DeploymentMemory, Measurements, deployment_memory
-from legroom.memory.host_needs import deployment_host, host_failure, read_bytes
+from legroom.memory.host_needs import HostNeeds, deployment_host, host_failure, read_bytes
 from legroom.memory.kv.kv_plan import kv_plan
+from legroom.memory.layout import Layout
 from legroom.memory.overhead import file_cache_bytes, held_at_start, host_note, reserve_bytes
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
-from legroom.vllm.args import is_given
+from legroom.vllm.args import EngineSettings, ServeArgs, is_given
 from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.known_bugs import KnownBug
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.memory.host_needs import HostNeeds
-    from legroom.memory.layout import Layout
-    from legroom.vllm.args import EngineSettings, ServeArgs
-
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 Policy = Literal["safe", "balanced", "tight"]
@@ -40,16 +32,15 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 
 
 NEAR_MISS = BAND_KEPT["balanced"]
-"""How far into the good half of the band a start must still fail to be called impossible: the same command has been
-seen to start and to fail minutes apart, with 0.08 GiB between the two pools."""
+"""Share of the upper half of the error band within which a failing check is `tight`, not `does_not_fit`: one command
+started and failed minutes apart, with KV caches that differed by 0.08 GiB."""
 
 
 def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
-    """Whether the server starts and holds, with the reason in words.
+    """The verdict and its reason.
 
-    `does_not_fit`: a check fails, and not only by what the estimate may be wrong by. `tight`: it may start or not,
-    whether the estimate is short by a little or at the bad end of the band of the whole sum; or the card runs over
-    while serving. `fits`: it holds across the band.
+    `does_not_fit`: a start-up check fails by more than the error of the estimate. `tight`: a check fails within the
+    error band, or the card runs out of memory while serving. `fits`: neither, across the whole band.
     """
     model, gpu = target.model, target.gpu
     if memory.failure:
@@ -79,8 +70,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
 
 
 def lacks_room_for_page_cache(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> bool:
-    """Whether the server and the cached files of its checkpoint do not both fit into a memory that they share, and not
-    only by a little that the kernel gives back in time."""
+    """Whether a unified memory is too small for the server and the page cache of its checkpoint together."""
     if not target.gpu.unified:
         return False
     files = file_cache_bytes(target.gpu, read_bytes(target.model, target.gpu, settings, memory))
@@ -92,7 +82,7 @@ def _least_headroom(memory: DeploymentMemory) -> int:
 
 
 def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> str:
-    """Why a pool that is expected to be too small may be large enough; empty where it is too small all the same."""
+    """Why a KV cache that is too small may be large enough within the error band; empty where it may not."""
     failure = memory.failure
     if failure is None or failure is not memory.kv.failure:
         return ""
@@ -109,7 +99,7 @@ def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
 
 
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:
-    """Which moment finds the card full at the bad end of the error band; empty where none does."""
+    """The phase in which the card is full at the upper end of the error band; empty where none is."""
     held = held_at_start(settings, gpu)
     free = gpu.total_bytes - held.high - rank.held_by_others_bytes
     counted = rank.weights.bytes + rank.non_torch.bytes
@@ -130,36 +120,36 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 
 
 def headroom_after_band(layout: Layout, band_kept: float) -> int:
-    """Bytes left of the card at its peak after holding back a share of what could be worse.
+    """Free bytes at the peak after subtracting a share of the error band.
 
-    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak; on a card
-    that may drive a screen its desktop, and on a memory that the host shares its reserve.
+    The KV cache shrinks by what the counted parts grow, so only memory outside the budget raises the peak: the band of
+    `outside`, a desktop on cards with display outputs, and the host's reserve on unified memory.
     """
-    # What the card's own band and a desktop take have nothing to do with each other.
+    # The two errors are independent.
     unknown = math.hypot(layout.outside.high - layout.outside.bytes, layout.desktop_bytes)
     return layout.headroom_bytes - int((unknown + layout.reserve_bytes) * band_kept)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is made for: a model on some GPUs under one release."""
+    """The model, GPUs and release of a plan."""
 
     model: Model
     gpu: Gpu
     gpus: int
     release: Release
     seen: Measurements | None = None
-    """What this user's own start-ups measured, if anything."""
+    """Figures from the user's own start-ups."""
     held_by_others_bytes: int = 0
     host_limit_bytes: int | None = None
-    """What the server may use of its host's memory, where a container or the user limits it."""
+    """The limit of host memory, of the container or given by the user."""
     gpus_given: bool = False
-    """The user or the pod says how many GPUs there are: no advice asks for more."""
+    """The number of GPUs is given by the user or the pod, so advice uses no more."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change of flags that makes the server start or hold, with the memory it will have."""
+    """A change of flags that makes a plan fit, and the plan with it."""
 
     flags: Mapping[str, Any]
     why: str
@@ -169,7 +159,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Plan:
-    """One deployment and everything legroom knows about its memory."""
+    """One deployment with its memory, verdict and advice."""
 
     target: Target
     args: ServeArgs
@@ -180,28 +170,28 @@ class Plan:
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
     advised: bool = False
-    """Whether advice was looked for, found or not."""
+    """Whether the search for advice has ended, with or without a result."""
     bug: KnownBug | None = None
-    """The bug of the release that makes a plan tight whose figures fit."""
+    """A bug of the release because of which a plan that fits is `tight`."""
 
     @property
     def starts(self) -> bool:
-        """Whether it is expected to start; a plan that is not may still be called tight."""
+        """Whether every start-up check passes; a plan that fails one may still be `tight`."""
         return self.memory.failure is None
 
     @property
     def layout(self) -> Layout:
-        """The tightest GPU's."""
+        """The layout of the tightest GPU."""
         return self.memory.tightest
 
     @property
     def host(self) -> HostNeeds:
-        """What it takes of its host."""
+        """Host memory and CPUs that it needs."""
         return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)
 
 
 def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
-    """The plan on the card that was named; a name two cards share means the larger if only that holds the weights."""
+    """The plan on a named card. Where two cards share the name, the larger one is used if only it holds the weights."""
     made = plan(target, args)
     failure = made.memory.failure
     if failure is None or failure.id != "weights_too_big" or not target.gpu.larger:
@@ -231,10 +221,13 @@ def plan(target: Target, args: ServeArgs) -> Plan:
 
 
 def _with_start_up_bug(made: Plan) -> Plan:
-    """A plan that fits, unless starts like it are known to end by a bug of the release."""
-    if made.verdict != "fits" or not _may_have_start_up_bug(made):
+    """A fitting plan as `tight` where a bug of the release is known to stop such starts."""
+    # All known start-up bugs need several GPUs or sleep mode.
+    if made.verdict != "fits" or not (
+        made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
+    ):
         return made
-    from legroom.planning.plan_notes import start_up_bug  # most plans are of one GPU
+    from legroom.planning.release_bugs import start_up_bug  # reads the list of bugs
 
     target = made.target
     bug = start_up_bug(target.model, target.gpu, target.release, made.settings, made.memory)
@@ -245,13 +238,8 @@ def _with_start_up_bug(made: Plan) -> Plan:
     return replace(made, verdict="tight", reason=reason, bug=bug)
 
 
-def _may_have_start_up_bug(made: Plan) -> bool:
-    """Not worth reading the list of bugs for: one GPU and no sleep mode."""
-    return made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
-
-
 def _with_first_start_verdict(made: Plan) -> Plan:
-    """A plan that fits, if its first start does too."""
+    """A fitting plan as `tight` where its first start, with an empty compile cache, does not fit."""
     first = cold_start(made)
     if first.memory.failure:
         return replace(made, verdict="tight", reason="the first start, with a cold compile cache, fails")
@@ -270,7 +258,7 @@ def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def cold_start(warm: Plan) -> Plan:
-    """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
+    """The plan with an empty compile cache; the plan itself where the activation peak is no larger."""
     target, settings = warm.target, warm.settings
     held_by_others = target.held_by_others_bytes
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, held_by_others, cold=True)
@@ -282,7 +270,7 @@ def cold_start(warm: Plan) -> Plan:
 
 
 def _with_host_verdict(made: Plan) -> Plan:
-    """The plan with the verdict on its host's memory, where that is limited and the card is not the first to end it."""
+    """The plan with the verdict on its host memory limit, where no GPU check fails before it."""
     limit = made.target.host_limit_bytes
     if limit is None or made.memory.failure is not None:
         return made
@@ -301,7 +289,7 @@ _USERS = (4, 16, 64)
 
 
 def context_by_user_count(plan: Plan) -> dict[int, int]:
-    """How many tokens each of 4, 16, 64 users gets at once, for the numbers that the full length is too long for."""
+    """Tokens of context per user for 4, 16 and 64 concurrent users, where the full length does not fit."""
     kv, settings = plan.memory.kv, plan.settings
     if plan.memory.failure is not None:
         return {}

@@ -1,21 +1,17 @@
-"""What a change of a deployment file does to its servers: flags, bytes, verdict."""
+"""Two versions of a deployment file compared: flags, memory and verdict of each server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from legroom.planning.plan import ready_command
+from legroom.planning.file_plans import FileServer
+from legroom.planning.plan import Plan, ready_command
 from legroom.planning.plan_json import plan_json
 from legroom.records import dataclass
 from legroom.units import gib
 from legroom.vllm.command_line import command, flags_in, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from legroom.planning.file_plans import FileServer
-    from legroom.planning.plan import Plan
 
 ABSENT = "not given"
 _PARTS = (
@@ -30,16 +26,13 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """One thing that is not as it was."""
+    """A flag, figure or setting that differs."""
 
     what: str
     old: str
     new: str
     bytes: int | None = None
-    """By how much a part of the card grows, where it is one."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "old": self.old, "new": self.new, "bytes": self.bytes}
+    """Growth in bytes, for parts of the card's memory."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +58,14 @@ class ServerDiff:
         return {
             "name": self.name,
             "verdict": {"old": before, "new": after},
-            "changes": [change.to_json() for change in self.changes],
+            "changes": [asdict(change) for change in self.changes],
             "old": _document(self.old),
             "new": _document(self.new),
         }
 
 
 def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[ServerDiff, ...]:
-    """Servers of the same name belong together; of the others, the first to the first."""
+    """Pair the servers of two files by name, the others in order, and compare each pair."""
     left = list(old)
     pairs: dict[int, FileServer] = {}
     for number, server in enumerate(new):
@@ -101,21 +94,19 @@ def _document(server: FileServer | None) -> dict[str, Any] | None:
 def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
     if old is None:
         return ()
-    changes = [*_flags(old, new)]
+    before, after = _given(old), _given(new)
+    changes = [
+        PlanChange(name, before.get(name, ABSENT), after.get(name, ABSENT))
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
     if old.shown is not None and new.shown is not None:
         changes += [*_machine(old.shown, new.shown), *_bytes(old.shown, new.shown), *_pool(old.shown, new.shown)]
     return tuple(changes)
 
 
-def _flags(old: FileServer, new: FileServer) -> Iterator[PlanChange]:
-    before, after = _given(old), _given(new)
-    for name in dict.fromkeys((*before, *after)):
-        if before.get(name) != after.get(name):
-            yield PlanChange(name, before.get(name, ABSENT), after.get(name, ABSENT))
-
-
 def _given(server: FileServer) -> dict[str, str]:
-    """What decides, by name: the model, the release, each flag, each variable."""
+    """Model, release, flags and environment of a server, by name."""
     what = server.what
     if what is None:
         return {}

@@ -17,7 +17,6 @@ from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
-    from legroom.memory.layout import Layout
 
 HOW_TO_WRITE_A_PLAN = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
 REQUIRED_KEYS = (
@@ -70,7 +69,7 @@ class PlannedLayout:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One pipeline stage, written flat: its number beside the bytes of its layout."""
+    """One pipeline stage; in JSON its number stands beside the bytes of its layout."""
 
     stage: int = 0
     layout: PlannedLayout = PlannedLayout()
@@ -95,7 +94,7 @@ class PlannedKv:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFailure:
-    """What ends the start-up."""
+    """The start-up check that fails."""
 
     id: str = ""
     message: str = ""
@@ -106,7 +105,7 @@ class PlannedFailure:
 
 @dataclass(frozen=True, slots=True)
 class PlannedHost:
-    """What one node gives beside its GPUs."""
+    """Host memory of one node."""
 
     held_bytes: int = 0
     """Processes, pinned and shared memory."""
@@ -126,7 +125,7 @@ class PlannedHost:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBand:
-    """How sure a figure is."""
+    """The certainty and the 90 % band of a figure."""
 
     kind: str = ""
     low: int | None = None
@@ -135,7 +134,7 @@ class PlannedBand:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBasis:
-    """What the bands rest on."""
+    """The measurements behind the bands."""
 
     kind: str = ""
     """`measured`, or `read from source`: no start on this family of cards with this release was measured."""
@@ -148,7 +147,7 @@ class PlannedBasis:
 
 @dataclass(frozen=True, slots=True)
 class PlanDocument:
-    """A planned server. What a file does not say is empty or 0: `plan_from_json` is told what has to be there."""
+    """A planned server. Keys that a file lacks are empty or 0; `plan_from_json` checks the required ones."""
 
     model: str = ""
     vllm: str = ""
@@ -181,7 +180,7 @@ class PlanDocument:
     ranks: tuple[PlannedStage, ...] = ()
     notes: tuple[str, ...] = ()
     terms: Mapping[str, Any] | None = None
-    """The working behind each figure, where it was asked for."""
+    """The terms of each figure, with --explain-math."""
     source: str = "the plan"
     """Where it was read, for messages; no part of the document."""
 
@@ -213,7 +212,7 @@ class PlanDocument:
 
 
 def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
-    """The plan in a file (`-`: stdin), or what is wrong with it."""
+    """The plan in a file (`-`: stdin); LegroomError where it is none."""
     try:
         if path == "-":
             import sys
@@ -272,7 +271,7 @@ _RECORDS: dict[str, type[Any]] = {record.__name__: record for record in _PLAIN_R
 
 
 def _read(record: type[_Record], within: str, document: Mapping[str, Any]) -> _Record:
-    """A record from its part of a document: keys that are not there keep their defaults, others are passed over."""
+    """A record from its part of a document; missing keys keep their defaults, unknown ones are ignored."""
     fields: dict[str, Any] = record.__dataclass_fields__  # type: ignore[attr-defined]
     values = {
         name: _value(str(each.type), f"{within}{name}", document[name])
@@ -307,31 +306,8 @@ def _value(kind: str, where: str, value: Any) -> Any:
     return _read(_RECORDS[kind.removesuffix(" | None")], f"{where}.", value)
 
 
-def planned_layout(layout: Layout) -> PlannedLayout:
-    """A layout's bytes, without their certainty."""
-    return PlannedLayout(
-        total_bytes=layout.total_bytes,
-        budget_bytes=layout.budget_bytes,
-        weights_bytes=layout.weights.bytes,
-        activation_bytes=layout.activation.bytes,
-        cuda_graph_bytes=layout.cuda_graph.bytes,
-        non_torch_bytes=layout.non_torch.bytes,
-        kv_cache_bytes=layout.kv_cache.bytes,
-        outside_bytes=layout.outside.bytes,
-        held_by_others_bytes=layout.held_by_others_bytes,
-        peak_used_bytes=layout.peak_used_bytes,
-        headroom_bytes=layout.headroom_bytes,
-    )
-
-
-def layout_json(layout: Layout) -> dict[str, int]:
-    """Where every byte of one GPU goes."""
-    document: dict[str, int] = as_json(planned_layout(layout))
-    return document
-
-
 def as_json(value: Any) -> Any:
-    """Records, tuples and mappings as JSON has them."""
+    """Records, tuples and mappings as JSON values."""
     if isinstance(value, PlannedStage):
         return {"stage": value.stage, **as_json(value.layout)}
     if isinstance(value, _PLAIN_RECORDS):

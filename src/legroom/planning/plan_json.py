@@ -1,17 +1,20 @@
-"""A plan as its document, and a document's plan made again."""
+"""The JSON document of a plan, and the plan of a document."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.fit import bands
 from legroom.facts.gpus import gpu, with_total
+from legroom.figures import Figure, Term
 from legroom.masking import is_secret
 from legroom.memory.bands import band_class, evidence
+from legroom.memory.layout import Layout
 from legroom.memory.server_states import ServerState, server_states
-from legroom.planning.plan import Target, cold_start, context_by_user_count, plan, ready_command
+from legroom.planning.plan import Advice, Plan, Target, cold_start, context_by_user_count, plan, ready_command
 from legroom.planning.plan_document import (
     HOW_TO_WRITE_A_PLAN,
     PlanDocument,
@@ -21,19 +24,13 @@ from legroom.planning.plan_document import (
     PlannedGpu,
     PlannedHost,
     PlannedKv,
+    PlannedLayout,
     PlannedStage,
     as_json,
-    layout_json,
-    planned_layout,
 )
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.resolve import served_model
 from legroom.vllm.traits import is_moe
-
-if TYPE_CHECKING:
-    from legroom.figures import Figure, Term
-    from legroom.planning.plan import Advice, Plan
-
 
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -41,7 +38,7 @@ _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "out
 
 
 def replan(document: PlanDocument) -> Plan:
-    """The plan that a document tells of, made again; LegroomError where its model is not known here."""
+    """Plan the server of a document again; LegroomError where its model is not known here."""
     if not (document.vllm and document.command and document.gpu.total_bytes):
         raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_A_PLAN)
     args = parse_flags(document.command, document.release).args
@@ -52,7 +49,7 @@ def replan(document: PlanDocument) -> Plan:
 
 
 def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
-    """The document of a plan."""
+    """The document of a plan, with the terms of every figure where `explain_math`."""
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
     return PlanDocument(
         model=target.model.name,
@@ -76,7 +73,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         host=_host(plan),
         verdict=plan.verdict,
         reason=plan.reason,
-        failure=_failure(plan),
+        failure=PlannedFailure(**asdict(failure)) if (failure := plan.memory.failure) else None,
         advice=tuple(_advice(advice) for advice in plan.advice),
         command=tuple(ready_command(plan)),
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
@@ -99,15 +96,6 @@ def _args(plan: Plan) -> dict[str, Any]:
     settings = plan.settings
     named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
     return {**named, "block_size": plan.memory.kv.block_size}
-
-
-def _failure(plan: Plan) -> PlannedFailure | None:
-    failure = plan.memory.failure
-    if failure is None:
-        return None
-    return PlannedFailure(
-        failure.id, failure.message, failure.needed_bytes, failure.available_bytes, failure.estimated_max_len
-    )
 
 
 def _host(plan: Plan) -> PlannedHost:
@@ -160,13 +148,26 @@ def _band(figure: Figure) -> PlannedBand:
 
 
 def _every_term(plan: Plan) -> dict[str, Any]:
-    """The working behind each figure, and behind the KV bytes of a token."""
+    """The terms of each figure and of the KV bytes per token."""
     figures = {f"{name}_bytes": _terms(getattr(plan.layout, name).terms) for name in _FIGURES}
     return {**figures, "bytes_per_token": _terms(plan.memory.kv.token_terms)}
 
 
 def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
     return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
+
+
+def planned_layout(layout: Layout) -> PlannedLayout:
+    """A layout's bytes, without their certainty."""
+    figures = {f"{name}_bytes": getattr(layout, name).bytes for name in _FIGURES}
+    totals = ("total_bytes", "budget_bytes", "held_by_others_bytes", "peak_used_bytes", "headroom_bytes")
+    return PlannedLayout(**figures, **{name: getattr(layout, name) for name in totals})
+
+
+def layout_json(layout: Layout) -> dict[str, int]:
+    """Where every byte of one GPU goes."""
+    document: dict[str, int] = as_json(planned_layout(layout))
+    return document
 
 
 def plan_states(plan: Plan, host_bytes_s: float | None = None) -> tuple[ServerState, ...]:
@@ -191,5 +192,4 @@ def states_json(states: Sequence[ServerState]) -> list[dict[str, Any]]:
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
-    terms = [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in figure.terms]
-    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": terms}
+    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": _terms(figure.terms)}

@@ -1,33 +1,28 @@
-"""The settings that a search may choose from: ways to split a model, and for every other flag the values to try."""
+"""The settings that a search tries: parallel sizes, and the values of every other flag."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
 from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
-from legroom.planning.plan import Policy, headroom_after_band
+from legroom.memory.layout import Layout
+from legroom.planning.plan import Policy, Target, headroom_after_band
 from legroom.records import dataclass
 from legroom.units import human_bytes
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from legroom.memory.layout import Layout
-    from legroom.planning.plan import Target
-    from legroom.vllm.args import EngineSettings, ServeArgs
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityGoal:
-    """What the server must hold: this many requests of this length at once, on one of these numbers of GPUs."""
+    """A wanted capacity: concurrent requests of one length, on one of these numbers of GPUs."""
 
     context: int
     concurrency: float = 1.0
@@ -49,7 +44,7 @@ TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024)
 SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8)
 CAPTURE_LIMITS = (256, 64)
 NODE_GPUS = 8
-"""Above this many GPUs a model spans nodes: heads are split inside a node, layers or experts between them."""
+"""GPUs of one node: tensor parallelism stays inside a node, pipeline and expert parallelism may span several."""
 
 
 def gpu_count_of(parallel: Flags) -> int:
@@ -57,8 +52,8 @@ def gpu_count_of(parallel: Flags) -> int:
 
 
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
-    """Ways to spread the model over each number of GPUs. Heads are split inside a node; layers, or the experts of
-    data-parallel engines, over several."""
+    """The parallel sizes to try for each number of GPUs: tensor parallel inside a node, pipeline or data and expert
+    parallel across nodes."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
@@ -81,7 +76,7 @@ def _sizes(**sizes: int) -> Flags:
 
 
 def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: CapacityGoal) -> dict[str, list[Flags]]:
-    """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
+    """The values to try for each flag that was not given; `{}` is the release's default."""
     axes: dict[str, list[Flags]] = {}
     if args.max_num_batched_tokens is None and base.max_num_batched_tokens < goal.concurrency:
         # vLLM wants a token for each sequence.
@@ -111,7 +106,7 @@ def _block_sizes(target: Target) -> tuple[int, ...]:
 
 
 def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
-    """The axes in the order of what their choices give up (`search.Option.cost`), the gravest decided first."""
+    """The axes in the order of `SearchCandidate.cost`, the most severe loss first."""
     unchanged: list[Flags] = [{}]
     graphs = axes.get("graphs", unchanged)
     captured = [choice for choice in graphs if "enforce_eager" not in choice]
@@ -125,7 +120,7 @@ def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]
 
 @dataclass(frozen=True, slots=True)
 class FlagCombination:
-    """Everything about a deployment that does not depend on utilization."""
+    """The memory of a deployment apart from utilization."""
 
     target: Target
     settings: EngineSettings
@@ -133,14 +128,14 @@ class FlagCombination:
     stages: tuple[Layout, ...]
     kv: KvShape
     needed_bytes: tuple[int, ...]
-    """One request of full length on every stage, as the release's check counts it."""
+    """Bytes of one full-length request on every stage in the release's length check."""
     request_blocks: float
-    """Blocks of one request of full length, as the release counts concurrency."""
+    """Blocks of one full-length request in the release's concurrency figure."""
     room_bytes: int
-    """What is left of the card beside the CUDA context and other processes."""
+    """Free memory beside the CUDA context and other processes."""
 
     def kv_bytes(self, utilization: float, band_kept: float) -> tuple[int, ...]:
-        """The pool of every stage, with a share of its error band held back."""
+        """The KV cache of every stage, less a share of its error band."""
         if self.settings.kv_cache_memory_bytes is not None:
             return (self.settings.kv_cache_memory_bytes,) * len(self.stages)
         shift = int((utilization - self.settings.gpu_memory_utilization) * self.target.gpu.total_bytes)
@@ -150,7 +145,7 @@ class FlagCombination:
         )
 
     def concurrency(self, utilization: float, band_kept: float) -> float:
-        """Requests of full length that the pools of all engines hold; 0 where not even one fits."""
+        """Full-length requests that the KV caches of all engines hold; 0 where not even one fits."""
         blocks = 1 << 62
         for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
             if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
@@ -160,7 +155,7 @@ class FlagCombination:
         return blocks / self.request_blocks * self.settings.data_parallel_size
 
     def headroom_bytes(self, utilization: float, band_kept: float) -> int:
-        """What is left of the fullest card at its peak."""
+        """Free memory of the fullest card at its peak."""
         pools = self.kv_bytes(utilization, 0.0)
         return min(
             headroom_after_band(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
@@ -168,16 +163,16 @@ class FlagCombination:
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:
-        """Whether the card has no room for this much: at its peak, or for the budget when vLLM starts."""
+        """Whether the card is too small for this utilization: at its peak, or for the budget at start-up."""
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
     def shortfall_bytes(self, goal: CapacityGoal) -> int:
-        """How many bytes the fullest card lacks for the wish, at the best."""
+        """Bytes that the fullest card lacks for the goal; negative where it has room."""
         return max(self._needed(stage, goal) for stage in self.stages) - self.target.gpu.total_bytes
 
     def why_short(self, goal: CapacityGoal) -> str:
-        """The closest miss, in words."""
+        """A sentence with the memory that the goal needs and the card has."""
         stage = max(self.stages, key=lambda layout: self._needed(layout, goal))
         needed, pool = self._needed(stage, goal), self._pool(goal)
         settings = self.settings
@@ -205,13 +200,13 @@ class FlagCombination:
 
 
 def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> FlagCombination | None:
-    """The structure of one combination of flags; None where the release refuses it or the weights cannot be loaded."""
+    """The memory of one combination of flags; None where the release refuses it."""
     try:
         settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
     except LegroomError:
         return None
     seen = target.seen or Measurements()
-    # A wish is granted by the first start too, which profiles with a cold compile cache.
+    # The first start, with an empty compile cache, has to meet the goal too.
     stages = tuple(
         stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=True)
         for stage in range(settings.pipeline_parallel_size)

@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.memory.weights.loaded import weights
-from legroom.planning.capacity_search import search_flags
-from legroom.planning.plan import Target, ready_command
-from legroom.planning.plan_document import layout_json
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.planning.capacity_search import gpus_for_weights, search_flags
+from legroom.planning.plan import Plan, Target, ready_command
+from legroom.planning.plan_json import layout_json
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
-from legroom.sweeps.executors import ProcessExecutor
-from legroom.vllm.resolve import resolve, served_model
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.sweeps.executors import SweepExecutor
-    from legroom.vllm.args import ServeArgs
+from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import served_model
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The smallest number of one GPU that holds the wish."""
+    """The fewest GPUs of one kind that hold a model with the wanted capacity."""
 
+    model: str
     gpu: Gpu
     plan: Plan | None
-    """None: not even the largest count holds it."""
+    """None: not even the largest number of GPUs holds it."""
     losses: tuple[str, ...]
     limiting: str
-    """The part that takes most of the card, or what was missing."""
+    """The largest part of the card's memory, or what was missing."""
     tried: tuple[int, ...] = ()
-    """The numbers of GPUs that were tried, this one included."""
+    """The numbers of GPUs that were tried."""
     short_bytes: int = 0
     """What each card lacks with the largest number tried; 0 where it fits, or where no setting is possible."""
 
@@ -58,16 +54,6 @@ class Fit:
         return self.plan.memory.kv.max_concurrency * self.plan.settings.data_parallel_size
 
 
-@dataclass(frozen=True)
-class ModelFit:
-    """One model on one GPU."""
-
-    model: str
-    fit: Fit
-
-
-MOST_GPUS = 32
-"""Four nodes of eight: as many of one GPU as are tried unless told otherwise."""
 USUAL_GPUS = (
     "b200",
     "h200",
@@ -116,13 +102,13 @@ def size_models(
     gpus: Sequence[Gpu],
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
-) -> list[ModelFit]:
+) -> list[Fit]:
     """Every model on every GPU: model after model, in the order of the GPUs."""
     each_args = tuple(replace(args, model=name) for name in models)
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
     task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)
     cells = [(number, gpu) for number in range(len(models)) for gpu in gpus]
-    rows: dict[int, ModelFit] = {}
+    rows: dict[int, Fit] = {}
     with closing((executor or ProcessExecutor(1)).run(fit_cell, task, cells)) as results:
         for number, row in results:
             rows[number] = row
@@ -131,33 +117,30 @@ def size_models(
     return [rows[number] for number in sorted(rows)]
 
 
-def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> ModelFit:
-    """One model, by its number, on one GPU."""
+def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> Fit:
+    """The fewest GPUs of one kind for one model, given by its index in the task."""
     number, gpu = cell
-    model = task.models[number]
-    return ModelFit(model.name, _fewest_that_hold(Target(model, gpu, 1, task.release), task.args[number], task.goal))
+    return fewest_gpus(Target(task.models[number], gpu, 1, task.release), task.args[number], task.goal)
 
 
-def size_json(rows: Sequence[ModelFit], goal: CapacityGoal, release: Release) -> dict[str, Any]:
+def size_json(rows: Sequence[Fit], goal: CapacityGoal, release: Release) -> dict[str, Any]:
     """The document that `legroom size --json` prints."""
     each_args = {"context": goal.context, "concurrency": goal.concurrency, "policy": goal.policy}
     return {"vllm": release.version, **each_args, "rows": [_row_json(row) for row in rows]}
 
 
-def _row_json(row: ModelFit) -> dict[str, Any]:
-    fit, plan = row.fit, row.fit.plan
+def _row_json(fit: Fit) -> dict[str, Any]:
+    plan = fit.plan
+    split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {
-        "model": row.model,
+        "model": fit.model,
         "gpu": fit.gpu.name,
         "total_bytes": fit.gpu.total_bytes,
         "count": fit.count,
         "verdict": plan.verdict if plan else "does_not_fit",
         "limiting": fit.limiting,
         "gives_up": list(fit.losses),
-        "tensor_parallel_size": plan.settings.tensor_parallel_size if plan else None,
-        "pipeline_parallel_size": plan.settings.pipeline_parallel_size if plan else None,
-        "data_parallel_size": plan.settings.data_parallel_size if plan else None,
-        "enable_expert_parallel": plan.settings.enable_expert_parallel if plan else None,
+        **{name: getattr(plan.settings, name) if plan else None for name in split},
         "tried": list(fit.tried),
         "short_bytes": fit.short_bytes,
         "max_concurrency": fit.holds if plan else None,
@@ -166,35 +149,20 @@ def _row_json(row: ModelFit) -> dict[str, Any]:
     }
 
 
-def size(model: Model, release: Release, args: ServeArgs, goal: CapacityGoal, gpus: Sequence[Gpu]) -> Iterator[Fit]:
-    """For each GPU the fewest of `wish.gpus` that hold the wish, as they are worked out."""
-    for gpu in gpus:
-        yield _fewest_that_hold(Target(model, gpu, 1, release), args, goal)
-
-
-def _fewest_that_hold(target: Target, args: ServeArgs, goal: CapacityGoal) -> Fit:
+def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal) -> Fit:
+    """The fewest of `goal.gpus` that hold the goal."""
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
-    least_gpus = _weights_bytes(target, args) / target.gpu.total_bytes
+    least = min(gpus_for_weights(target, args), counts[-1])
     for number, count in enumerate(counts, 1):
-        if count < min(least_gpus, counts[-1]):
-            continue  # not even the weights, evenly spread
+        if count < least:
+            continue
         result = search_flags([replace(target, gpus=count)], args, replace(goal, gpus=(count,)), max_answers=1)
         if result.best is not None:
-            return Fit(target.gpu, result.best, result.losses, _largest_part(result.best), counts[:number])
+            limiting, tried = _largest_part(result.best), counts[:number]
+            return Fit(target.model.name, target.gpu, result.best, result.losses, limiting, tried)
         short, lacking_bytes = result.short_by, result.short_bytes
-    return Fit(target.gpu, None, (), short, counts, lacking_bytes)
-
-
-def _weights_bytes(target: Target, args: ServeArgs) -> int:
-    """The weights on one card, had it the room; 0 where the flags put them elsewhere or split them in their own way."""
-    if args.cpu_offload_gb or args.gpus_needed > 1:
-        return 0
-    try:
-        settings = resolve(args, target.model, target.gpu, target.release)
-    except LegroomError:
-        return 0
-    return weights(target.model, settings, target.gpu).bytes
+    return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
 
 
 def _largest_part(plan: Plan) -> str:

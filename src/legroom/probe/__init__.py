@@ -1,1 +1,1 @@
-"""What this machine's own card answers when it is asked: measured in a minute, kept for later plans."""
+"""`legroom probe`: measures this machine's GPU in a minute and stores the result for later plans."""

@@ -60,14 +60,14 @@ def probe(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequen
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
         words = [str(results), "--ranks", str(ranks)]
-        output = _run([python, str(_SCRIPTS / "torch_stage.py"), *words], _TORCH_LIMIT_S)
+        output = _run_script([python, str(_SCRIPTS / "torch_stage.py"), *words], _TORCH_LIMIT_S)
         results_by_name = _read_results(results)
         _check_card(results_by_name, python, output)
         _check_ranks(results_by_name["card"], ranks)
         if with_vllm:
-            output = _run([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
+            output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
             results_by_name = _read_results(results)
-        outcome = _outcome(results_by_name, ranks, with_vllm, output)
+        outcome = _probe_outcome(results_by_name, ranks, with_vllm, output)
         return _with_deployment(outcome, python, served, Path(folder)) if served else outcome
 
 
@@ -77,7 +77,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
     output = ""
     for attempt in range(1 if "--enforce-eager" in served else 2):
         results = folder / f"deployment-{attempt}.jsonl"
-        output = _run([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *served], _VLLM_LIMIT_S)
+        output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *served], _VLLM_LIMIT_S)
         results_by_name = _read_results(results)
     profile, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started")
     if started is None or "available_kv_bytes" not in profile:
@@ -87,7 +87,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
     return replace(outcome, profile=sizes, vllm=str(started.get("vllm", "")))
 
 
-def _run(words: Sequence[str], limit_s: float) -> str:
+def _run_script(words: Sequence[str], limit_s: float) -> str:
     """Run a script and return its last line of output. Its whole session is killed, engine processes included."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -144,7 +144,7 @@ def _check_ranks(card: Mapping[str, Any], ranks: int) -> None:
         )
 
 
-def _outcome(
+def _probe_outcome(
     results_by_name: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str
 ) -> ProbeOutcome:
     card = results_by_name["card"]

@@ -52,7 +52,7 @@ def free(
     """
     action: int | None = None
     try:
-        action = journal.begin_action(None, "recover", "free", _record(dead)) if journal else None
+        action = journal.begin_action(None, "recover", "free", _journal_record(dead)) if journal else None
     except JournalUnavailable as error:
         on_warning(f"{error.message}: what is freed is not written down")
     ended = _terminate([holder for holder in dead if holder.process], rescan, sigterm_grace_s)
@@ -60,7 +60,7 @@ def free(
     if journal and action is not None:
         how = "done" if all(freed.is_free for freed in outcome) else "failed"
         try:
-            journal.finish_action(action, how, {"outcome": [_line(freed) for freed in outcome]})
+            journal.finish_action(action, how, {"outcome": [_journal_line(freed) for freed in outcome]})
         except JournalUnavailable as error:
             on_warning(f"{error.message}: how it ended is not written down")
     return tuple(outcome)
@@ -70,7 +70,9 @@ def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot],
     if not holders:
         return []
     # The engine core ends its workers itself, so they are killed only if they remain.
-    failed = _signal_all([holder for holder in holders if _is_engine_core(holder)], signal.SIGTERM, rescan)
+    failed = _signal_all(
+        [each for each in holders if each.process and each.process.pid == each.top], signal.SIGTERM, rescan
+    )
     signalled = [holder for holder in holders if holder not in failed]
     _wait(signalled, sigterm_grace_s)
     remaining = [holder for holder in signalled if _still_runs(holder.process)]
@@ -95,10 +97,6 @@ def _signal_all(
     }
     results = {holder: _signal(holder, number, dead) for holder in holders}
     return {holder: failed for holder, failed in results.items() if failed}
-
-
-def _is_engine_core(holder: Holder) -> bool:
-    return holder.process is not None and holder.process.pid == holder.top
 
 
 def _still_runs(process: ProcessInfo | None) -> bool:
@@ -168,7 +166,7 @@ def _remove(holder: Holder, present: dict[str, int], mapped: set[str]) -> Freed:
     return Freed(holder, "removed")
 
 
-def _record(dead: Sequence[Holder]) -> dict[str, object]:
+def _journal_record(dead: Sequence[Holder]) -> dict[str, object]:
     return {
         "processes": [
             {"pid": process.pid, "created_s": process.created_s, "title": process.title}
@@ -179,7 +177,7 @@ def _record(dead: Sequence[Holder]) -> dict[str, object]:
     }
 
 
-def _line(freed: Freed) -> str:
+def _journal_line(freed: Freed) -> str:
     process = freed.holder.process
     named = f"PID {process.pid} {process.title}" if process else freed.holder.what
     return f"{named}: {freed.ending}" + (f" ({freed.detail})" if freed.detail else "")

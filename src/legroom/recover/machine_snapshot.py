@@ -216,7 +216,7 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
         time_s=time.time(),
         processes=processes,
         gpus=gpus,
-        segments=_segments(shared_memory),
+        segments=_shared_memory_segments(shared_memory),
         sees_every_process=_sees_every_process(opened),
         knows_peers=peers is not None,
         notes=() if gpus else (NO_NVML,),
@@ -326,7 +326,7 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def _segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
+def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
     segments = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):

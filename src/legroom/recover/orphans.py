@@ -44,7 +44,7 @@ class Holder:
     top: int = 0
     """PID of its engine core, which ends its workers when it ends."""
     owner: str = ""
-    """The user who can tell what it is, where we cannot."""
+    """The user it belongs to, where we may not read it."""
 
     @property
     def bytes(self) -> int:
@@ -79,10 +79,10 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
                 yield Holder("zombie", process.name, reason, process, gpu_bytes=gpu_bytes)
         elif engine_part(process):
             state, reason, top = _engine_state(snapshot, process)
-            owner = _hidden_owner(snapshot, top) if state == "suspect" else ""
+            owner = _unreadable_owner(snapshot, top) if state == "suspect" else ""
             yield Holder(state, process.title, reason, process, gpu_bytes=gpu_bytes, top=top, owner=owner)
         elif _SERVER.search(process.title) and process.is_python and process.loads_vllm:
-            yield _server(snapshot, process, gpu_bytes)
+            yield _server_holder(snapshot, process, gpu_bytes)
         elif gpu_bytes:
             yield Holder(
                 "in use",
@@ -93,7 +93,7 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
             )
 
 
-def _server(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
+def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
     parent = snapshot.processes.get(process.parent)
     if gpu_bytes and parent is not None and not parent.is_python and not process.peers and "::" not in process.title:
         # Up to 0.10 a forked engine core had the command line of its server.
@@ -111,8 +111,8 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
     group = snapshot.tree(top.pid)
     if not snapshot.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
-    if hidden := _hidden(group):
-        whose = _hidden_owner(snapshot, top.pid)
+    if hidden := _unreadable_member(group):
+        whose = _unreadable_owner(snapshot, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
     outside = {peer for member in group for peer in member.peers} - inside - _uninvolved_pids(snapshot)
@@ -126,12 +126,12 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
     return "dead", f"its API server is gone: {which} {adopter}, and no process talks to it", top.pid
 
 
-def _hidden(group: Sequence[ProcessInfo]) -> ProcessInfo | None:
+def _unreadable_member(group: Sequence[ProcessInfo]) -> ProcessInfo | None:
     return next((member for member in group if not member.is_readable), None)
 
 
-def _hidden_owner(snapshot: MachineSnapshot, top: int) -> str:
-    hidden = _hidden(snapshot.tree(top))
+def _unreadable_owner(snapshot: MachineSnapshot, top: int) -> str:
+    hidden = _unreadable_member(snapshot.tree(top))
     return (hidden.user or "another user") if hidden is not None else ""
 
 
@@ -196,10 +196,10 @@ def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterat
             top = next((dead[pid] for pid in mapped_by if dead[pid]), 0)
             yield Holder("dead", name, f"{origin}; mapped by dead weight alone", segment=segment, top=top)
         else:
-            yield _unmapped(snapshot, segment, origin)
+            yield _unmapped_holder(snapshot, segment, origin)
 
 
-def _unmapped(snapshot: MachineSnapshot, segment: SharedMemorySegment, origin: str) -> Holder:
+def _unmapped_holder(snapshot: MachineSnapshot, segment: SharedMemorySegment, origin: str) -> Holder:
     name, age_s = PurePath(segment.path).name, snapshot.time_s - segment.modified_s
     if age_s < _MIN_SEGMENT_AGE_S:
         reason = f"{origin}; {age_s:.0f} s old, so somebody may be about to map it"

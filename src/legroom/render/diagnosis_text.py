@@ -1,4 +1,4 @@
-"""A diagnosis in the terminal, in the order of a good compiler: what, where, why, the fix, other ways, dead ends."""
+"""Text of a diagnosis: the cause, its evidence, the reason, the fix, alternatives and dead ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST_SHOWN = 220
 def readings_text(
     readings: Sequence[LogReading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
 ) -> str:
-    """Every log, with the last run of each in full."""
+    """The diagnoses of all logs; only the last run of each is in full unless `all_runs`."""
     blocks: list[str] = []
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
@@ -147,7 +147,7 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
         return
     fix = finding.fixes[0]
     head = f"{heading('fix', language)}:"
-    first, *rest = wrap(f"{head} {_short(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
+    first, *rest = wrap(f"{head} {_changes_text(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
     yield from wrap(masked(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
@@ -163,7 +163,7 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
 
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
-    """The command in lines that can be pasted."""
+    """The command line wrapped with backslashes, to be pasted into a shell."""
     for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
         yield _MARGIN * 2 + style.paint(line, "dim")
     words = [_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
@@ -181,7 +181,7 @@ def _quoted(word: str, number: int, command: Sequence[str]) -> str:
 
 
 def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
-    """The card before and after, on one scale."""
+    """Memory bars of the failed run and of the fix, on one scale."""
     assert fix.plan is not None
     layouts: list[tuple[str, Layout]] = [(heading("after", language), fix.plan.layout)]
     if fix.before is not None:
@@ -198,7 +198,7 @@ def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
     yield f"{_MARGIN}{' ' * 9}{'  '.join(f'{swatch(segment, style)} {segment.label}' for segment in named)}"
 
 
-def _short(fix: Fix) -> str:
+def _changes_text(fix: Fix) -> str:
     words = any_release_words(fix.flags)
     env = [f"{name}={value}" for name, value in fix.env.items()]
     return masked(" ".join([*env, *words]))
@@ -210,9 +210,9 @@ def _alternatives(finding: Finding, style: Style, language: Language) -> Iterato
         return
     yield style.paint(f"{heading('alternatives', language)}:", "bold")
     for number, fix in enumerate(rest, 2):
-        head = _short(fix)
-        way = _fix_summary(fix, finding, language)
-        text = f"{head}: {way}" if head else way
+        head = _changes_text(fix)
+        summary = _fix_summary(fix, finding, language)
+        text = f"{head}: {summary}" if head else summary
         yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(step, style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
@@ -256,7 +256,7 @@ def _entry(finding: Finding) -> Entry | None:
 def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
     """What a fix does, in the catalog's words where they exist in the language."""
     if language != "en" and (entry := _entry(finding)):
-        same = next((way for way in entry.workarounds if way.kind == fix.kind), None)
+        same = next((item for item in entry.workarounds if item.kind == fix.kind), None)
         if same:
             return same.action.in_language(language)
     return fix.why
@@ -277,15 +277,15 @@ def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iter
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
     yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
     case = diagnosis.case
-    echo = (
+    decisive = (
         case.secondary_failure
         or case.truncated_error
         or case.truncated_traceback
         or case.unfinished_milestone
         or case.first_failure
     )
-    if echo is not None:
-        yield from wrap(f"line {echo.line}: {_shown_evidence(echo)}", style.width, _MARGIN)
+    if decisive is not None:
+        yield from wrap(f"line {decisive.line}: {_shown_evidence(decisive)}", style.width, _MARGIN)
     yield ""
     yield style.paint(f"{heading('needed', language)}:", "bold")
     for needed in diagnosis.needed:
@@ -332,9 +332,9 @@ def _memory(case: Case) -> Iterator[tuple[str, str]]:
 def _earlier_runs(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
-        unsaid = "cause_above" if run.verdict == "cause above" else "healthy"
+        fallback = "cause_above" if run.verdict == "cause above" else "healthy"
         findings = run.proven_findings
-        what = cause_of(findings[0].cause).title.in_language(language) if findings else heading(unsaid, language)
+        what = cause_of(findings[0].cause).title.in_language(language) if findings else heading(fallback, language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{findings[0].entry}]" if findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

@@ -1,4 +1,4 @@
-"""A cause told at length, a list of causes, and what a search found, as the terminal shows them."""
+"""Text of catalog entries: one in full, a list, and search results."""
 
 from __future__ import annotations
 
@@ -40,18 +40,21 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     ]
     story = entry.story
     sections: list[tuple[str, list[str]]] = [
-        ("log", [line for s in entry.signatures for line in _para(s.text.in_language(language), style, "  ", "    ")]),
-        ("what", _part(story.what if story else None, style, language)),
-        ("cause", _para(entry.cause.in_language(language), style)),
-        ("why", _part(story.why if story else None, style, language)),
-        ("arithmetic", _part(story.arithmetic if story else None, style, language)),
-        ("example", _para(example_text(entry.example, language), style) if entry.example else []),
+        (
+            "log",
+            [line for s in entry.signatures for line in _wrapped(s.text.in_language(language), style, "  ", "    ")],
+        ),
+        ("what", _story_part(story.what if story else None, style, language)),
+        ("cause", _wrapped(entry.cause.in_language(language), style)),
+        ("why", _story_part(story.why if story else None, style, language)),
+        ("arithmetic", _story_part(story.arithmetic if story else None, style, language)),
+        ("example", _wrapped(example_text(entry.example, language), style) if entry.example else []),
         ("workarounds", _workarounds(entry, style, language)),
         ("dead_ends", _dead_ends(entry, style, language)),
         ("versions", _versions(entry, style)),
-        ("os", [line for name, note in entry.os_specific.items() for line in _para(f"{name}: {note}", style)]),
-        ("verify", _part(story.verify if story else None, style, language)),
-        ("otherwise", _part(story.otherwise if story else None, style, language)),
+        ("os", [line for name, note in entry.os_specific.items() for line in _wrapped(f"{name}: {note}", style)]),
+        ("verify", _story_part(story.verify if story else None, style, language)),
+        ("otherwise", _story_part(story.otherwise if story else None, style, language)),
         ("related", _related(entry, language)),
         ("evidence", _evidence(entry, style, language)),
     ]
@@ -77,8 +80,8 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
     return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 
 
-def _part(text: Localized | None, style: Style, language: Language) -> list[str]:
-    return _para(text.in_language(language), style) if text else []
+def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
+    return _wrapped(text.in_language(language), style) if text else []
 
 
 def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
@@ -86,11 +89,11 @@ def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
     for number, item in enumerate(entry.workarounds, 1):
         when = _when(item.condition.in_language(language), language)
         advice = f"{item.action.in_language(language)}{when}{_count(entry.counted(item.kind), language)}"
-        lines += _para(advice, style, f"  {number}. ", "     ")
+        lines += _wrapped(advice, style, f"  {number}. ", "     ")
         how = item.how.in_language(language)
         if how:
             arrow = style.pick("→", "->")
-            lines += [style.paint(line, "blue") for line in _para(how, style, f"     {arrow} ", "       ")]
+            lines += [style.paint(line, "blue") for line in _wrapped(how, style, f"     {arrow} ", "       ")]
     return lines
 
 
@@ -101,11 +104,11 @@ def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
         myth = _MYTH[language == "zh"] if item.myth else ""
         when = _when(item.condition.in_language(language), language)
         action = item.action.in_language(language) or item.why_fails.in_language(language)
-        lines += _para(
+        lines += _wrapped(
             f"{action}{myth}{when}{_count(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
         )
         if item.action.in_language(language):
-            lines += _para(item.why_fails.in_language(language), style, "    ")
+            lines += _wrapped(item.why_fails.in_language(language), style, "    ")
     return lines
 
 
@@ -118,7 +121,7 @@ def _versions(entry: Entry, style: Style) -> list[str]:
             f"gone in {item.removed}" if item.removed else "",
         ]
         change = "; ".join(note for note in notes if note)
-        lines += _para(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
+        lines += _wrapped(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
 
 
@@ -141,7 +144,7 @@ def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
         counted = _NOT_COUNTED[language == "zh"]
     if entry.record is not None:
         counted = "Imported from a record; its rates are claims that nobody counted here."
-    lines = _para(counted, style)
+    lines = _wrapped(counted, style)
     if entry.documentation:
         lines.append(f"  {entry.documentation}")
     return lines
@@ -161,5 +164,5 @@ def _when(condition: str, language: Language) -> str:
     return f"（{condition}）" if language == "zh" else f" (when {condition})"
 
 
-def _para(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
+def _wrapped(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
     return wrap(text, style.width, indent, hanging)

@@ -1,4 +1,4 @@
-"""What `legroom fragments` tells in a terminal: the answer, the segments as they lie, the parts."""
+"""Text and SVG of `legroom fragments`: the finding, the allocator's segments, and the parts of its memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment, strip, swatch
+from legroom.drawing.svg import Svg
 from legroom.drawing.text import columns, plural, wrap
 from legroom.records import dataclass
 from legroom.units import human_bytes
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from legroom.drawing.terminal import Colour, Style
     from legroom.fragments.fragment_report import FragmentReport
 
-_MOST_ROWS = 14
+_MAX_ROWS = 14
 _NAMES = {
     "allocated": "in use",
     "rounding": "rounding",
@@ -65,7 +66,7 @@ def headline(report: FragmentReport) -> str:
 
 
 def advice_of(report: FragmentReport) -> str:
-    """What to set, where the answer is sure."""
+    """The allocator setting that would have served the failed request; empty where none is known."""
     failed = report.part("failed_request")
     if failed is None or not failed.details.get("served_by"):
         return ""
@@ -74,7 +75,7 @@ def advice_of(report: FragmentReport) -> str:
 
 
 def _picture(report: FragmentReport, style: Style) -> list[str]:
-    rows, left_out = segment_rows(report, _MOST_ROWS)
+    rows, left_out = segment_rows(report, _MAX_ROWS)
     if not rows:
         return []
     labels = [f"{row.label} x {row.count}" if row.count > 1 else row.label for row in rows]
@@ -150,18 +151,18 @@ class SegmentRow:
     runs: tuple[tuple[str, int], ...]
     """(kind, bytes) in the order of addresses."""
     count: int = 1
-    """How many segments look just like this one."""
+    """Number of identical segments."""
 
 
-def segment_rows(report: FragmentReport, most: int) -> tuple[tuple[SegmentRow, ...], int]:
-    """The largest segments, those that look alike as one row; and how many are not shown."""
+def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRow, ...], int]:
+    """Rows of the largest segments, identical ones in one row, and the number of segments not shown."""
     segments = sorted(report.reading.state.segments, key=lambda segment: -segment.size_bytes)
     rows: list[SegmentRow] = []
     for (size, runs, label), alike in groupby(
         segments, key=lambda s: (s.size_bytes, _segment_runs(s), _segment_label(s))
     ):
         rows.append(SegmentRow(label, size, runs, len(list(alike))))
-    return tuple(rows[:most]), sum(row.count for row in rows[most:])
+    return tuple(rows[:max_rows]), sum(row.count for row in rows[max_rows:])
 
 
 def _segment_label(segment: AllocatorSegment) -> str:
@@ -180,3 +181,62 @@ def _segment_runs(segment: AllocatorSegment) -> tuple[tuple[str, int], ...]:
     ]
     merged = groupby(kinds, key=lambda run: run[0])
     return tuple((kind, sum(size for _, size in group)) for kind, group in merged)
+
+
+_SVG_WIDTH, _LEFT, _BAR_LEFT, _RIGHT = 760.0, 28.0, 190.0, 732.0
+_ROW_HEIGHT, _GAP = 18.0, 6.0
+_NARROWEST_PX = 0.4
+"""Narrower blocks are not drawn: 100,000 of them would make a file of megabytes."""
+
+
+def fragments_svg(report: FragmentReport) -> str:
+    state = report.reading.state
+    svg = Svg(_SVG_WIDTH, headline(report))
+    y = 34.0
+    for line in wrap(headline(report), 76):
+        svg.text(_LEFT, y, line, "sans ink", size=15, bold=True)
+        y += 20
+    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
+    summary = f"{reserved}{human_bytes(state.allocated_bytes)} in use"
+    svg.text(_LEFT, y + 2, summary, "sans soft")
+    y += 20
+    rows, left_out = segment_rows(report, 24)
+    for row in rows:
+        label = f"{row.label} x {row.count}" if row.count > 1 else row.label
+        svg.text(_BAR_LEFT - 10, y + 13, label, "soft", anchor="end")
+        svg.box(_BAR_LEFT, y, _RIGHT - _BAR_LEFT, _ROW_HEIGHT, css="room")
+        x = _BAR_LEFT
+        for kind, size in row.runs:
+            width = size / max(row.size_bytes, 1) * (_RIGHT - _BAR_LEFT)
+            if kind != "free" and width >= _NARROWEST_PX:
+                name, colour, _, _ = KINDS[kind]
+                svg.box(x, y, width, _ROW_HEIGHT, fill=colour, tip=f"{human_bytes(size)} {name}")
+            x += width
+        y += _ROW_HEIGHT + _GAP
+    if left_out:
+        svg.text(_BAR_LEFT, y + 12, f"and {plural(left_out, 'smaller segment')}", "soft")
+        y += 20
+    _svg_legend(svg, {kind for row in rows for kind, _ in row.runs}, y)
+    return svg.render(_svg_parts(svg, report, y + (28 if rows else 10)))
+
+
+def _svg_legend(svg: Svg, shown: set[str], y: float) -> None:
+    x = _BAR_LEFT
+    for kind, (name, colour, _, _) in KINDS.items():
+        if kind in shown:
+            if kind == "free":
+                svg.box(x, y + 3, 12, 12, css="room")
+            else:
+                svg.box(x, y + 3, 12, 12, fill=colour)
+            svg.text(x + 18, y + 13, name, "soft")
+            x += 36 + 8 * len(name)
+
+
+def _svg_parts(svg: Svg, report: FragmentReport, y: float) -> float:
+    for part in report.parts:
+        size = human_bytes(part.bytes) if part.bytes is not None else ""
+        svg.text(_BAR_LEFT - 10, y + 12, size, "ink", anchor="end")
+        for line in wrap(part.text, 72):
+            svg.text(_BAR_LEFT, y + 12, line, "soft")
+            y += 18
+    return y + 14

@@ -1,4 +1,4 @@
-"""Text of a lint report: one line a finding, like a compiler's."""
+"""Text of a lint report: one line per finding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS: dict[str, Colour] = {"error": "red", "warning": "orange", "note": "blu
 
 
 def report_text(report: LintReport, style: Style = PLAIN) -> str:
-    """Findings, what was not read, and a summary; ends in a newline."""
+    """Findings, unread files, skipped files and a summary."""
     return "\n".join(_lines(report, style)) + "\n"
 
 
@@ -36,7 +36,7 @@ def _lines(report: LintReport, style: Style) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """On one line, and without what would steer the terminal: files of others are quoted here."""
+    """Untrusted text with control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""A pack in the terminal: the answer, every card with who holds what of it, then the commands."""
+"""Text of `legroom pack`: the verdict, the servers on each GPU, and the commands."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from legroom.render.plan_parts import answer_lines
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
-    from legroom.planning.packing.gpu_packing import Packed, PackedCard, PackResult
-    from legroom.planning.packing.pack_changes import PackChange
+    from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 
 _MARGIN = "  "
 
 
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
-    """The whole answer, ending in a newline."""
+    """The text of `legroom pack`."""
     blocks = [list(answer_lines(result.verdict, _headline(result), style))]
     blocks += [list(_card(use, result, style)) for use in result.cards]
     if result.verdict == "does_not_fit":
@@ -87,7 +86,7 @@ def _holds(packed: Packed | None) -> str:
 
 
 def _failing(result: PackResult) -> list[Packed]:
-    """Servers that memory is not short for, and that do not start all the same."""
+    """Servers that fail for another reason than a lack of memory."""
     return [packed for packed in result.packed if packed.plan.memory.failure and not result.short_bytes]
 
 
@@ -133,15 +132,17 @@ def _commands(result: PackResult, style: Style) -> Iterator[str]:
     for number, packed in enumerate(result.packed):
         if number:
             yield ""
-        env = [f"{name}={shlex.quote(value)}" for name, value in sorted(packed.plan.args.env.items()) if _is_ours(name)]
+        variables = sorted(name for name in packed.plan.args.env if _is_set_by_pack(name))
+        env = [f"{name}={shlex.quote(packed.plan.args.env[name])}" for name in variables]
         words = [shlex.quote(word) for word in ready_command(packed.plan)]
         lines = wrap_command([*env, *command_phrases(words)], style.width - len(_MARGIN) - 4)
         for place, line in enumerate(lines):
             yield f"{_MARGIN}{'$ ' if place == 0 else '    '}{line}"
 
 
-def _is_ours(name: str) -> bool:
-    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH  # few packs sleep
+def _is_set_by_pack(name: str) -> bool:
+    """Whether pack itself sets this environment variable."""
+    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
 
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 

@@ -1,4 +1,4 @@
-"""The parts of a layout in the order and colours that every picture of it uses."""
+"""The parts of a memory layout with the order, colours and names that text, SVG and the page share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPart:
-    """One row of the legend: a share of the card, and the figure behind it where there is one."""
+    """One part of the card's memory; the headroom has no figure."""
 
     name: str
     key: str
@@ -32,7 +32,7 @@ class LayoutPart:
 
 
 def parts(layout: Layout) -> list[LayoutPart]:
-    """Inside the budget from the left, then what is used beside it, then what is left."""
+    """The parts of a layout: those of the budget, memory outside it, other processes, headroom."""
     inside: tuple[tuple[str, str, Figure, Colour, str, str, str], ...] = (
         ("weights", "weights_bytes", layout.weights, "blue", "█", "W", "the model, as loaded"),
         ("activations", "activation_bytes", layout.activation, "orange", "▓", "A", "peak of the profile run"),
@@ -72,12 +72,12 @@ def parts(layout: Layout) -> list[LayoutPart]:
 
 
 def scale_bytes(layout: Layout) -> int:
-    """What the whole width of a bar stands for: the card, or more where the parts run over it."""
+    """Bytes of a full-width bar: the card's total, or the sum of the parts where they exceed it."""
     return max(layout.total_bytes, sum(part.segment.amount for part in parts(layout)))
 
 
 def certainty(figure: Figure) -> str:
-    """`exact`, `measured`, or the band of an estimate."""
+    """`exact`, `measured`, or `estimated` with its band in GiB."""
     if figure.kind != "estimated":
         return figure.kind
     low, high = figure.low / GIB, figure.high / GIB
@@ -99,8 +99,8 @@ _FAMILIES = {
 }
 
 
-def basis_words(plan: Plan) -> str:
-    """What the bands rest on, in a sentence or two."""
+def band_basis_text(plan: Plan) -> str:
+    """How many measured starts the error bands of a plan are based on."""
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)
     row, seen = evidence(of)
     known = f"{row.records} known {'start' if row.records == 1 else 'starts'}"
@@ -116,7 +116,7 @@ def basis_words(plan: Plan) -> str:
 
 
 def short_name(model_name: str) -> str:
-    """A model's name without the folders in front of it, Hub owners kept."""
+    """The last part of a local model path; a Hub id keeps its owner."""
     pieces = [piece for piece in model_name.rstrip("/").split("/") if piece]
     if pieces and pieces[-1] == "config.json":
         pieces.pop()
@@ -130,7 +130,7 @@ _MARKS: Mapping[Verdict, tuple[str, str]] = {"fits": ("✓", "ok"), "tight": ("!
 
 
 def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]:
-    """The answer, first of all: a mark and what it means."""
+    """The verdict's mark and a sentence, wrapped and coloured."""
     mark = style.pick(*_MARKS[verdict])
     for number, line in enumerate(wrap(sentence, style.width - len(mark) - 1)):
         lead = " " * len(mark) if number else style.paint(mark, VERDICT_COLOURS[verdict], "bold")
@@ -138,7 +138,7 @@ def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]
 
 
 def headline(plan: Plan) -> str:
-    """The answer in a sentence."""
+    """The verdict of a plan in one sentence."""
     target = plan.target
     settings = plan.settings
     used = settings.gpus_used
@@ -157,8 +157,8 @@ def headline(plan: Plan) -> str:
     return f"{start} starts; {max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of {card} stays free."
 
 
-def pool_words(kv: KvPlan, block: str) -> str:
-    """The pool in blocks and tokens. With layers of several kinds a token takes more or less than one slot."""
+def pool_text(kv: KvPlan, block: str) -> str:
+    """The KV pool in blocks and tokens; `block` is the noun. Hybrid models use more or less than one slot a token."""
     blocks = f"{plural(kv.num_blocks, block)} of {kv.block_size}"
     per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
     plain = kv.num_blocks * kv.block_size == kv.tokens

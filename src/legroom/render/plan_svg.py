@@ -1,4 +1,4 @@
-"""A plan as an SVG picture: the same facts as in the terminal, with the text as text."""
+"""SVG of a plan, with the figures of its text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
 from legroom.planning.plan import ready_command
-from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
+from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_text, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 
@@ -121,7 +121,7 @@ def _kv(page: Svg, plan: Plan, y: float) -> float:
     if kv.num_blocks <= 0:
         return y
     for line in (
-        pool_words(kv, "KV block"),
+        pool_text(kv, "KV block"),
         f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens; "
         f"the longest that fits is {count(kv.longest_len)}",
     ):

@@ -1,7 +1,4 @@
-"""A plan in the terminal: the answer first, then the card, the KV cache, and what would change it.
-
-The answer to a wish (`--want-context`) is the same with what it gives up and the other ways to pay.
-"""
+"""Text of a plan: the verdict, the card's memory, the KV cache and the advice; and of a search (`--want-context`)."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from legroom.planning.plan import cold_start, context_by_user_count, ready_comma
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
-    basis_words,
+    band_basis_text,
     certainty,
     headline,
     parts,
-    pool_words,
+    pool_text,
     scale_bytes,
     short_name,
 )
@@ -35,17 +32,17 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _FIRST_START_DIFFERS = 0.01
-"""The share of its blocks that a first start must lack to be shown in full."""
+"""A first start with over 1 % fewer blocks is shown in full."""
 
 
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
-    """The whole picture, ending in a newline."""
+    """The text of `legroom plan`."""
     blocks = [
         list(answer_lines(plan.verdict, headline(plan), style)),
         list(_failure(plan, style)),
         [_body_text(plan, style)],
         list(_advice(plan, style)),
-        list(_ready(plan, style)),
+        list(_command_to_run(plan, style)),
         list(_math(plan, style)) if explain_math else [],
         list(_notes(plan, style)),
     ]
@@ -79,7 +76,7 @@ def _card(plan: Plan, style: Style) -> Iterator[str]:
     layout = plan.layout
     rows, width = parts(layout), style.width - 2 * len(_MARGIN)
     segments = [part.segment for part in rows]
-    yield _MARGIN + style.paint(f"{plan.target.gpu.name}, {gib(layout.total_bytes)}{_which(plan)}", "bold")
+    yield _MARGIN + style.paint(f"{plan.target.gpu.name}, {gib(layout.total_bytes)}{_tightest_stage(plan)}", "bold")
     yield _MARGIN + style.paint(labels(segments, width), "dim")
     yield _MARGIN + bar(segments, width, style)
     yield _MARGIN + style.paint(_budget_ruler(plan, width, style), "dim")
@@ -89,10 +86,10 @@ def _card(plan: Plan, style: Style) -> Iterator[str]:
     yield ""
     yield from (_MARGIN + line for line in columns(list(_legend(layout, rows, style)), "<<>><"))
     if any(part.figure and part.figure.kind == "estimated" for part in rows):
-        yield from (style.paint(line, "dim") for line in wrap(basis_words(plan), style.width, _MARGIN))
+        yield from (style.paint(line, "dim") for line in wrap(band_basis_text(plan), style.width, _MARGIN))
 
 
-def _which(plan: Plan) -> str:
+def _tightest_stage(plan: Plan) -> str:
     if plan.target.gpus == 1:
         return ""
     stages = plan.settings.pipeline_parallel_size
@@ -127,9 +124,9 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
         return
     length = plan.settings.max_model_len
     rows = [
-        ("KV cache", pool_words(kv, "block")),
+        ("KV cache", pool_text(kv, "block")),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
-        *_shared(plan),
+        *_concurrent_users(plan),
         ("longest", _longest(plan)),
         *_first_start(plan),
         ("host", _host(plan)),
@@ -137,8 +134,8 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
 
 
-def _shared(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What several users get at once, where they are more than the full length is held for."""
+def _concurrent_users(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Tokens per request at higher concurrency than the full length allows."""
     shares = context_by_user_count(plan)
     if shares:
         words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
@@ -147,7 +144,7 @@ def _shared(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _longest(plan: Plan) -> str:
-    """The longest context that memory holds; a model may have been made for less."""
+    """The longest context that fits, and the model's limit where that is lower."""
     fits = plan.memory.kv.longest_len
     limit = max(plan.target.model.max_position_embeddings, plan.settings.max_model_len)
     if 0 < limit < fits:
@@ -156,14 +153,14 @@ def _longest(plan: Plan) -> str:
 
 
 def _host(plan: Plan) -> str:
-    """Host memory, beside the card."""
+    """Host memory of the server."""
     needs, limit = plan.host, plan.target.host_limit_bytes
     allowed = f" of {gib(limit, 1)}" if limit is not None else ""
     return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The start with a cold compile cache, beside the later ones; in full where it holds over 1 % less."""
+    """Blocks of a first start, which compiles with a cold cache."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -213,7 +210,7 @@ def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
 
 
 def _mini_layout(plan: Plan, style: Style) -> Iterator[str]:
-    """A small bar with what it holds beside it."""
+    """One line: a small bar, KV bytes, concurrency and headroom."""
     width = max(10, style.width - 57)
     layout, kv = plan.layout, plan.memory.kv
     mini = bar([part.segment for part in parts(layout)], width, style)
@@ -222,8 +219,8 @@ def _mini_layout(plan: Plan, style: Style) -> Iterator[str]:
     yield f"    {mini}  " + (free if kv.shape.is_empty else f"KV {gib(layout.kv_cache.bytes)}, {holds}{free}")
 
 
-def _ready(plan: Plan, style: Style) -> Iterator[str]:
-    """What to run: the planned command, or the first that works."""
+def _command_to_run(plan: Plan, style: Style) -> Iterator[str]:
+    """The planned command, or that of the first advice where the plan does not start."""
     if plan.starts or (plan.verdict == "tight" and not plan.advice):
         yield from _command_lines(ready_command(plan), style)
     elif plan.advice:
@@ -231,7 +228,7 @@ def _ready(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
-    """The command line in lines that can be pasted."""
+    """The command line wrapped with backslashes, to be pasted into a shell."""
     for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
 
@@ -249,7 +246,7 @@ def _math(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _token_math(plan: Plan, style: Style) -> Iterator[str]:
-    """How the KV bytes of one token come about, layer by layer."""
+    """The terms of the KV bytes per token."""
     kv = plan.memory.kv
     if not kv.token_terms or not kv.bytes_per_token:
         return
@@ -287,7 +284,7 @@ def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
         list(_search_answer(result, result.best, load_text, style)),
         list(_command_lines(ready_command(result.best), style)),
         [_body_text(result.best, style)],
-        list(_other_ways(result, style)),
+        list(_alternatives(result, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -302,7 +299,7 @@ def _search_answer(result: SearchAnswer, best: Plan, load_text: str, style: Styl
     )
 
 
-def _other_ways(result: SearchAnswer, style: Style) -> Iterator[str]:
+def _alternatives(result: SearchAnswer, style: Style) -> Iterator[str]:
     if not result.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")
@@ -323,7 +320,7 @@ _STATE_NAMES = {
 
 
 def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
-    """The table and what to know of it, ending in a newline."""
+    """The memory of each sleep state, and remarks."""
     return "\n".join((*_sleep_table(states, style), "", *_sleep_remarks(states, style))) + "\n"
 
 

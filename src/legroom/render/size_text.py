@@ -1,4 +1,4 @@
-"""The sizing table: a GPU a row, or models by GPUs."""
+"""Text of `legroom size`: a table with one row per GPU, or a matrix of models and GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Sequence[tuple[str, "Fit"]]
 
 
 def size_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
-    """One table a model."""
+    """One table per model."""
     blocks = []
     for model in dict.fromkeys(name for name, _ in rows):
         fits = [fit for name, fit in rows if name == model]
@@ -85,7 +85,7 @@ def _row(fit: Fit, style: Style) -> tuple[str, ...]:
 
 
 def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
-    """Models down, GPUs across, the number of GPUs in each cell."""
+    """A table with the number of GPUs by GPU and model."""
     models = list(dict.fromkeys(name for name, _ in rows))
     gpus = list(dict.fromkeys(fit.gpu.name for _, fit in rows))
     counts = {(name, fit.gpu.name): fit for name, fit in rows}
@@ -101,7 +101,7 @@ def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
 
 
 def fleet_size_text(report: FleetReport, style: Style) -> str:
-    """One table a model."""
+    """One table per model of a load over time."""
     blocks = []
     for model in dict.fromkeys(card.model for card in report.cards):
         cards = [card for card in report.cards if card.model == model]
@@ -119,8 +119,8 @@ def _fleet_title(report: FleetReport) -> str:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
     within = f", {' and '.join(limits)} (p99)" if limits else ""
     return (
-        f"{load.requests_per_s:.3g} requests/s of {load.prompt_tokens:,.0f} + {load.output_tokens:,.0f} tokens"
-        f"{within}, vLLM {report.release.version}"
+        f"{load.requests_per_s:.3g} requests/s of {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
+        f"tokens{within}, vLLM {report.release.version}"
     )
 
 

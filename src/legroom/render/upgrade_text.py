@@ -1,4 +1,4 @@
-"""What another release does to a server, for a terminal."""
+"""Text of `legroom upgrade`: what changes for a server on another release."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from legroom.planning.upgrades.kv_changes import ByteChange
     from legroom.planning.upgrades.release_upgrade import PoolChange, ReleaseStep, Upgrade
 
-_ALWAYS = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
-"""Figures that are shown whether or not they change."""
-_SAID_BY = {
+_ALWAYS_SHOWN = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
+"""Figures that are shown even if they do not change."""
+_REPEATS = {
     "KV cache, first start": "KV cache",
     "longest requests at once, first start": "longest requests at once",
     "tokens of full-length requests": "tokens as vLLM prints them",
 }
-"""Figures that often are those of another row."""
+"""Figures that are hidden where they equal another row's."""
 _SMALL_BYTES = MIB
-"""Smaller changes are summed up in one line; `--json` has them all."""
+"""Smaller changes are summed up in one line."""
 _SHOWN_BYTES = MIB / 20
-"""Less reads 0.0 MiB."""
+"""Less would be shown as 0.0 MiB."""
 _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
 
 
 def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN) -> str:
-    """`alerts`: those of an export for today's release that fall silent."""
+    """The text of one server's upgrade; `alerts` are exported alerts that no longer fire on the new release."""
     blocks = (
         [*_head(made, style)],
         [*_figures(made)],
@@ -43,7 +43,7 @@ def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN
         _section("Flags", [*_flags(made, style)], style),
         _section("Metrics and alerts", [*_metrics(made, alerts, style)], style),
         _section("Known memory bugs", [*_bugs(made, style)], style),
-        [*_kept(made, style)],
+        [*_equivalent_command(made, style)],
     )
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -72,14 +72,14 @@ def _figures(made: Upgrade) -> list[str]:
     by_name = {change.what: change for change in made.pool}
     for change in made.pool:
         old, new = _figure(change, change.old), _figure(change, change.new)
-        if change.what in _ALWAYS or (old != new and not _repeats(change, by_name)):
+        if change.what in _ALWAYS_SHOWN or (old != new and not _repeats(change, by_name)):
             rows.append((change.what, old, new, _difference(change) if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
 
 
 def _repeats(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
-    """Whether a row says what another one has said: the first start like the later ones, one way to count tokens."""
-    other = by_name[_SAID_BY.get(change.what, change.what)]
+    """Whether a row equals the row it usually repeats, up to rounding."""
+    other = by_name[_REPEATS.get(change.what, change.what)]
     rounding = 1 if isinstance(change.old, int) else 0.005
     same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding
     return other is not change and same
@@ -152,20 +152,20 @@ def _bugs(made: Upgrade, style: Style) -> Iterator[str]:
             yield from wrap(f"{title}: {bug.title}{where}; {bug.threads}", style.width, "  ", "    ")
 
 
-def _kept(made: Upgrade, style: Style) -> Iterator[str]:
+def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
     kept, old, new = made.kept, made.old, made.new
     if not old.starts:
         return
     yield style.paint(f"The command that keeps today's capacity on {new.target.release}", "bold")
     phrases = command_phrases(shlex.quote(word) for word in kept.command)
     yield from (f"    {line}" for line in wrap_command(phrases, style.width - 4))
-    yield from wrap(_kept_words(made), style.width, "  ")
+    yield from wrap(_equivalent_capacity_text(made), style.width, "  ")
     if not kept.keeps_requests:
         yield from wrap("No setting of this release that legroom knows holds as much on this card.", style.width, "  ")
     yield from (line for loss in kept.gives_up for line in wrap(f"It gives up: {loss}.", style.width, "  "))
 
 
-def _kept_words(made: Upgrade) -> str:
+def _equivalent_capacity_text(made: Upgrade) -> str:
     kept, old = made.kept, made.old
     if not kept.plan.starts:
         return "It does not start."
@@ -183,12 +183,12 @@ def _kept_words(made: Upgrade) -> str:
 
 
 def _steps(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
-    """Release by release, those left out in which nothing changes."""
+    """A table of the releases in between that change a figure."""
     if not steps:
         return []
     header = ("vLLM", "KV GiB", "tokens printed", "at once", "free GiB", "what moved")
     rows = [tuple(style.paint(word, "dim") for word in header)]
-    rows += [_step(step) for step in steps if step.differs]
+    rows += [_step_row(step) for step in steps if step.differs]
     same = sum(not step.differs for step in steps)
     lines = [f"  {line}" for line in columns(rows, "<>>>><")]
     if same:
@@ -196,7 +196,7 @@ def _steps(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
     return lines
 
 
-def _step(step: ReleaseStep) -> tuple[str, ...]:
+def _step_row(step: ReleaseStep) -> tuple[str, ...]:
     made = step.plan
     if made is None:
         return (step.release.version, "", "", "", "", step.refused)
@@ -207,12 +207,12 @@ def _step(step: ReleaseStep) -> tuple[str, ...]:
         f"{max(kv.tokens, 0):,}",
         f"{kv.max_concurrency:.2f}",
         f"{layout.headroom_bytes / GIB:.2f}",
-        _moved(step, made),
+        _largest_change_text(step, made),
     )
 
 
-def _moved(step: ReleaseStep, made: Plan) -> str:
-    """The largest change, how many others there are, and the verdict where it is not the best."""
+def _largest_change_text(step: ReleaseStep, made: Plan) -> str:
+    """The largest change, the number of others, and the verdict unless it fits."""
     large = [change for change in step.changes if abs(change.bytes) >= _SMALL_BYTES]
     words = [f"{_signed(change.bytes)} {change.what}" for change in large[:1]]
     if len(large) > 1:

@@ -8,7 +8,8 @@ from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_c
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, wrap
-from legroom.verify.verification_checks import Check, LoadRun, Verification
+from legroom.verify.load_run import LoadRun
+from legroom.verify.verification_checks import Check, Verification
 
 
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:

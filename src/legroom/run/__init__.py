@@ -1,1 +1,1 @@
-"""`legroom run`: the self-healing launch and the supervisor that stays with the server."""
+"""`legroom run`: starts vLLM, fixes failed starts, and restarts it after crashes."""

@@ -1,4 +1,4 @@
-"""What a server is expected to show once it is up: from a plan on a GPU, from the KV arithmetic alone on a CPU."""
+"""The expected memory of a server: from a plan on a GPU, from the KV cache arithmetic alone on a CPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from legroom.vllm_logs.startup_log import Startup, read_startups
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
 
-_DRIVER_BYTES = GIB
-"""A card that nobody uses shows less than this."""
-
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected, in words and in the numbers that the log can be held against."""
+    """The expected pool as a sentence and as numbers to compare with the log."""
 
     text: str
     verdict: str = "unknown"
@@ -34,7 +31,7 @@ class Expectation:
 
 
 def expect(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """What the plan says of a command on this machine."""
+    """The plan of a command on this machine; without one, a sentence that says why."""
     if command.problems:
         return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
     if not gpus.name:
@@ -54,20 +51,20 @@ class Gpus:
     name: str = ""
     count: int = 0
     used_bytes: int = 0
-    """What other processes hold of the fullest one."""
+    """Memory that other processes hold on the fullest GPU."""
     seen: bool = False
-    """Whether the driver was there to ask."""
+    """Whether NVML listed them."""
 
 
 def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
-    """What NVML shows, cut to CUDA_VISIBLE_DEVICES; `named` is what the user calls the card.
+    """The GPUs of NVML that CUDA_VISIBLE_DEVICES selects; `named` is the user's name for the card.
 
-    A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
+    A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
     """
     from legroom.live.gpu_memory import devices, visible  # loads the driver's library
 
     if named:
-        known_gpu(named)  # what means nothing to legroom is the user's to put right
+        known_gpu(named)  # raises for an unknown name
     seen = visible(devices(), env.get("CUDA_VISIBLE_DEVICES"))
     if not seen:
         return Gpus(named or "", 1 if named else 0)
@@ -80,15 +77,15 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
 
 
 def _used(card: GpuMemory) -> int:
-    """What other processes hold. Where the driver does not say (in a container), all that is in use, if it is more than
-    the driver's own."""
+    """GPU memory of other processes. In a container the driver does not report it: then all used memory, if it exceeds
+    the GiB that an idle driver may use."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
-    return card.used_bytes if card.used_bytes > _DRIVER_BYTES else 0
+    return card.used_bytes if card.used_bytes > GIB else 0
 
 
 def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """What `legroom plan` would say of the command."""
+    """The expectation from `legroom plan`."""
     from legroom.planning.machine import Machine, make_plan
 
     if not command.args.model:
@@ -110,7 +107,7 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
 
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
-    """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
+    """The expectation on a CPU: exact blocks where the pool's size is given, else none."""
     from legroom.memory.kv.kv_plan import kv_plan
     from legroom.vllm.engine_selection import on_cpu
     from legroom.vllm.resolve import resolve, served_model
@@ -134,7 +131,7 @@ def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
 
 
 def cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
-    """The KV cache that was asked for on a CPU; None where vLLM sizes it."""
+    """The size of the KV cache that the command or environment sets on a CPU; None where vLLM computes it."""
     if command.args.kv_cache_memory_bytes is not None:
         return command.args.kv_cache_memory_bytes
     space_gib = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")
@@ -142,13 +139,13 @@ def cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None
 
 
 _READ_BYTES = 16 << 20
-"""More than a server's log ever has."""
+"""Larger than any log of a start-up."""
 POOL_TOLERANCE = 0.02
-"""A pool this near to the planned one is as planned: vLLM prints memory in hundredths of a GiB."""
+"""Deviation of a pool that counts as planned: vLLM prints memory in hundredths of a GiB."""
 
 
 def pool_comparison(log: Path, expected: Expectation) -> str:
-    """What vLLM says of its pool, beside what was expected; nothing where it does not say it."""
+    """A sentence that compares the pool in vLLM's log with the expected one; empty where the log has none."""
     startup = _startup(log)
     if startup is None or startup.tokens is None:
         return ""
@@ -164,19 +161,21 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
-    """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
+    """Stores the memory that the start-up measured, as `legroom calibrate` does; returns a sentence."""
+    from legroom.planning.calibration import calibrated_starts, measured
+    from legroom.planning.calibration_store import store_observations
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
-        starts = calibrated_starts(_text(log), str(log), gpus.name, None)
-        store_measurements(starts)
+        observations = measured(calibrated_starts(_text(log), str(log), gpus.name, None))
+        if observations:
+            store_observations(observations)
     except LegroomError as error:
         return f"the measured memory could not be kept: {error.message}"
     except OSError as error:
         return f"the measured memory could not be kept: {log} cannot be read: {error.strerror}"
-    terms = {name.removesuffix("_bytes") for observation in measured(starts) for name in observation.terms}
+    terms = {name.removesuffix("_bytes") for observation in observations for name in observation.terms}
     if not terms:
         return "the start-up printed no memory that could be kept"
     return f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"

@@ -1,4 +1,4 @@
-"""From the log of a failed run to the command that is tried next: the first computed fix that the user allows."""
+"""Finds the next command after a failed run: the first computed fix that the user's bounds allow."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _CERTAIN = 0.97
 _CPU_PROCESSES = 3
 """API server, engine core and worker of the CPU build."""
 _SPARE = 0.05
-"""Of a limit, for what the estimate leaves out: pages of files, buffers of the kernel."""
+"""Share of a memory limit for file pages and kernel buffers, which the estimate leaves out."""
 _LEAST_POOL_BYTES = 64 * MIB
 _ANY_CARD = "192GiB"
 
 
 @dataclass(frozen=True)
 class HostEstimate:
-    """What a server holds of its host's memory, by the plan."""
+    """Planned host memory of a server."""
 
     shares: tuple[HostShare, ...] = ()
     pool_bytes: int | None = None
-    """The KV cache, where that is host memory: on a CPU."""
+    """The KV cache on a CPU, where it is host memory."""
 
     @property
     def bytes(self) -> int:
@@ -59,29 +59,27 @@ class HostEstimate:
 
 
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
-    """The finding that needs no line of the server's log: the kernel counted it."""
+    """The finding of an out-of-memory kill, with fixes."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_lower_flags(kill, estimate, command, environ), _more_ram(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _why(kill, estimate), fixes)
 
 
 def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> HostEstimate:
-    """By the plan on this card; on a CPU the processes, the weights and the KV cache. Empty where there is no plan."""
+    """Planned host memory on this GPU; on a CPU, that of processes, weights and KV cache. Empty without a plan."""
     try:
-        return _planned(command, environ, gpus) if gpus.name else _on_cpu(command, environ)
+        if gpus.name:
+            return HostEstimate(_plan(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
+        return _on_cpu(command, environ)
     except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
         return HostEstimate()
-
-
-def _planned(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> HostEstimate:
-    return HostEstimate(_plan(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
 
 
 def _on_cpu(command: ServerCommand, environ: Mapping[str, str]) -> HostEstimate:
     pool = cpu_pool_bytes(command, environ)
     shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
     with contextlib.suppress(LegroomError):
-        # Weights are as large on a CPU: any card that holds them tells.
+        # Weights have the same size on a CPU as on any card.
         shares.append(HostShare("weights", _plan(command, environ, Machine(_ANY_CARD)).layout.weights.bytes))
     shares += [HostShare("KV cache", pool)] if pool else []
     return HostEstimate(tuple(shares), pool)
@@ -110,9 +108,9 @@ def _why(kill: KernelKill, estimate: HostEstimate) -> str:
 def _lower_flags(
     kill: KernelKill, estimate: HostEstimate, command: ServerCommand, environ: Mapping[str, str]
 ) -> Iterator[Fix]:
-    """Flags whose memory is the host's and can be less without another model or fewer cards."""
+    """Fixes that lower the host memory which flags reserve."""
     if kill.limit_bytes is None:
-        return  # others may hold the rest of the machine
+        return  # other programs may hold the rest of the machine's memory
     room = int(kill.limit_bytes * (1 - _SPARE))
     used = max(estimate.bytes, kill.limit_bytes)
     over = used - room
@@ -129,7 +127,7 @@ def _lower_flags(
 
 
 def _smaller_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
-    """On a CPU the KV cache is host memory: what the limit leaves beside everything else."""
+    """A fix that lowers the KV cache on a CPU to what the limit leaves for it."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
     if not _LEAST_POOL_BYTES <= room < pool:
         return
@@ -159,7 +157,7 @@ def _gib_of(text: str | None) -> float:
 
 
 MIN_CONFIDENCE = 0.5
-"""Causes and fixes below this are reported, never tried."""
+"""Causes and fixes below this confidence are reported, but not tried."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
 )
@@ -167,31 +165,31 @@ _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_C
 _LAST_LINES, _LONGEST_WORDS = 10, 300
 _EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _NEVER_CHANGED = frozenset({"model"})
-"""Another model is another service."""
+"""Settings that a fix must not change."""
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
-"""What the catalog's entry of `not_memory` is about; everything else that is not memory has no entry of its own."""
+"""Evidence that the catalog's entry of `not_memory` describes; other failures have no entry of their own."""
 Tried = tuple[Sequence[str], Mapping[str, str]]
-"""The words of a command that was launched, and what stood before it."""
+"""The words of a launched command, and the variables before it."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the user will not give up."""
+    """Limits of the user on fixes."""
 
     keep: tuple[str, ...] = ()
-    """Flags that stay as they are, by vLLM's Python names."""
+    """Flags that must not change, by vLLM's Python names."""
     min_context: int | None = None
     min_concurrency: float | None = None
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """What failed and what is done about it; no words where nothing may be done."""
+    """A failure and the next command; `words` is empty where no fix is allowed."""
 
     cause: str
     entry: str
     failed: str
-    """What happened, in a line."""
+    """The failure as one line."""
     is_memory: bool
     evidence: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -202,12 +200,12 @@ class Remedy:
     fix: str = ""
     """The kind of the fix."""
     refused: str = ""
-    """Why no fix was applied, and what it would have changed."""
+    """Why no fix was applied."""
 
 
 @dataclass(frozen=True)
 class _FixContext:
-    """What a fix is weighed against."""
+    """What the check of a fix needs."""
 
     command: ServerCommand
     bounds: Bounds
@@ -215,7 +213,7 @@ class _FixContext:
     environ: Mapping[str, str]
     tried: frozenset[object]
     pool_tokens: int | None
-    """How many tokens the log says its KV pool holds."""
+    """Tokens of the KV pool, from the log."""
 
 
 def find_remedy(
@@ -227,8 +225,8 @@ def find_remedy(
     tried: Iterable[Tried] = (),
     kill: KernelKill | None = None,
 ) -> Remedy:
-    """Diagnose the log and work out the next command, one that is not among those that were tried. What the kernel
-    killed for want of memory needs no log."""
+    """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill, whose
+    diagnosis needs no log."""
     hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
@@ -256,7 +254,7 @@ def find_remedy(
 def _launch_key(
     words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]
 ) -> object:
-    """Equal for set-ups that a server cannot tell apart: the order of flags and what is inherited anyway are not in."""
+    """Equal for commands with the same effect: without the order of flags and inherited variables."""
     parts = list(command_parts(words, command.release))
     flags = sorted((part.dest, part.value) for part in parts if part.name)
     bare = tuple(word for part in parts if not part.name for word in part.words)
@@ -264,7 +262,7 @@ def _launch_key(
 
 
 def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
-    """The command with the variables of this environment that size a server's memory."""
+    """The command line, preceded by the environment variables that affect memory."""
     env = {name: value for name, value in environ.items() if name in _SIZING} | dict(command.env)
     return shlex.join([*assignments(env), *command.words])
 
@@ -279,13 +277,13 @@ def _title(finding: Finding) -> str:
 
 
 def _exception_text(finding: Finding) -> str:
-    """An exception in its own words: what the cause says of it is general."""
+    """The message of the exception, for a cause that does not describe it."""
     exception = next((item for item in finding.evidence if item.role == "exception"), None)
     if exception is None or finding.cause != "not_memory":
         return ""
     name = exception.facts.get("type") or next(iter(_EXCEPTION_NAME.findall(exception.text)), None)
     reason = exception.text.partition(str(name))[2].lstrip(":( ") if name else exception.text
-    if not reason or reason.endswith(":"):  # the reason is on the lines that follow
+    if not reason or reason.endswith(":"):  # the message follows on the next lines
         reason = str(exception.facts.get("message", ""))
     return f" It says: {reason[:_LONGEST_WORDS]}" if reason else ""
 
@@ -314,23 +312,20 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixC
 
 
 def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _FixContext) -> str:
-    """Why this change would lead to a set-up that has failed; empty where it leads to a new one."""
+    """Why the changed command counts as tried; empty where it is new."""
     if _launch_key(words, env, case.command, case.environ) not in case.tried:
         return ""
     command = case.command
     file = value_of(command.words, command.flags_at, "config", command.release)
-    taken_out = [name for name, value in fix.flags.items() if value is None]
-    if (
-        file
-        and taken_out
-        and not any(value_of(command.words, command.flags_at, name, command.release) is not None for name in taken_out)
-    ):
+    removed = [name for name, value in fix.flags.items() if value is None]
+    values = [value_of(command.words, command.flags_at, name, command.release) for name in removed]
+    if file and removed and all(value is None for value in values):
         return f"it stands in {file}: change it there"
     return "that has been tried"
 
 
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
-    """Fixes by flags or environment of every cause that is sure enough, in the order of the diagnosis."""
+    """Fixes that change flags or variables, of all causes with enough confidence, in the order of the diagnosis."""
     for finding in findings:
         if finding.confidence < MIN_CONFIDENCE:
             return
@@ -342,7 +337,7 @@ def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
 
 
 def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
-    """Why the user does not want this change; empty where it is fine."""
+    """The bound of the user that a fix violates; empty for none."""
     for name in (*fix.flags, *fix.env):
         if name in bounds.keep:
             return f"--keep {_flag(name)}"

@@ -1,4 +1,4 @@
-"""Is it up? One GET of /health over a bare socket, so that a supervisor needs no HTTP client."""
+"""Health and hang checks of a server by GET /health over a plain socket, without an HTTP client."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from legroom.process_table import cpu_ticks, descendants, engines_below, is_engi
 from legroom.records import dataclass
 
 HANG_CHECKS = 4
-"""How many looks in a row must find it hanging."""
-_HANG_TIMEOUT_S = 5.0
-"""How long a look waits for an answer, at most."""
+"""Failed checks in a row before a server counts as hung."""
 
 
 class HangWatch:
-    """Neither work nor an answer, look after look: then it hangs.
+    """Detects a server that neither uses CPU time nor answers /health in several checks in a row.
 
-    The event loop of an API server wakes up ten times a second (uvicorn), so one that lives uses CPU time even while
-    nobody asks it anything, and a busy one uses much: neither is ever asked, and neither can be taken for one that
-    hangs. Only a server that has used none since the last look is asked whether it answers.
-
-    An engine that was stopped (SIGSTOP, a frozen job) serves nobody, however well its API server answers: it counts as
-    silent, before a request finds out.
+    uvicorn's event loop wakes up ten times a second, so a live API server always uses CPU time. Only a server that used
+    none since the last check is queried. A stopped engine (SIGSTOP) counts as hung, too.
     """
 
     def __init__(
@@ -45,25 +39,25 @@ class HangWatch:
         self._due_s = clock() + self._interval_s
 
     def left_s(self) -> float | None:
-        """How long until the next look; None where there is none."""
+        """Seconds until the next check; None where checks are off."""
         return max(self._due_s - self._clock(), 0.0) if self._interval_s else None
 
     def is_hung(self) -> bool:
-        """Look, if it is time to; whether it has hung for as long as the patience lasts."""
+        """Checks the server if a check is due; returns whether it has hung for the whole timeout."""
         if self.left_s() != 0.0:
             return False
         self._due_s = self._clock() + self._interval_s
         used = self._cpu_ticks()
         works = used is None or used != self._last_ticks
         self._last_ticks = used
-        serves = (works or self._answers(min(_HANG_TIMEOUT_S, self._interval_s))) and not self._is_stopped()
+        serves = (works or self._answers(min(5.0, self._interval_s))) and not self._is_stopped()
         self._silent = 0 if serves else self._silent + 1
         return self._silent >= HANG_CHECKS
 
 
 def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
-    """The CPU time of everything of a server but its engines, which may wait in a loop: of its API servers, and of what
-    stands above them (`uv run`, `sudo`). None where one has gone, is debugged, or may be kept from printing."""
+    """A function that returns the CPU ticks of all processes of a server except its engines, which may busy-wait. It
+    returns None where a process has ended, is being debugged, or may block on its output."""
     server = child.pid
     assert server is not None
 
@@ -72,35 +66,32 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_blocked or None in ticks:
             return None
-        return sum(used or 0 for used in ticks) or None  # a system that counts no CPU time cannot tell work from none
+        return sum(used or 0 for used in ticks) or None  # 0: the system counts no CPU time
 
     return used
 
 
 def has_stopped_engine(child: Child) -> Callable[[], bool]:
-    """Whether one of its engines does not run, because somebody stopped it; one under a debugger counts as running."""
+    """A function that returns whether an engine is stopped by a signal; one under a debugger is not."""
     server = child.pid
     assert server is not None
     return lambda: any(is_stopped(pid) for pid in engines_below(server))
 
 
-_HEALTH_TIMEOUT_S = 2.0
-
-
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the server listens, and whether it does."""
+    """The address of the server's HTTP API."""
 
     host: str
     port: int
     tls: bool = False
 
     def is_healthy(self) -> bool:
-        """Whether the server answers 200."""
-        return self._health_status(_HEALTH_TIMEOUT_S) == 200
+        """Whether /health answers 200."""
+        return self._health_status(2.0) == 200
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether it answers at all."""
+        """Whether /health answers with any status."""
         return self._health_status(timeout_s) is not None
 
     def _health_status(self, timeout_s: float) -> int | None:
@@ -115,17 +106,17 @@ class ServerAddress:
 
 
 def _wrapped(plain: socket.socket, host: str) -> socket.socket:
-    import ssl  # megabytes that few need
+    import ssl  # megabytes of memory
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is our own child
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # a child process of ours
     return context.wrap_socket(plain, server_hostname=host)
 
 
 def port_problem(host: str, port: int) -> str:
-    """Why a server could not listen there; empty where it could.
+    """Why a server could not listen on a port; empty where it could.
 
-    vLLM itself binds with SO_REUSEPORT, so a second server on a port would start and take half of the requests.
+    vLLM binds with SO_REUSEPORT, so a second server on the port would start and take half of the requests.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -140,8 +131,7 @@ def port_problem(host: str, port: int) -> str:
 
 
 def _is_bound(family: int, host: str, port: int) -> bool:
-    """vLLM binds its port first and listens when it is up. Where no connection of the past holds the port, a plain bind
-    tells."""
+    """Whether a process has bound the port without listening yet, as a starting vLLM does."""
     with socket.socket(family) as probe:
         try:
             probe.bind((host, port))
@@ -151,16 +141,16 @@ def _is_bound(family: int, host: str, port: int) -> bool:
 
 
 _WITH_CLIENT = {"01", "04", "08"}
-"""Established; closed by the server with an answer still to be delivered; closed by the client alone."""
+"""States in /proc/net/tcp: ESTABLISHED, FIN_WAIT1 and CLOSE_WAIT."""
 
 
 def has_clients(port: int) -> bool:
-    """Whether anybody is connected to the server that listens there."""
+    """Whether a client is connected to the server on this port."""
     return not _WITH_CLIENT.isdisjoint(_connection_states(port))
 
 
 def _connection_states(port: int) -> set[str]:
-    """Of every connection on a port that the kernel still knows; where that cannot be read, there may be any."""
+    """The states of all TCP connections of a port; those of connected clients where /proc is not readable."""
     ending = f":{port:04X}"
     states: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

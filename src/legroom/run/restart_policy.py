@@ -1,4 +1,4 @@
-"""What follows when a server has ended unasked: its incident, its diagnosis, and whether it is started again."""
+"""What follows an unrequested end of the server: an incident, a diagnosis, and the decision to restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServerExit:
 
 
 def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the history; `changed` is what was done, so it is filled in once it is."""
+    """An entry of the history; `changed` is filled in when a fix is applied."""
     diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
     return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
@@ -55,10 +55,8 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Something is wrong; what follows belongs to it until it is over. What to call it: `incident 7`.
-
-        A start that fails while an incident is open is a note of that one.
-        """
+        """Opens an incident and returns its name, such as `incident 7`. A failed start during an open incident is noted
+        there."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
@@ -72,19 +70,19 @@ class IncidentRecorder:
             self._write(lambda journal: journal.note(incident, text, detail))
 
     def begin_action(self, name: str, detail: Detail) -> None:
-        """Written before it is done."""
+        """Records an action before it begins."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
     def close_done(self, outcome: str) -> None:
-        """The server is up again."""
+        """Closes the incident: the server is up again."""
         self._finish(DONE, outcome)
 
     def close_failed(self, outcome: str) -> None:
-        """It is not, and nothing more is done about it."""
+        """Closes the incident: no further action follows."""
         self._finish(FAILED, outcome)
 
     def fail_action(self) -> None:
-        """What was done did not help; the incident goes on."""
+        """Records that the last action did not help; the incident stays open."""
         action, self._action = self._action, None
         if action is not None:
             self._write(lambda journal: journal.finish_action(action, FAILED))
@@ -97,7 +95,7 @@ class IncidentRecorder:
             self._write(lambda journal: journal.close_incident(incident, outcome))
 
     def _write(self, write: Callable[[Journal], int | None]) -> int | None:
-        """Open, write, close: incidents are rare, and an open database is memory that a supervisor does not need."""
+        """Opens the journal for one write, because an open database would use memory for nothing."""
         try:
             with Journal.open() as journal:
                 return write(journal)
@@ -110,19 +108,17 @@ class IncidentRecorder:
 
 BUDGET_WINDOW_S = 3600.0
 MAX_RESTART_DELAY_S = 300.0
-_MAX_DOUBLINGS = 64
-"""By then the longest delay is reached from any first one; many more are no float."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to start the server."""
+    """A command to start the server."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
-    """What stands before the command."""
+    """Variables before the command."""
     line: str
-    """As it may be printed."""
+    """The command line without secrets."""
     expected: Mapping[str, Any]
 
     @classmethod
@@ -130,27 +126,26 @@ class Setup:
         return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
 
     def is_same_launch(self, other: Setup) -> bool:
-        """Whether both launch the same, whatever was expected of it."""
+        """Whether both have the same words and variables."""
         return (self.words, self.env) == (other.words, other.env)
 
     def is_among(self, others: Iterable[Setup]) -> bool:
-        """Whether one of them launches the same."""
         return any(self.is_same_launch(other) for other in others)
 
 
 class Setups:
-    """The set-up in use, and what became of those before it."""
+    """The present set-up, and those that were launched or have served before."""
 
     def __init__(self, first: Setup) -> None:
         self.current = first
         self._tried: list[Setup] = []
         self._served: list[Setup] = []
         self._removed_env: dict[str, str] = {}
-        """Variables that a change took from the environment, until it has served."""
+        """Variables that a change removed from the environment, kept until it has served."""
 
     @property
     def tried(self) -> Sequence[Setup]:
-        """Every set-up that was launched: none of them is the fix of a failure."""
+        """All launched set-ups, which are not tried again as fixes."""
         return self._tried
 
     @property
@@ -166,49 +161,49 @@ class Setups:
             self._tried.append(self.current)
 
     def mark_served(self) -> None:
-        """It came up: what to go back to, from now on."""
+        """Remembers the present set-up as the one to revert to."""
         self._served = [*(setup for setup in self._served if not setup.is_same_launch(self.current)), self.current]
         self._removed_env.clear()
 
     def change(self, answer: Mapping[str, Any]) -> None:
-        """To what somebody left for this restart. The server inherits the environment, so what goes is taken away."""
+        """Switches to the set-up of requested changes, and removes unset variables from the environment."""
         self.current = Setup.of(answer)
         self._removed_env |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
 
     def revert(self) -> None:
-        """To what has served last."""
+        """Switches back to the set-up that served last."""
         self.current = self._served[-1]
         os.environ.update(self._removed_env)
 
 
 class RestartBudget:
-    """Counts restarts after crashes. Never a loop: what crashes more often than the budget stays down."""
+    """Limits restarts after crashes per hour, with exponential back-off."""
 
     def __init__(self, per_hour: int, first_delay_s: float) -> None:
         self.per_hour, self.first_delay_s = per_hour, first_delay_s
         self._taken: list[float] = []
 
     def remaining(self, now_s: float) -> int:
-        """How many more the last hour allows."""
+        """Restarts that are left within this hour."""
         self._taken = [taken for taken in self._taken if now_s - taken < BUDGET_WINDOW_S]
         return max(self.per_hour - len(self._taken), 0)
 
     def consume(self, now_s: float) -> float | None:
-        """How long to wait before the restart that is begun now; None where the budget is spent."""
+        """Counts a restart and returns the delay before it; None where the budget is spent."""
         if not self.remaining(now_s):
             return None
-        doublings = min(len(self._taken), _MAX_DOUBLINGS)
+        doublings = min(len(self._taken), 64)  # larger powers of two overflow a float
         delay_s = min(self.first_delay_s * 2.0**doublings, MAX_RESTART_DELAY_S)
         self._taken.append(now_s)
         return delay_s
 
 
 FindFix = Callable[[], dict[str, Any] | None]
-"""Diagnoses the server that has just ended; None where a stop came first."""
+"""Diagnoses the server that has just ended; returns None where a stop was requested first."""
 
 
 class RestartPolicy:
-    """Decides about every end. Nothing here waits: the supervisor is told how long to."""
+    """Decides after every end of the server whether and how to restart it."""
 
     def __init__(
         self,
@@ -220,20 +215,20 @@ class RestartPolicy:
         say: Callable[[str], None],
     ) -> None:
         self.history: list[dict[str, Any]] = []
-        """What failed and what was done about it, in order."""
+        """Failures and fixes in order."""
         self._options, self._setups, self._incidents = options, setups, incidents
         self._find_fix, self._last_lines, self._say = find_fix, last_lines, say
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._tries = 0
 
     def served(self) -> None:
-        """The server is up: what was tried has worked."""
+        """Records that the server is up."""
         self._incidents.close_done("it serves again")
         self._tries = 0
         self._setups.mark_served()
 
     def delay_after(self, ending: ServerExit) -> float | None:
-        """How long to wait before the server is started again; None where it is not."""
+        """Seconds to wait before the restart; None for no restart."""
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
@@ -266,7 +261,7 @@ class RestartPolicy:
         self._incidents.begin_action("relaunch", change)
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
-        """What has served before is started again; a command that never has is not."""
+        """Restarts a set-up that has served before; gives up where none has."""
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"
@@ -281,7 +276,7 @@ class RestartPolicy:
         return self._restart(f"back to what has served: {self._setups.current.line}")
 
     def _after_crash(self, ending: ServerExit) -> float | None:
-        """The incident is written before anything else is done."""
+        """Opens the incident first, then diagnoses and restarts."""
         if ending.code == 0:
             self._say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
@@ -303,14 +298,14 @@ class RestartPolicy:
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
     def _report_manual_fix(self, remedy: Mapping[str, Any]) -> None:
-        """What a restart cannot do, or is not to: a limit to raise, a flag to change by hand."""
+        """Prints a fix that the restart does not apply."""
         if not remedy["words"]:
             self._say(f"nothing is changed: {remedy['refused']}")
         elif self._options.on_crash == "exit":
             self._say(f"what would fix it: {remedy['changed']}")
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
-        """Within the budget, after a wait."""
+        """Restarts within the budget; returns the delay. `unchanged` describes a restart without a fix."""
         delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")

@@ -1,6 +1,6 @@
-"""The files of a run: its note in `<home>/runs/<port>.json`, and the start script with its final settings.
+"""The files of a run: `<home>/runs/<port>.json`, and the start script with its final settings.
 
-By the note other programs find a `legroom run`; beside it they leave what to change at its next restart.
+Other processes find a `legroom run` by its run file, and leave changes for the next restart beside it.
 """
 
 from __future__ import annotations
@@ -27,51 +27,50 @@ _NOT_WRITTEN = "the log cannot be written (is the disk full?): its newest lines 
 
 
 class ProcessRecord:
-    """Begun before the server is started, read when it has ended."""
+    """The log and the memory account of one server process."""
 
     def __init__(self, path: Path) -> None:
         self.log = ServerLog(path)
         self._account = KernelAccount.of()
-        self._is_problem_told = False
+        self._is_problem_reported = False
 
     def track_cgroup(self, pid: int | None) -> None:
-        """Where the server's memory is accounted for: a wrapper may move it into a cgroup of its own, as late as it
-        likes before vLLM itself begins."""
+        """Follows the server into the cgroup that a wrapper may move it to before vLLM starts."""
         if pid is None:
             return
         cgroup, current = Cgroup.of(pid), self._account.cgroup
         if cgroup is None or cgroup == current:
             return
-        # A process that has ended is shown at the top of the hierarchy until it is collected: it has not moved there.
+        # A zombie process is shown in the root cgroup, but has not moved there.
         if current is None or not Path(current.folder).is_relative_to(cgroup.folder):
             self._account = KernelAccount.of(pid)
 
     def report_write_error(self, say: Callable[[str], None]) -> None:
-        """That the disk does not take the log, once."""
-        if self.log.problem and not self._is_problem_told:
-            self._is_problem_told = True
+        """Reports once that the log cannot be written."""
+        if self.log.problem and not self._is_problem_reported:
+            self._is_problem_reported = True
             say(_NOT_WRITTEN)
 
     def last_lines(self, count: int) -> list[str]:
         return last_lines(self.log.readable(), count)
 
     def question(self) -> dict[str, Any]:
-        """As a task takes it."""
+        """The input of a task that reads the log."""
         return {"log": str(self.log.readable()), "account": asdict(self._account)}
 
 
 def kernel_account_from(document: dict[str, Any]) -> KernelAccount:
-    """What `question` made of it."""
+    """The inverse of `ProcessRecord.question`."""
     cgroup = document["cgroup"]
     return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
 
 
 _ADDRESS_FLAGS = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
-"""Flags that put a server where its run does not look for it."""
+"""Flags that would move the server to an address that its run does not watch."""
 
 
 class RunFile:
-    """One run's file, there while it runs. Without a folder to write to, a server is held all the same."""
+    """The file of one run, which exists while it runs. The server runs even where it cannot be written."""
 
     def __init__(self, port: int) -> None:
         self.path = runs_folder() / f"{port}.json"
@@ -80,12 +79,11 @@ class RunFile:
         self._lock = self.path.with_name(f"{port}.lock")
         self._port = port
         self._pending_record: Mapping[str, Any] = {}
-        """The newest record, where it could not be written."""
+        """The newest content, where it could not be written."""
         self._flags = self.path.with_name(f"{port}.flags.json")
 
     def _log_folder(self) -> Path:
-        """Beside the run's file; where nothing can be written there (a read-only container), one for this run alone:
-        without a log no start-up could be fixed."""
+        """The folder of the run file; where it is read-only, a temporary folder, because fixes need the log."""
         folder = self.path.parent
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,10 +95,7 @@ class RunFile:
         return folder
 
     def lock(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-        """Holds the port against every other run, also while a server only starts.
-
-        vLLM listens late and shares its port, so a second run would take the first one's server for its own.
-        """
+        """Locks the port against other runs, because a starting vLLM does not listen yet."""
 
         def refusal(pid: str) -> LegroomError:
             hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
@@ -109,7 +104,7 @@ class RunFile:
         return single_process(self._lock, say, "a second run away from the port", refusal)
 
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        """Write it with where the log is and since when it holds; that it cannot be written is said once."""
+        """Writes the content with the log's path and the time; reports a failure once."""
         content = {**content, "log": str(self.log), "started_s": time.time()}
         problem = self.write(content)
         if problem and not self._pending_record:
@@ -117,13 +112,12 @@ class RunFile:
         self._pending_record = content if problem else {}
 
     def retry_write(self) -> None:
-        """Where the last record could not be written: once more."""
+        """Writes the content again that could not be written before."""
         if self._pending_record and not self.write(self._pending_record):
             self._pending_record = {}
 
     def write(self, content: Mapping[str, Any]) -> str:
-        """Replace the file in one step; why not, where it cannot be. On a full disk the old one makes room: what it
-        tells of an earlier server would be wrong."""
+        """Replaces the file atomically; returns the problem, or "". On a full disk the old file is removed first."""
         problem = self._replace(content)
         if problem and self.path.exists():
             with contextlib.suppress(OSError):
@@ -135,7 +129,7 @@ class RunFile:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.touch(0o600)  # the command may hold keys
+            temporary.touch(0o600)  # the command may contain keys
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
@@ -145,7 +139,7 @@ class RunFile:
         return ""
 
     def remove(self) -> None:
-        """Only our own: another run of the same port may have begun."""
+        """Removes the file, unless another run of the port has replaced it."""
         if self._temporary_folder is not None:
             self._temporary_folder.cleanup()
         with contextlib.suppress(OSError, ValueError):
@@ -153,16 +147,16 @@ class RunFile:
                 self.path.unlink()
 
     def keep_previous_log(self) -> None:
-        """The log of the run before stays, once."""
+        """Renames the log of the previous run."""
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
 
     def has_changes(self) -> bool:
-        """Whether something was left for the next restart."""
+        """Whether changes were left for the next restart."""
         return self._flags.exists()
 
     def pop_changes(self) -> tuple[Mapping[str, Any] | None, str]:
-        """What was left for this restart, once; or why it cannot be taken."""
+        """Reads and removes the changes for this restart; or returns the problem."""
         if problem := self.reject_address_flags():
             return None, f"{problem}, so nothing is changed"
         try:
@@ -183,8 +177,8 @@ class RunFile:
         return changes, ""
 
     def reject_address_flags(self) -> str:
-        """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
-        from legroom.facts.flags import dest_name  # `run` waits in little memory
+        """Removes changes that would move the server to another address; returns the refusal, or ""."""
+        from legroom.facts.flags import dest_name  # a table of all flags
 
         with contextlib.suppress(OSError, ValueError, AttributeError):
             flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
@@ -196,7 +190,7 @@ class RunFile:
 
 
 def script(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """A shell script that starts the server as it was started."""
+    """A shell script that starts the server with its final settings."""
     kept, variables = _without_secrets(words)
     variables += [name for name, value in env.items() if is_secret(name, value)]
     lines = ["#!/usr/bin/env bash", "# Written by `legroom run` once the server was up with these settings.", "set -eu"]
@@ -208,10 +202,10 @@ def script(words: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def save(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
-    """Write it; a sentence on how that went."""
+    """Writes the start script; returns a sentence about the result."""
     where = Path(path)
     try:
-        where.write_text(script(words, env), encoding="utf-8", errors="surrogateescape")  # a path need not be text
+        where.write_text(script(words, env), encoding="utf-8", errors="surrogateescape")  # paths may contain any bytes
         where.chmod(0o755)
     except OSError as error:
         return f"the script {path} could not be written: {error.strerror}"
@@ -219,15 +213,15 @@ def save(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def check_writable(path: str) -> None:
-    """Bad news first: a script that cannot be written is said before anything is started."""
+    """Raises where the script could not be written, before the server is started."""
     where = Path(path)
     if where.is_dir() or not where.resolve().parent.is_dir():
         raise LegroomError(f"--save {path}: not a file that can be written", "give a path in a folder that is there")
 
 
 def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words as the shell takes them, and the variables that stand for what is not written down."""
-    from legroom.vllm.command_line import command_parts  # a table of flags, for this alone
+    """The quoted words without secrets, and the variables that replace them."""
+    from legroom.vllm.command_line import command_parts  # a table of all flags
 
     kept: list[str] = []
     variables: list[str] = []
@@ -235,7 +229,7 @@ def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if part.name and part.long_name in SECRET_FLAGS:
             variables.append(SECRET_FLAGS[part.long_name])
         elif part.name and CREDENTIALS.search(part.value):
-            # vLLM reads such an address from nowhere else: the script has a variable of its own for it.
+            # vLLM has no variable for such an address, so the script has one.
             variables.append(part.dest.upper())
             kept += [part.name, f'"${part.dest.upper()}"']
         else:

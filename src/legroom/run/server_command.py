@@ -1,4 +1,4 @@
-"""The command that `legroom run` is given: is it vLLM, which release, and where will it listen?"""
+"""The command of `legroom run`: its release, flags and address."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "1
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """A vLLM server that can be started here."""
+    """The command of a vLLM server."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
-    """What stood before the command, as NAME=value."""
+    """NAME=value words before the command."""
     flags_at: int
-    """Where the server's own flags begin among the words."""
+    """The index of the first word after `vllm serve` or the module."""
     release: Release
     stated_release: str
-    """The installed release, empty where it could not be found out."""
+    """The installed release; empty where it is unknown."""
     args: ServeArgs
     problems: tuple[str, ...] = ()
-    """Flags that this release will refuse."""
+    """Flags that this release refuses."""
 
     @property
     def port(self) -> int:
@@ -54,25 +54,23 @@ class ServerCommand:
 
     @property
     def host(self) -> str:
-        """An address of this machine that reaches it."""
+        """A local address that reaches it."""
         given = other_value(self.args, "--host") or ""
         return _WILDCARD_HOSTS.get(given, given)
 
     @property
     def url(self) -> str:
-        """What its clients call it."""
         scheme = "https" if is_given(self.args, "--ssl-certfile") else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}"
 
     @property
     def line(self) -> str:
-        """As one would type it."""
         return shlex.join([*assignments(self.env), *self.words])
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
-    """Read the words after `legroom run --`; `vllm` is the release where the user says it."""
+    """Parses the words after `legroom run --`. `vllm` is the release that the user names."""
     env, rest = _assignments(words)
     at = _server_at(rest)
     its_env = {**environ, **env}
@@ -80,7 +78,7 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
         hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
         raise LegroomError(f"{rest[0]} is not installed here, or not on the PATH", hint, UNREACHABLE)
     version = vllm or installed_release(rest[at:], its_env)
-    release = _nearest(version)
+    release = known_release(version.partition("+")[0]) if version else latest()
     deployment = deployment_from_command(shlex.join(rest), release)
     _check_has_port(deployment.args)
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
@@ -88,7 +86,7 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
 
 
 def _check_has_port(args: ServeArgs) -> None:
-    """Refuse what `/health` of a port cannot tell; a port that is no number at all is vLLM's to refuse."""
+    """Raises for a server whose /health cannot be watched. vLLM itself refuses a port that is no number."""
     hint = "run that one without legroom run"
     for flag in ("--headless", "--uds", "--grpc"):
         if is_given(args, flag):
@@ -101,7 +99,7 @@ def _check_has_port(args: ServeArgs) -> None:
 
 
 def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """Which vLLM a command would run, asked of its own Python without importing vLLM; None where that fails."""
+    """The vLLM release in the command's own Python, from its package metadata; None where that fails."""
     program = shutil.which(words[0], path=env.get("PATH"))
     if program is None:
         return None
@@ -126,7 +124,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
 
 
 def _interpreter(script: Path) -> str | None:
-    """The Python that a console script names in its first line."""
+    """The Python interpreter of a console script, from its shebang."""
     try:
         with script.open("rb") as file:
             first = file.readline(512).decode("utf-8", "replace").strip()
@@ -141,17 +139,11 @@ def _interpreter(script: Path) -> str | None:
     return words[0] or None if words else None
 
 
-def _nearest(version: str | None) -> Release:
-    if not version:
-        return latest()
-    return known_release(version.partition("+")[0])
-
-
 def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     env: dict[str, str] = {}
     rest = list(words)
     if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
-        rest.pop(0)  # the same without it
+        rest.pop(0)  # `env NAME=value` is the same without `env`
     while rest and (assignment := ASSIGNMENT.fullmatch(rest[0])):
         env[assignment[1]] = assignment[2]
         rest.pop(0)
@@ -173,7 +165,7 @@ def _server_at(words: list[str]) -> int:
 
 
 def _flags_at(words: list[str], at: int) -> int:
-    """After `vllm serve`, `python -m module` or `python path/api_server.py`."""
+    """The index after `vllm serve`, `python -m module` or `python path/api_server.py`."""
     for i in range(at, len(words)):
         if words[i] == "serve" or words[i].endswith(("api_server", "api_server.py")):
             return i + 1

@@ -1,4 +1,4 @@
-"""What a signal asks for, and how long a server may take to do it."""
+"""Signals of `legroom run`, and the deadlines of a stop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Protocol
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _TERMINAL_CLOSE_S = 2.0
-"""The kernel and the shell both tell of a terminal that closes."""
+"""Window in which a second SIGHUP belongs to the same closed terminal: kernel and shell both send one."""
 
 
 class Signals:
-    """While it is open, the signals that a service gets only make `fileno()` readable."""
+    """A context in which handled signals only make `fileno()` readable."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
@@ -41,10 +41,8 @@ class Signals:
         return self._reading
 
     def received(self) -> list[int]:
-        """The signals that came since the last call, in order.
-
-        A terminal that closes asks to stop, not to restart; under `nohup` it asks for nothing.
-        """
+        """The signals since the last call, in order. The SIGHUP of a closed terminal becomes SIGTERM, and is dropped
+        under `nohup`."""
         try:
             numbers = list(os.read(self._reading, 64))
         except BlockingIOError:
@@ -62,7 +60,7 @@ class Signals:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """The wake-up pipe has it."""
+    """Does nothing: the signal is read from the wake-up pipe."""
 
 
 def _has_terminal() -> bool:
@@ -74,47 +72,39 @@ def _has_terminal() -> bool:
 
 
 SHUTDOWN_GRACE_S = 15.0
-"""What vLLM may take beyond its own drain to take itself down."""
+"""Time for vLLM's shutdown after its own drain."""
 ERROR_REPLY_S = 1.0
-"""How long a server whose engines are gone may take to answer its clients and end by itself. One without requests looks
-at its engines every five seconds only (0.32), so it is asked to go when no client is left, or after that."""
+"""Time for a server with killed engines to answer its clients and exit. Without requests it checks its engines every
+five seconds only (0.32), so it gets SIGINT when no client is left, or after this."""
 _CLIENT_POLL_S = 0.1
 EXIT_GRACE_S = 0.5
-"""And beyond that to go. What it did not need to answer, it may take to go."""
+"""Time to exit after that, plus what is left of `ERROR_REPLY_S`."""
 KILL_GRACE_S = 5.0
 STARTING_GRACE_S = 10.0
-"""A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
+"""A starting server has no requests to finish, and vLLM 0.32 ignores SIGTERM before it is up."""
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class Stoppable(Protocol):
-    """What can be stopped."""
+    """A server process that can be stopped; see `Child`."""
 
-    def send(self, number: int) -> None:
-        """A signal to it."""
+    def send(self, number: int) -> None: ...
 
-    def kill_engines(self) -> bool:
-        """Its engines alone, so that every client gets an error at once; whether any could be told apart."""
-        ...
+    def kill_engines(self) -> bool: ...
 
-    def has_several_api_servers(self) -> bool:
-        """Whether its API servers are processes of their own, which wait for each other when they are asked to go."""
-        ...
+    def has_several_api_servers(self) -> bool: ...
 
-    def kill(self) -> None:
-        """All of it, at once."""
+    def kill(self) -> None: ...
 
 
 class Stopping:
-    """SIGTERM drains, SIGINT ends at once; after SIGTERM another signal ends it at once, and one more kills; SIGHUP
-    drains and starts anew.
+    """SIGTERM drains; SIGINT or a second signal ends the server at once; one more kills it; SIGHUP restarts it.
 
-    To end at once with every client answered, its engines are killed: the API server answers what is in flight with an
-    error and ends. SIGINT alone would not do: vLLM drains after it as after SIGTERM, for as long as its
-    --shutdown-timeout says, and with a timeout of 0 it hangs with its clients (0.32).
+    To end at once, the engines are killed: the API server then answers running requests with an error and exits. After
+    SIGINT alone vLLM would drain as after SIGTERM, and with --shutdown-timeout 0 it hangs (0.32).
 
-    vLLM answers 500 to what comes while it drains. Where a guard admits its requests, `start_drain` lets it admit
-    nothing new and begins to wait for the rest, and the server hears SIGTERM when `drained` is called.
+    vLLM answers 500 to new requests while it drains. With a guard, `start_drain` makes the guard refuse new requests
+    first, and the server gets SIGTERM when `on_drained` is called.
     """
 
     def __init__(
@@ -126,48 +116,47 @@ class Stopping:
         has_clients: Callable[[], bool] = lambda: True,
     ) -> None:
         self.stop_requested = False
-        """Whether it was asked to stop, so that nothing is started any more."""
         self.restart_requested = False
         self.is_up = False
-        """Whether the server serves; one that is still starting gets less time to go."""
+        """Whether the server serves; a starting one gets less time to exit."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._start_drain, self._has_clients = start_drain, has_clients
         self._has_drained = self._is_draining = False
         self._is_replying = False
         self._immediate_signal = 0
-        """The signal that it ends at once for."""
+        """The signal that requested an immediate end."""
         self._stop_signals = 0
         self._deadline_s: float | None = None
         self._killed_by_signal = 0
-        """The signal that asked for an end at once, where that took a kill."""
+        """The signal that requested an immediate end, where it took SIGKILL."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the server is on its way out because somebody asked."""
+        """Whether a stop or restart was requested."""
         return self.stop_requested or self.restart_requested
 
     def reset(self) -> None:
-        """The server that was to be replaced is gone."""
+        """Resets the state after the server of a requested restart has ended."""
         self.restart_requested, self._stop_signals, self._deadline_s = False, 0, None
         self._immediate_signal = 0
         self._has_drained = self._is_draining = self._is_replying = False
 
     def exit_code(self, code: int) -> int:
-        """What a run ends with whose server ended with `code`. A server that was killed because a Ctrl-C is to end it
-        at once was ended by Ctrl-C (130); one that did not go after its drain was killed (137)."""
+        """The run's exit code for the server's. A server that was killed to end at once after Ctrl-C exits with 130,
+        one that was killed after its drain with 137."""
         return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:
-        """How long until the deadline; None where there is none."""
+        """Seconds until the deadline; None where there is none."""
         return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
 
     def next_check_s(self) -> float | None:
-        """How long until `check` should be called again."""
+        """Seconds until `check` should be called again."""
         left_s = self.left_s()
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Stoppable | None) -> None:
-        """A signal came."""
+        """Handles a signal."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
         elif number in _ENDING:
@@ -176,12 +165,12 @@ class Stopping:
             server.send(number)
 
     def check(self, server: Stoppable | None) -> None:
-        """Kill what has not gone by its deadline."""
+        """Sends the next signal of a stop where its deadline has passed, or no client is left."""
         if server is None:
             return
         if self._is_replying and (self.left_s() == 0.0 or not self._has_clients()):
             self._is_replying = False
-            if server.has_several_api_servers():  # with nobody left to answer they would wait for each other (0.32)
+            if server.has_several_api_servers():  # they would wait for each other (0.32)
                 self._kill(server)
             else:
                 self._send(server, signal.SIGINT, (self.left_s() or 0.0) + EXIT_GRACE_S)
@@ -195,7 +184,7 @@ class Stopping:
         self._kill(server)
 
     def on_drained(self, server: Stoppable, grace_s: float | None = None) -> None:
-        """No request is left in the server, or it cannot be told: the server itself is asked to go."""
+        """Sends SIGTERM after the guard's drain has ended."""
         if self._is_draining:
             self._is_draining = False
             self._send(server, signal.SIGTERM, self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s)
@@ -236,7 +225,7 @@ class Stopping:
             self._has_drained = self._is_draining = True
             self._start_drain(self._drain_s)
             self._deadline_s = self._clock() + self._drain_s
-        elif not self._is_draining:  # else it is on its way already
+        elif not self._is_draining:
             self._send(server, number, grace_s)
 
     def _terminate_now(self, server: Stoppable, number: int) -> None:

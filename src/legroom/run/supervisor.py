@@ -1,19 +1,23 @@
-"""`legroom run`: start a server, see it through, and start it again with what fixes it.
+"""The supervisor of `legroom run`: starts a server, watches it, and restarts it with computed fixes.
 
-One process that waits: on its child, on signals, on a task. It polls only while a server starts.
+One process that waits for its child, for signals and for tasks. It polls only while a server starts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import select
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import reap
+from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.process_table import engines_below, is_engine_core, started
@@ -26,7 +30,7 @@ from legroom.run.health import (
     port_problem,
 )
 from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
-from legroom.run.run_file import ProcessRecord, RunFile
+from legroom.run.run_file import ProcessRecord, RunFile, save
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
@@ -35,11 +39,53 @@ if TYPE_CHECKING:
     from legroom.actions.run_platform import RunState
 
 PoolReport = Literal["awaited", "printed", "compared"]
-"""Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
+"""Whether the server has printed the size of its KV pool, and whether it was compared with the plan."""
+
+
+PREFIX = "legroom: "
+
+
+class Announcer:
+    """Writes legroom's own lines to stderr in a thread, so that a stalled reader (a pager, Ctrl-S) does not
+    delay signals."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
+
+    def __enter__(self) -> Announcer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.put(None)
+        self._thread.join(0.5)
+
+    def say(self, line: str) -> None:
+        """Queues a line, with a prefix that distinguishes it from the server's. Beyond 10,000 lines it is dropped."""
+        if self._lines.qsize() < 10_000:
+            self._lines.put(f"{PREFIX}{line}\n")
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None:
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                _write_to_stderr(line)
+
+
+def _write_to_stderr(line: str) -> None:
+    """Bypasses Python's buffer, whose lock could block the exit of the process."""
+    try:
+        target = sys.stderr.fileno()
+    except (OSError, ValueError):  # replaced by an object without a file descriptor
+        sys.stderr.write(line)
+        return
+    rest = line.encode("utf-8", "replace")
+    while rest:
+        rest = rest[os.write(target, rest) :]
 
 
 class Supervisor:
-    """Holds one server for as long as it should run."""
+    """Runs one server until it is asked to stop, or restarts no longer help."""
 
     def __init__(
         self,
@@ -71,9 +117,9 @@ class Supervisor:
         self._pool_line_mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
         self._engines: list[int] = []
-        """The engine cores of a server that has come up."""
+        """Pids of the engine cores of a running server."""
         self._process_record: ProcessRecord | None = None
-        """Of the server that runs, or ran last."""
+        """The log and memory account of the present or last server process."""
 
     @property
     def setup(self) -> Setup:
@@ -84,7 +130,7 @@ class Supervisor:
         return self._restarts.history
 
     def run(self) -> int:
-        """The exit code: vLLM's, except that an end which nobody asked for is never 0."""
+        """Returns vLLM's exit code; an unrequested end is never 0."""
         with self.file.lock(self.say), Signals() as self._signals:
             try:
                 return self._serve_until_stopped()
@@ -119,7 +165,7 @@ class Supervisor:
         self._pool, self.stopping.is_up, self._engines = "awaited", False, []
         began = time.monotonic()
         self._setups.mark_launched()
-        # Into a pipe Python would keep lines back until there are many.
+        # Python would buffer lines that it writes to a pipe.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
@@ -170,7 +216,7 @@ class Supervisor:
         return self._process_record
 
     def _poll_timeout_s(self, watch: HangWatch | None) -> float | None:
-        """How long until the server is looked at again; one that is on its way out has a deadline instead."""
+        """Seconds until the next check of the server; None while it stops, which has a deadline instead."""
         if watch is None:
             return self._timing.poll_interval_s
         return None if self.stopping.is_stopping else watch.left_s()
@@ -184,21 +230,22 @@ class Supervisor:
         return True
 
     def _on_output_line(self, line: bytes) -> None:
-        """Called by the threads that pass output on."""
+        """Called by the output threads."""
         if self._pool == "awaited" and self._pool_line_mark in line:
             self._pool = "printed"
 
-    def _wait(self, child: Child | None, task: TaskProcess | None, patience_s: float | None) -> TaskProcess | None:
-        """Wait for something to happen, take it in, and give back the task that is still under way."""
+    def _wait(self, child: Child | None, task: TaskProcess | None, timeout_s: float | None) -> TaskProcess | None:
+        """Waits for one event or the timeout, handles it, and returns the task that still runs."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
-        patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
-        readable, _, _ = select.select(waits, [], [], patience_s)
+        timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)
+        readable, _, _ = select.select(waits, [], [], timeout_s)
         if os.getpid() == 1:
-            reap()  # the first process of a container: every orphan in it comes here
+            reap()  # the init process of a container is the parent of its orphans
         if self._signals in readable:
-            # One that came up since the last look has requests to finish already, and may be too busy to say so.
-            self.stopping.is_up = self.stopping.is_up or (child is not None and self._serves())
+            # A server that came up since the last check may have requests already, and be too busy to answer /health.
+            serves = child is not None and (has_clients(self._address.port) or self._address.is_healthy())
+            self.stopping.is_up = self.stopping.is_up or serves
             for number in self._signals.received():
                 self._handle_signal(number, child)
         if child is not None and child in readable:
@@ -219,9 +266,6 @@ class Supervisor:
             task = self._begin("compare_pool", self._log_input() | {"expected": dict(self.setup.expected)})
         return task
 
-    def _serves(self) -> bool:
-        return has_clients(self._address.port) or self._address.is_healthy()
-
     def _handle_signal(self, number: int, child: Child | None) -> None:
         if number == signal.SIGHUP and child is not None and (problem := self.file.reject_address_flags()):
             self.say(f"SIGHUP: {problem}; the server goes on as it is")
@@ -235,12 +279,11 @@ class Supervisor:
                 self._record("stopping" if self.stopping.stop_requested else "restarting", child)
 
     def _is_starting_unchanged(self) -> bool:
-        """Whether a restart would only repeat the start that is under way, and lose it: two who see a server die may
-        both ask for the next one."""
+        """Whether a restart would only repeat the present start, as when two watchers request one after a crash."""
         return not (self.stopping.is_up or self.stopping.is_stopping or self.file.has_changes())
 
     def _has_lost_engine(self) -> bool:
-        """Whether the server is on its way out by itself: a crash, to be diagnosed, and not a planned restart."""
+        """Whether an engine has died, so that the server is about to crash and will be diagnosed."""
         return not self.stopping.is_stopping and any(started(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
@@ -255,10 +298,10 @@ class Supervisor:
             self.stopping.on_drained(child)
 
     def _kill_if_late(self, child: Child, ready: bool, began: float) -> bool:
-        patience_s = self.options.ready_timeout_s
-        if ready or self.stopping.is_stopping or time.monotonic() - began < patience_s:
+        timeout_s = self.options.ready_timeout_s
+        if ready or self.stopping.is_stopping or time.monotonic() - began < timeout_s:
             return False
-        self.say(f"not healthy after {patience_s:.0f} s: stopping it. Its last lines:")
+        self.say(f"not healthy after {timeout_s:.0f} s: stopping it. Its last lines:")
         for line in self._last_lines():
             self.say(f"  {line}")
         child.kill()
@@ -301,8 +344,6 @@ class Supervisor:
             self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
-            from legroom.run.run_file import save
-
             self.say(save(self.options.save, self.setup.words, self.setup.env))
 
     def _task_input(self) -> dict[str, Any]:
@@ -321,7 +362,7 @@ class Supervisor:
         return self._process_record.last_lines(LINES_SHOWN) if self._process_record is not None else []
 
     def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A task's answer, while signals still count; None where a stop came first."""
+        """Waits for a task's result while handling signals; None where a stop was requested first."""
         task = self._begin(name, question)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]
@@ -345,12 +386,8 @@ class Supervisor:
         try:
             return self._run_task("find_fix", self._task_input() | bounds)
         except LegroomError as why:
-            return {
-                "failed": f"{why.message}.",
-                "refused": "the log could not be read",
-                "words": (),
-                "is_memory": False,
-            }
+            failed, refused = f"{why.message}.", "the log could not be read"
+            return {"failed": failed, "refused": refused, "words": (), "is_memory": False}
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -358,7 +395,7 @@ class Supervisor:
             self._wait(None, None, left)
 
     def _apply_pending_changes(self) -> None:
-        """What somebody left for this restart."""
+        """Applies the flags and variables that were left for this restart."""
         changes, problem = self.file.pop_changes()
         if problem:
             self.say(problem)
@@ -374,7 +411,7 @@ class Supervisor:
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
-        """Whether to launch. What is left of our own server gets a moment to go."""
+        """Waits until the kernel has freed the port of the previous server; False where it stays in use."""
         until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:
@@ -388,7 +425,7 @@ class Supervisor:
         return True
 
     def _record(self, state: RunState, child: Child | None = None) -> None:
-        """What others read of this run: who it is, and whether it is about to start its server anyway."""
+        """Writes the run file, which other processes read."""
         pids = {
             "child_pid": child.pid if child else None,
             "keeper_pid": child.keeper_pid if child else None,
@@ -399,5 +436,5 @@ class Supervisor:
 
 
 def _guard_token(env: Mapping[str, str]) -> str:
-    """The user's, else one that only this run and its server know."""
+    """The token of the user's environment, else a random one for this run."""
     return env.get(GUARD_TOKEN) or os.environ.get(GUARD_TOKEN) or os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""The supervisor's side of a task: a question to a process of its own, whose answer can be waited on."""
+"""Runs a task of `tasks.py` in a child process, so that the supervisor itself stays small."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from legroom.errors import LegroomError
 
 
 class TaskProgram(Protocol):
-    """A started process that works on a task."""
+    """The started process of a task."""
 
-    def kill(self) -> None:
-        """End it."""
+    def kill(self) -> None: ...
 
-    def wait(self) -> int:
-        """Collect it."""
-        ...
+    def wait(self) -> int: ...
 
 
 StartTask = Callable[[str, IO[bytes], int, IO[bytes]], TaskProgram]
-"""A task's name, what it reads, where it writes its answer, and where it complains."""
+"""Starts a task by name, with its stdin, the file descriptor of its stdout, and its stderr."""
 
 
 def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> TaskProgram:
@@ -40,7 +37,7 @@ def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes])
 
 
 class TaskProcess:
-    """One task under way. `fileno()` is readable when there is something to `read`."""
+    """One running task. Call `read` whenever `fileno()` is readable."""
 
     def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_python) -> None:
         self._stderr = _memory_file()
@@ -54,7 +51,7 @@ class TaskProcess:
             written.seek(0)
             try:
                 self._process = start(task, written, writing, self._stderr)
-            except OSError as error:  # no process more is to be had; a server that runs goes on
+            except OSError as error:  # no more processes; the server keeps running
                 self._stderr.write(str(error).encode())
             finally:
                 os.close(writing)
@@ -63,13 +60,13 @@ class TaskProcess:
         return self._answer.fileno()
 
     def read(self) -> None:
-        """Take in what has been answered so far."""
+        """Reads the available output."""
         piece = self._answer.read(1 << 16) or b""
         self._received += piece
         self.done = not piece
 
     def answer(self) -> dict[str, Any]:
-        """The whole answer; raises what it raised. Waits where it is not done yet."""
+        """Waits for the task and returns its answer. Raises the task's LegroomError."""
         while not self.done:
             self.read()
         self._stderr.seek(0)
@@ -87,7 +84,7 @@ class TaskProcess:
         return answer
 
     def stop(self) -> None:
-        """Nobody wants the answer any more."""
+        """Kills the task."""
         if self._process is not None:
             self._process.kill()
         self._close()
@@ -100,7 +97,7 @@ class TaskProcess:
 
 
 def _memory_file() -> IO[bytes]:
-    """In memory: a disk that is full or cannot be written to must not keep a server from being fixed."""
+    """A file in memory, so that fixes work on a full disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("legroom"), "w+b")
     return tempfile.TemporaryFile()  # not Linux

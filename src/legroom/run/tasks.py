@@ -1,4 +1,4 @@
-"""What `legroom run` has to work out, in short-lived processes: the supervisor itself stays small.
+"""Computations of `legroom run` that run in short-lived processes, so that the supervisor stays small.
 
     python -m legroom.run.tasks TASK < question.json > answer.json
 
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.actions.descendants import die_with_parent
+from legroom.actions.keeper import die_with_parent
 from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_ever, flags_of
@@ -45,7 +45,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(question: Question) -> Answer:
-    """Read the command, add what the release lacks by default, and say what to expect."""
+    """Parses the command, adds --shutdown-timeout, and computes the expected memory."""
     command = read_command(question["words"], question["vllm"], os.environ)
     gpus = visible_gpus({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []
@@ -84,12 +84,12 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
 
 
 def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
-    """The command as it may be printed."""
+    """The command line without secrets."""
     return shlex.join(without_secrets([*assignments(env), *words]))
 
 
 def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
-    """`--shutdown-timeout`, where the release has it and the user did not say it (0.18 and later)."""
+    """`--shutdown-timeout` with its value, where the release has it and the command does not (0.18 and later)."""
     if "--shutdown-timeout" not in flags_of(command.release):
         return []
     if _given_shutdown_timeout(command, command.words) is not None:
@@ -98,19 +98,19 @@ def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
 
 
 def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
-    """On the command line, else in its --config file."""
+    """--shutdown-timeout of the command line, else of its --config file."""
     written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
     return other_value(command.args, "--shutdown-timeout") if written is None else written
 
 
 def _own_drain_s(command: ServerCommand, words: tuple[str, ...]) -> float:
-    """What vLLM itself gives requests; what is no number is vLLM's to refuse."""
+    """vLLM's own drain time; vLLM itself refuses a value that is no number."""
     given = _given_shutdown_timeout(command, words) or ""
     return float(given) if given.isdecimal() else 0.0
 
 
 def find_fix(question: Question) -> Answer:
-    """Diagnose a failed run and work out the next command."""
+    """Diagnoses a failed run and computes the next command."""
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     kill = kernel_kill(kernel_account_from(question["account"])) if question.get("account") else None
@@ -124,7 +124,7 @@ def find_fix(question: Question) -> Answer:
 
 
 def apply_changes(question: Question) -> Answer:
-    """The command with the flags and variables that somebody left for the next restart."""
+    """The command with the changes that were left for the next restart."""
     env = question["changes"].get("env") or {}
     unset = [name for name, value in env.items() if value is None]
     given = {name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset}
@@ -134,7 +134,7 @@ def apply_changes(question: Question) -> Answer:
     changed = with_settings(command.words, command.flags_at, changes, command.release)
     after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
     wrong = [problem for problem in after.problems if problem not in command.problems]
-    if wrong and not command.release.note:  # of a release that is not known exactly, flags are not either
+    if wrong and not command.release.note:  # the flags of an unknown release are not known either
         raise LegroomError("; ".join(wrong))
     if after.url != command.url:
         raise LegroomError(f"the server would move to {after.url}")
@@ -149,13 +149,13 @@ def apply_changes(question: Question) -> Answer:
 
 
 def compare_pool(question: Question) -> Answer:
-    """The server has printed the size of its pool: beside what was expected."""
+    """Compares the printed size of the KV pool with the expected one."""
     return {"line": pool_comparison(Path(question["log"]), Expectation(**question["expected"]))}
 
 
 def verify_and_calibrate(question: Question) -> Answer:
-    """The server is up: send it a few requests, and keep what it measured for later plans."""
-    from legroom.verify.openai_client import smoke_test  # an HTTP client, for this task alone
+    """Sends a few requests to the started server, and stores its measured memory for later plans."""
+    from legroom.verify.openai_client import smoke_test  # an HTTP client
 
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     ok: bool | None = True
@@ -168,8 +168,8 @@ def verify_and_calibrate(question: Question) -> Answer:
 
 
 def drain_guard(question: Question) -> Answer:
-    """Let the guard inside the server admit nothing new, and wait until every request that it let in is answered."""
-    from legroom.actions.server_drain import GuardDrain  # an HTTP client, for this task alone
+    """Makes the server's guard refuse new requests, and waits for the running ones."""
+    from legroom.actions.server_drain import GuardDrain  # an HTTP client
 
     return {"line": asyncio.run(_drained(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
 
@@ -184,7 +184,7 @@ async def _drained(guard: DrainMethod, deadline_s: float) -> str:
 
 
 def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
-    """A flag in any spelling that vLLM takes, and its value as `flag_words` takes it: a switch is on or off."""
+    """The Python name of a flag in any spelling, and its value; a switch becomes a bool."""
     part = next(command_parts([name], release))
     if part.flag is None and value == "":
         return part.dest, True
@@ -205,7 +205,7 @@ TASKS: dict[str, Callable[[Question], Answer]] = {
 
 
 def answered(task: str, question: Question) -> Answer:
-    """The document with the answer or the error."""
+    """Runs a task; returns the document with its answer or error."""
     try:
         return {"answer": TASKS[task](question)}
     except LegroomError as error:
@@ -213,7 +213,7 @@ def answered(task: str, question: Question) -> Answer:
 
 
 def main() -> None:
-    die_with_parent()  # nobody would read the answer
+    die_with_parent()
     json.dump(answered(sys.argv[1], json.load(sys.stdin)), sys.stdout)
 
 
@@ -222,7 +222,7 @@ if __name__ == "__main__":
 
 
 def kept_name(given: str) -> str:
-    """What `--keep` means: vLLM's Python name of a flag in any spelling, or a variable of the environment."""
+    """The Python name of the flag, or the environment variable, that `--keep` names."""
     name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
     part = next(iter(command_parts([name])))
     if part.flag is not None and ("-" in given or not given.isupper() or part.flag.name == flag_name(given.lower())):

@@ -15,20 +15,8 @@ from legroom.records import dataclass
 ActionName = Literal["notify", "drain", "restart", "restart-with-flags", "scale"]
 ACTION_NAMES: tuple[ActionName, ...] = ("notify", "drain", "restart", "restart-with-flags", "scale")
 RESTARTS: tuple[ActionName, ...] = ("restart", "restart-with-flags")
-Refusal = Literal[
-    "busy",
-    "not allowed",
-    "no help",
-    "unhealthy majority",
-    "hour spent",
-    "day spent",
-    "pause",
-    "slow drain",
-    "most replicas",
-    "impossible",
-    "failed",
-]
-"""`busy` ends by itself soon; `failed` is an action that could not be started."""
+Refusal = str
+"""The kind of a refusal. `busy` ends by itself soon; `failed` is an action that could not be started."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
@@ -114,7 +102,14 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
         return _checked_scale(wanted, group, limits)
     if wanted.action == "drain":
         return _unhealthy_majority(group) or wanted
-    return _refused_restart(problem, group, limits) or wanted
+    return (
+        _unhealthy_majority(group)
+        or _hour_spent(group, limits)
+        or _spent(group, DAY_S, limits.per_day, "day spent", "a day")
+        or _too_soon(group, limits)
+        or _drain_too_long(problem, limits)
+        or wanted
+    )
 
 
 def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
@@ -134,16 +129,6 @@ def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
     return refuse("no help", f"no allowed action helps {problem.kind}", about="allowed")
 
 
-def _refused_restart(problem: ServerProblem, group: GroupState, limits: ActionLimits) -> Decision | None:
-    return (
-        _unhealthy_majority(group)
-        or _hour_spent(group, limits)
-        or _day_spent(group, limits)
-        or _too_soon(group, limits)
-        or _drain_too_long(problem, limits)
-    )
-
-
 def _unhealthy_majority(group: GroupState) -> Decision | None:
     """Refuses to take a server away while most of its group is unhealthy."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
@@ -156,10 +141,6 @@ def _unhealthy_majority(group: GroupState) -> Decision | None:
 
 def _hour_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
     return _spent(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
-
-
-def _day_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
-    return _spent(group, DAY_S, limits.per_day, "day spent", "a day")
 
 
 def _spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:

@@ -1,23 +1,28 @@
-"""The decision about an incident and the flags a restart would change, for the sidecar and for its dry run."""
+"""Remedies and decisions for incidents, for the sidecar and for its dry run."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from legroom.actions.platform import FlagChange
 from legroom.actions.server_drain import PlatformDrain
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.releases import Release, latest
-from legroom.live.detectors import Watcher
-from legroom.live.remedies import ProposedRemedy
+from legroom.live.detectors import DetectorFinding, Watcher
+from legroom.live.metrics.window import Window
+from legroom.live.remedies import ProposedRemedy, remedies_for
 from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.action_policy import RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.open_incidents import OpenIncident
 from legroom.sidecar.watch_config import GroupConfig, ServerConfig
 from legroom.vllm.command_line import setting_words
 
-_SCALE_HELPS = ("queue_backlog", "pool_pressure")
+if TYPE_CHECKING:
+    from legroom.sidecar.notifier import IncidentReporter
+
 _RECENT_S = 300.0
 _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
 """Settings that legroom never changes by itself."""
@@ -35,15 +40,27 @@ def decision_about(
         restart_helps=finding.restart_helps,
         failing=finding.restart_helps and finding.severity == "critical",
         has_flags=incident.change is not None,
-        scale_helps=incident.kind in _SCALE_HELPS,
+        scale_helps=incident.kind in ("queue_backlog", "pool_pressure"),
         expected_drain_s=expected_drain_s(watcher),
     )
-    possible = _possible(server, settings.act)
+    drain_method = server.drain_method if server is not None else None
+    possible = settings.act
+    if server is None or server.platform is None:
+        possible -= {*RESTARTS, "scale"}
+    if drain_method is None or isinstance(drain_method, PlatformDrain):
+        possible -= {"drain"}
     decision = decide(problem, group, settings.limits, possible)
     if decision.action is not None or possible == settings.act:
         return decision
     wanted = decide(problem, group, settings.limits, settings.act)
-    return wanted if wanted.action is None else refuse("impossible", _lacking(incident.server, wanted.action))
+    if wanted.action is None:
+        return wanted
+    if wanted.action == "drain":
+        lacking = f"no way to stop new work at {incident.server} is named, so legroom cannot drain it"
+    else:
+        verb = "restart" if wanted.action in RESTARTS else wanted.action
+        lacking = f"no platform is named for {incident.server}, so legroom cannot {verb} it"
+    return refuse("impossible", lacking)
 
 
 def expected_drain_s(watcher: Watcher) -> float | None:
@@ -53,27 +70,10 @@ def expected_drain_s(watcher: Watcher) -> float | None:
         return None
     if not latest.running and not latest.waiting:
         return 0.0
-    longest_s, rate = window.quantile("e2e_latency", 0.95, _RECENT_S), window.rate("finished", _RECENT_S)
+    (longest_s,), rate = window.quantiles("e2e_latency", (0.95,), _RECENT_S), window.rate("finished", _RECENT_S)
     if longest_s is None:
         return None
     return longest_s + (latest.waiting / rate if latest.waiting and rate else 0.0)
-
-
-def _possible(server: ServerConfig | None, act: frozenset[str]) -> frozenset[str]:
-    """The allowed actions that this server supports: restart and scale need a platform, drain a drain method."""
-    if server is None or server.platform is None:
-        act = act - {*RESTARTS, "scale"}
-    can_drain = (
-        server is not None and server.drain_method is not None and not isinstance(server.drain_method, PlatformDrain)
-    )
-    return act if can_drain else act - {"drain"}
-
-
-def _lacking(server: str, action: str) -> str:
-    if action == "drain":
-        return f"no way to stop new work at {server} is named, so legroom cannot drain it"
-    verb = "restart" if action in RESTARTS else action
-    return f"no platform is named for {server}, so legroom cannot {verb} it"
 
 
 def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
@@ -101,3 +101,37 @@ def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
         name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
         flags[name] = words[1] if len(words) == 2 else joined
     return FlagChange(flags, dict(answer.env))
+
+
+class RemedySearch:
+    """Computes the remedies of each incident in a thread: planning takes seconds."""
+
+    def __init__(self, reporter: IncidentReporter) -> None:
+        self._reporter = reporter
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, incident: OpenIncident, server: ServerConfig | None, window: Window) -> None:
+        """Starts the computation once per incident. Without a plan no flags result, so decisions do not wait for it."""
+        if incident.remedies_asked or incident.finding is None:
+            return
+        incident.remedies_asked = True
+        plan = server.plan if server is not None else None
+        incident.change = server.answers.get(incident.kind) if server is not None else None
+        incident.remedies_known = plan is None or incident.change is not None
+        work = self._find(incident, incident.finding, window.snapshot(), plan)
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _find(
+        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
+    ) -> None:
+        given = incident.change
+        try:
+            remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
+            incident.change = given or change_of(remedies, plan)
+        finally:
+            incident.remedies_known = True
+        texts = "; ".join(remedy.why for remedy in remedies)
+        detail = {"answers": [remedy.to_json() for remedy in remedies], "change": str(given) if given else None}
+        self._reporter.note(incident, f"what helps: {texts}", detail)

@@ -1,11 +1,12 @@
-"""Webhook notifications in plain JSON, Alertmanager or Slack format. Each webhook has a bounded queue."""
+"""Reports of incidents to the log, the journal and the metrics, and to webhooks in plain JSON, Alertmanager or Slack
+format."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.platform import ActionFailed
@@ -13,6 +14,8 @@ from legroom.masking import masked
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_buffer import JournalThread
     from legroom.sidecar.open_incidents import OpenIncident
     from legroom.sidecar.sidecar_http import SidecarMetrics
 
@@ -21,23 +24,6 @@ Format = Literal["json", "alertmanager", "slack"]
 FORMATS: tuple[Format, ...] = ("json", "alertmanager", "slack")
 _TRIES = 4
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
-
-
-@dataclass(frozen=True)
-class Notification:
-    """A message about one incident; with `closed_s` it is over."""
-
-    incident: int | None
-    """Its journal id; None where the journal could not be written."""
-    server: str
-    group: str
-    kind: str
-    title: str
-    text: str
-    opened_s: float
-    closed_s: float | None = None
-    severity: str = "warning"
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,54 +40,51 @@ class Webhook:
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
 
-def body_of(notification: Notification, style: Format) -> Any:
-    if style == "slack":
-        return _slack(notification)
-    if style == "alertmanager":
-        return [_alert(notification)]
-    return _plain(notification)
-
-
-def _plain(sent: Notification) -> dict[str, Any]:
+def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> dict[str, Any]:
+    """The message about an incident as it is now; with `closed_s` it is over."""
+    finding = incident.finding
     return {
-        "incident": sent.incident,
-        "server": sent.server,
-        "group": sent.group,
-        "kind": sent.kind,
-        "severity": sent.severity,
-        "title": masked(sent.title),
-        "text": masked(sent.text),
-        "opened_s": sent.opened_s,
-        "closed_s": sent.closed_s,
-        "detail": masked(dict(sent.detail)),
+        "incident": incident.number,
+        "server": incident.server,
+        "group": incident.group,
+        "kind": incident.kind,
+        "severity": incident.severity,
+        "title": incident.title,
+        "text": text or (finding.reason if finding else incident.reason),
+        "opened_s": incident.opened_s,
+        "closed_s": closed_s,
+        "detail": dict(finding.numbers) if finding else {},
     }
 
 
-def _slack(sent: Notification) -> dict[str, Any]:
-    state = "over" if sent.closed_s is not None else sent.severity
-    number = f" (incident {sent.incident})" if sent.incident is not None else ""
-    return {"text": masked(f"[{state}] {sent.server}: {sent.title}{number}\n{sent.text}".strip())}
-
-
-def _alert(sent: Notification) -> dict[str, Any]:
+def body_of(message: Mapping[str, Any], style: Format) -> Any:
+    """A message in the format of a webhook, without secrets."""
+    sent = {**message, **{name: masked(message[name]) for name in ("title", "text", "detail")}}
+    number, closed_s = sent["incident"], sent["closed_s"]
+    if style == "json":
+        return sent
+    if style == "slack":
+        state = "over" if closed_s is not None else sent["severity"]
+        shown = f" (incident {number})" if number is not None else ""
+        return {"text": masked(f"[{state}] {sent['server']}: {sent['title']}{shown}\n{sent['text']}".strip())}
     alert: dict[str, Any] = {
         "labels": {
-            "alertname": f"legroom_{sent.kind}",
-            "instance": sent.server,
-            "group": sent.group,
-            "severity": sent.severity,
+            "alertname": f"legroom_{sent['kind']}",
+            "instance": sent["server"],
+            "group": sent["group"],
+            "severity": sent["severity"],
         },
-        "annotations": {"summary": masked(sent.title), "description": masked(sent.text)},
-        "startsAt": _iso(sent.opened_s),
+        "annotations": {"summary": sent["title"], "description": sent["text"]},
+        "startsAt": _iso(sent["opened_s"]),
     }
-    if sent.incident is not None:
-        alert["annotations"]["incident"] = str(sent.incident)
-    if sent.closed_s is not None:
-        alert["endsAt"] = _iso(sent.closed_s)
-    return alert
+    if number is not None:
+        alert["annotations"]["incident"] = str(number)
+    if closed_s is not None:
+        alert["endsAt"] = _iso(closed_s)
+    return [alert]
 
 
-async def post(hook: Webhook, notification: Notification, first_pause_s: float = 1.0) -> None:
+async def post(hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0) -> None:
     """Posts with retries. Raises `ActionFailed` after the last."""
     import aiohttp
 
@@ -115,7 +98,7 @@ async def post(hook: Webhook, notification: Notification, first_pause_s: float =
             if number:
                 await asyncio.sleep(first_pause_s * 4 ** (number - 1))
             try:
-                body = body_of(notification, hook.format)
+                body = body_of(message, hook.format)
                 async with session.post(url, json=body, headers=dict(hook.headers), allow_redirects=False) as answer:
                     if answer.status < 300:
                         return
@@ -133,8 +116,7 @@ def _iso(time_s: float) -> str:
     )
 
 
-_NUMBER_CHECKS, _NUMBER_PAUSE_S = 20, 0.05
-_Queue = asyncio.Queue[tuple["OpenIncident", Notification]]
+_Queue = asyncio.Queue[tuple["OpenIncident", dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -148,23 +130,6 @@ class ActionReport:
     """None for a start or a refusal."""
 
 
-def _notification(incident: OpenIncident, text: str, closed_s: float | None) -> Notification:
-    finding = incident.finding
-    text = text or (finding.reason if finding else incident.reason)
-    return Notification(
-        incident.number,
-        incident.server,
-        incident.group,
-        incident.kind,
-        incident.title,
-        text,
-        incident.opened_s,
-        closed_s,
-        incident.severity,
-        dict(finding.numbers) if finding else {},
-    )
-
-
 class Notifier:
     """Sends notifications. `notify` never blocks; a full queue drops its oldest entry."""
 
@@ -176,14 +141,14 @@ class Notifier:
         """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
-                _put(queue, (incident, _notification(incident, text, closed_s)))
+                _put(queue, (incident, message_of(incident, text, closed_s)))
 
     def repeat(self, incidents: Sequence[OpenIncident]) -> None:
         """Queues open incidents again for Alertmanager."""
         for hook, queue in zip(self._hooks, self._queues, strict=True):
             for incident in incidents if hook.format == "alertmanager" else ():
                 if not incident.acknowledged:
-                    _put(queue, (incident, _notification(incident, "", None)))
+                    _put(queue, (incident, message_of(incident)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -196,9 +161,9 @@ class Notifier:
 
     async def _send(self, hook: Webhook, queue: _Queue) -> None:
         while True:
-            incident, notification = await queue.get()
+            incident, message = await queue.get()
             try:
-                await post(hook, replace(notification, incident=await _number(incident)))
+                await post(hook, {**message, "incident": await _number(incident)})
             except ActionFailed as error:
                 self._metrics.notified.labels("failed").inc()
                 self._log(error.message)
@@ -215,15 +180,69 @@ class Notifier:
 
 async def _number(incident: OpenIncident) -> int | None:
     """The incident's journal id, which is written asynchronously."""
-    for _ in range(_NUMBER_CHECKS):
+    for _ in range(20):
         if incident.number is not None:
             break
-        await asyncio.sleep(_NUMBER_PAUSE_S)
+        await asyncio.sleep(0.05)
     return incident.number
 
 
-def _put(queue: _Queue, notification: tuple[OpenIncident, Notification]) -> None:
+def _put(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
     if queue.full():
         queue.get_nowait()
         queue.task_done()
     queue.put_nowait(notification)
+
+
+class IncidentReporter:
+    """Reports incidents without blocking: journal and notifier have queues."""
+
+    def __init__(
+        self, journal: JournalThread, notifier: Notifier, metrics: SidecarMetrics, log: Callable[[str], None]
+    ) -> None:
+        self._journal, self._notifier, self._metrics, self._log = journal, notifier, metrics, log
+
+    def opened(self, incident: OpenIncident) -> None:
+        finding = incident.finding
+        reason = finding.reason if finding is not None else ""
+        self._log(f"{incident.server}: {incident.title}: {reason}")
+        self._metrics.opened.labels(incident.kind).inc()
+        detail = incident.detail()
+
+        def open_incident(journal: Journal) -> None:
+            incident.number = journal.open_incident(
+                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
+            )
+
+        self._journal.write(open_incident)
+        self.note(incident, reason)
+        self._notifier.notify(incident)
+
+    def became_critical(self, incident: OpenIncident) -> None:
+        self.note(incident, "it has become critical", {"severity": incident.severity})
+        self._notifier.notify(incident)
+
+    def closed(self, incident: OpenIncident, how: str = "over") -> None:
+        unseen = incident.finding is None and how == "over"
+        outcome = f"{how} while legroom was not watching" if unseen else how
+        outcome += f", after {incident.last_action}" if incident.last_action else ""
+        self._log(f"{incident.server}: {incident.title}: {outcome}")
+        self._journal.write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
+        self._notifier.notify(incident, outcome, time.time())
+
+    def note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
+        self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
+
+    def acted(self, report: ActionReport) -> None:
+        incident = report.incident
+        self._log(f"{incident.server}: {report.text}" if incident is not None else report.text)
+        if report.name == "refusal":
+            self._metrics.refusals.inc()
+        if report.outcome is not None:
+            self._metrics.actions.labels(report.name, report.outcome).inc()
+            if incident is not None:
+                incident.last_action = f"{report.name} ({report.outcome})"
+        if incident is not None:
+            self.note(incident, report.text)
+            if report.name != "refusal":
+                self._notifier.notify(incident, report.text)

@@ -125,7 +125,9 @@ class IncidentKeeper:
         for incident in self.of(server):
             if incident.kind not in now:
                 incident.scrapes_without += 1
-                if incident.finding is not None or _is_over(incident):
+                # Twelve scrapes are a minute at the default interval.
+                has_waited = incident.scrapes_without >= 12 and time.monotonic() >= incident.lasts_until_s
+                if incident.finding is not None or has_waited:
                     del self._open[server, incident.kind]
                     closed.append(incident)
         return IncidentUpdate(tuple(opened), tuple(closed), tuple(worse))
@@ -141,11 +143,6 @@ class IncidentKeeper:
     def _new(server: str, group: str, finding: DetectorFinding) -> OpenIncident:
         key = f"{server}|{finding.kind}|{finding.time_s:.3f}"
         return OpenIncident(key, server, group, finding.kind, finding.title, finding.since_s, finding.severity, finding)
-
-
-def _is_over(adopted: OpenIncident) -> bool:
-    # A minute at the default interval.
-    return adopted.scrapes_without >= 12 and time.monotonic() >= adopted.lasts_until_s
 
 
 def _reason(incident: Incident) -> str:
@@ -166,7 +163,7 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
 
 
 def close_rest(journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]) -> None:
-    """Ends what is not gone on with: nobody scrapes at the server any more, or it was found anew meanwhile."""
+    """Closes incidents of an earlier sidecar that were not taken over."""
     for incident in left:
         if incident.key not in kept:
             journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

@@ -65,13 +65,8 @@ class DryRun:
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
     """Replays a recording (`legroom watch --record`) or a journal."""
-    return dry_run_results(_looks(path), config)
-
-
-def dry_run_results(results: Iterator[ScrapeResult], config: SidecarConfig) -> DryRun:
-    """Replays scrape results in the order of their times."""
     play = _Player(config)
-    for result in results:
+    for result in _recorded_results(path):
         play.take(result)
     return DryRun(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
 
@@ -146,7 +141,7 @@ class _Player:
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 
-def _looks(path: Path) -> Iterator[ScrapeResult]:
+def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
     try:
         with path.open("rb") as file:
             is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
@@ -159,13 +154,11 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
     """The samples of all servers by time; those older than a day are roll-ups. Drain times are unknown without
     latencies."""
     with Journal.open(path) as journal:
-        lines = [_line(journal, server) for server in journal.servers()]
-        yield from heapq.merge(*lines, key=lambda sample: sample.time_s)
-
-
-def _line(journal: Journal, server: str) -> Iterator[Sample]:
-    for point in journal.samples(server, 0.0, 1e11, max_points=10**12):
-        yield _sample(server, point)
+        series = [
+            [_sample(server, point) for point in journal.samples(server, 0.0, 1e11, max_points=10**12)]
+            for server in journal.servers()
+        ]
+        yield from heapq.merge(*series, key=lambda sample: sample.time_s)
 
 
 def _sample(server: str, point: JournalPoint) -> Sample:

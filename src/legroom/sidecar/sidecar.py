@@ -1,7 +1,7 @@
-"""The sidecar: scrapes at servers, keeps incidents, asks the policy, acts, and writes all of it down.
+"""The sidecar: scrapes servers, keeps incidents, applies the policy, acts, and journals all of it.
 
-One event loop scrapes and decides; one thread owns the journal. Nothing waits for anything slow: a server that does not
-answer, a full disk, a webhook that is down and an action that takes minutes each hold up themselves alone.
+One event loop scrapes and decides, and one thread owns the journal. An unreachable server, a full disk, a failing
+webhook or a long action delays nothing else.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from legroom.actions.run_platform import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import forecast
+from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import JournalUnavailable, journal_path
 from legroom.live.journal.journal_buffer import JournalThread
-from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.endpoint import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result
 from legroom.masking import masked
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
-from legroom.sidecar.incident_reporting import IncidentReporter, RemedySearch
-from legroom.sidecar.notifier import Notifier
+from legroom.sidecar.decisions import RemedySearch
+from legroom.sidecar.notifier import IncidentReporter, Notifier
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
 from legroom.sidecar.server_restart import ActionContext
 from legroom.sidecar.sidecar_http import SidecarMetrics, make_app

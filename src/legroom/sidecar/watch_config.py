@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,18 +142,19 @@ def read_config(path: Path) -> SidecarConfig:
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
     """A configuration without a file, with one group."""
-    unknown = sorted(set(act) - set(ACTION_NAMES))
-    if unknown:
-        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
+    _check_actions(act)
     servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
     return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
 
 
+def _check_actions(act: Sequence[str]) -> None:
+    if unknown := sorted(set(act) - set(ACTION_NAMES)):
+        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
+
+
 def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
     """A copy with more actions allowed, in every group."""
-    unknown = sorted(set(act) - set(ACTION_NAMES))
-    if unknown:
-        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
+    _check_actions(act)
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
     return replace(config, act=config.act | more, groups=groups)
@@ -204,20 +205,20 @@ def _plan(table: TomlTable) -> PlanDocument | None:
 
 def _answers(table: TomlTable) -> dict[str, FlagChange]:
     """`answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
-    kinds = table.table("answers")
-    known = [kind.kind for kind in DETECTORS]
+    kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
-    for kind in kinds.keys if kinds is not None else ():
-        flags_table = kinds.table(kind) if kinds is not None else None
-        if flags_table is None or kinds is None:
+    if kinds is None:
+        return made
+    for kind in kinds.keys:
+        flags_table = kinds.table(kind)
+        if flags_table is None:
             continue
         if kind not in known:
             raise kinds.error(kind, "is not something legroom finds", f"one of: {', '.join(known)}")
         for name in flags_table.keys:
             if not name.startswith("--"):
                 raise flags_table.error(name, "must be a flag of vLLM, such as --max-num-seqs")
-        flags = {name: flags_table.require(name, str) for name in flags_table.keys}
-        made[kind] = FlagChange(dict(flags))
+        made[kind] = FlagChange({name: flags_table.require(name, str) for name in flags_table.keys})
     return made
 
 
@@ -321,50 +322,34 @@ def _kubernetes(table: TomlTable | None) -> KubernetesConfig | None:
 # Platforms and drain methods of [[servers]]
 
 DRAINS_BY_ITSELF = (Workload, RunChild)
+_PLATFORMS = ("systemd", "docker", "compose", "kubernetes", "supervisord", "run", "command")
 
 
 def platform_of(table: TomlTable, server: str) -> Platform:
     """The platform that `platform = "systemd"` and its keys name."""
-    kind = table.choice("platform", tuple(_PLATFORMS), "command")
-    return _PLATFORMS[kind](table, server)
-
-
-def _systemd(table: TomlTable, server: str) -> Platform:
-    return SystemdUnit(table.require("unit", str), table.get("user", bool, False))
-
-
-def _docker(table: TomlTable, server: str) -> Platform:
-    return DockerContainer(table.require("container", str), table.integer("stop_s", 60, most=3600))
-
-
-def _compose(table: TomlTable, server: str) -> Platform:
-    path = table.path("file")
-    if path is None:
-        raise table.error("file", "is missing: the Compose file")
-    return ComposeService(path, table.require("service", str), table.integer("stop_s", 60, most=3600))
-
-
-def _workload(table: TomlTable, server: str) -> Platform:
-    kind = table.choice("kind", ("deployment", "stateful_set"), "deployment")
-    return Workload(
-        table.require("workload", str),
-        table.get("namespace", str, "default"),
-        "stateful_set" if kind == "stateful_set" else "deployment",
-        table.find("container", str),
-        table.find("context", str),
-    )
-
-
-def _supervisord(table: TomlTable, server: str) -> Platform:
-    return SupervisordProgram(table.require("program", str), table.path("config"), table.path("program_file"))
-
-
-def _run(table: TomlTable, server: str) -> Platform:
-    port = table.integer("port", urlsplit(server).port or 8000, least=1, most=65535)
-    return RunChild(port)
-
-
-def _command(table: TomlTable, server: str) -> Platform:
+    kind = table.choice("platform", _PLATFORMS, "command")
+    if kind == "systemd":
+        return SystemdUnit(table.require("unit", str), table.get("user", bool, False))
+    if kind == "docker":
+        return DockerContainer(table.require("container", str), table.integer("stop_s", 60, most=3600))
+    if kind == "compose":
+        path = table.path("file")
+        if path is None:
+            raise table.error("file", "is missing: the Compose file")
+        return ComposeService(path, table.require("service", str), table.integer("stop_s", 60, most=3600))
+    if kind == "kubernetes":
+        workload_kind = table.choice("kind", ("deployment", "stateful_set"), "deployment")
+        return Workload(
+            table.require("workload", str),
+            table.get("namespace", str, "default"),
+            "stateful_set" if workload_kind == "stateful_set" else "deployment",
+            table.find("container", str),
+            table.find("context", str),
+        )
+    if kind == "supervisord":
+        return SupervisordProgram(table.require("program", str), table.path("config"), table.path("program_file"))
+    if kind == "run":
+        return RunChild(table.integer("port", urlsplit(server).port or 8000, least=1, most=65535))
     return CommandPlatform(
         table.require("restart_command", str),
         server,
@@ -372,17 +357,6 @@ def _command(table: TomlTable, server: str) -> Platform:
         table.path("flags_file"),
         table.number("settle_s", 10.0, most=3600.0),
     )
-
-
-_PLATFORMS: Mapping[str, Callable[[TomlTable, str], Platform]] = {
-    "systemd": _systemd,
-    "docker": _docker,
-    "compose": _compose,
-    "kubernetes": _workload,
-    "supervisord": _supervisord,
-    "run": _run,
-    "command": _command,
-}
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:

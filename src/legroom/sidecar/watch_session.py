@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
+from legroom.live.detectors import Watcher
 from legroom.live.detectors.plan_drift import ComparedFigure, compare
-from legroom.live.local_servers import LocalServers
+from legroom.live.gpu_memory import LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.server_view import ServerView, view
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -101,7 +101,9 @@ class WatchSession:
         watcher = self._watchers.get(result.server)
         if watcher is None:
             watcher = self._watchers[result.server] = Watcher(result.server, self.levels, self.plan_of(result.server))
-        if isinstance(result, ScrapeFailure) and (what := _under_way(result)) is not None:
+        is_recent = abs(time.time() - result.time_s) < 60.0  # an older result is from a recording
+        what = run_under_way(result.server) if isinstance(result, ScrapeFailure) and is_recent else None
+        if what is not None:
             waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
             self.views[result.server] = waiting
             return waiting  # it is being started
@@ -115,7 +117,9 @@ class WatchSession:
             self._end(incident, OVER, result.time_s)
         if isinstance(result, Sample) and self._journal is not None:
             self._samples.append(result)
-            self._write_samples(result.time_s)
+            if result.time_s - self._written_s >= 10.0:
+                self._written_s = result.time_s
+                self._flush()
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
@@ -144,38 +148,26 @@ class WatchSession:
         if isinstance(result, ScrapeFailure):
             kept.append(HistoryPoint(result.time_s))
             return
-        steps = watcher.window.steps
-        step = steps[-1] if steps else None
-        grown = {
-            name: (step.total(name) or 0.0) / step.seconds if step else 0.0
-            for name in ("generation_tokens", "preemptions")
-        }
-        kept.append(
-            HistoryPoint(
-                result.time_s,
-                now.kv_use,
-                now.running or 0.0,
-                now.waiting or 0.0,
-                grown["generation_tokens"],
-                grown["preemptions"],
-            )
+        step = watcher.window.steps[-1] if watcher.window.steps else None
+        tokens, preemptions = (
+            (step.total(name) or 0.0) / step.seconds if step else 0.0 for name in ("generation_tokens", "preemptions")
         )
+        running, waiting = now.running or 0.0, now.waiting or 0.0
+        kept.append(HistoryPoint(result.time_s, now.kv_use, running, waiting, tokens, preemptions))
 
     def add_immediate_findings(self, server: str) -> ServerView:
         """Adds conditions that are bad in the last scrape alone, for `--once`."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
-        at_once = {
-            detector.kind: _immediate_finding(detector, watcher, seen, now.time_s)
-            for detector in watcher.detectors
-            if detector.kind not in known
-            and (seen := detector.measure(watcher.window, now.time_s)) is not None
-            and seen.is_bad
-            and (detector.kind in _IMMEDIATE_KINDS or seen.is_certain)
-        }
+        at_once = {}
+        for detector in watcher.detectors:
+            seen = detector.measure(watcher.window, now.time_s) if detector.kind not in known else None
+            if seen is not None and seen.is_bad and (detector.kind in _IMMEDIATE_KINDS or seen.is_certain):
+                found = detector.finding(watcher.window, now.time_s, seen)
+                at_once[detector.kind] = replace(found, restart_helps=False)
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
-            watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
+            watcher.findings = tuple(both[kind] for kind in kinds if kind in both)
             self.views[server] = view(watcher, self.levels)
         return self.views[server]
 
@@ -239,11 +231,6 @@ class WatchSession:
             except Exception as error:
                 self._stop_journaling(error)
 
-    def _write_samples(self, now_s: float) -> None:
-        if now_s - self._written_s >= 10.0:
-            self._written_s = now_s
-            self._flush()
-
     def _flush(self) -> None:
         samples, self._samples = self._samples, []
         if samples and self._journal is not None:
@@ -274,32 +261,9 @@ def _has_live_owner(incident: Incident) -> bool:
     return True
 
 
-def _under_way(result: ScrapeFailure) -> str | None:
-    """What a `legroom run` is doing to the server; None for a recording."""
-    # An older scrape is from a recording.
-    return run_under_way(result.server) if abs(time.time() - result.time_s) < 60.0 else None
-
-
-def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
-    return DetectorFinding(
-        detector.kind,
-        watcher.window.server,
-        seen.severity or detector.severity,
-        seen.title or detector.title,
-        seen.reason,
-        now_s,
-        now_s,
-        seen.numbers,
-        seen.engine,
-        detector.cause,
-        detector.entry,
-        detector.situation,
-    )
-
-
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
     """Scrapes each server a few times, then adds immediate findings."""
-    _run(_looks(config, session, gap_s))
+    _run(_scrape_all(config, session, gap_s))
     for server in session.views:
         session.add_immediate_findings(server)
 
@@ -315,9 +279,9 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             beside.submit(asyncio.run, work).result()
 
 
-async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
     if config.prometheus is not None:
-        await _scrapes(config.prometheus, session, gap_s)
+        await _poll_prometheus(config.prometheus, session, gap_s)
         config = replace(config, prometheus=None)
     if config.kubernetes is not None:
         await _until_discovered(replace(config, interval_s=gap_s), session, gap_s)
@@ -332,7 +296,7 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
                 session.take(result)
 
 
-async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
+async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
     """Polls the last scrapes of every server, and waits for a second one where there was only one."""
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import

@@ -20,40 +20,14 @@ class Block:
         self.key: BlockKey | None = None
 
 
-class FreeBlockQueue:
-    """Free blocks in the order of reuse. A cached block can be removed from the middle."""
-
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        self._queue: OrderedDict[int, Block] = OrderedDict((block.block_id, block) for block in blocks)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def popleft(self) -> Block:
-        return self._queue.popitem(last=False)[1]
-
-    def remove(self, block: Block) -> None:
-        del self._queue[block.block_id]
-
-    def prepend_n(self, blocks: list[Block]) -> None:
-        """Put `blocks` at the front, in order."""
-        for block in reversed(blocks):
-            self._queue[block.block_id] = block
-            self._queue.move_to_end(block.block_id, last=False)
-
-    def append_n(self, blocks: list[Block]) -> None:
-        """Put `blocks` at the back, in order."""
-        for block in blocks:
-            self._queue[block.block_id] = block
-
-
 class BlockPool:
     """All blocks of the GPU, and the prefix cache over them."""
 
     def __init__(self, num_blocks: int, enable_caching: bool) -> None:
         blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.null_block = blocks[0]
-        self.free_queue = FreeBlockQueue(blocks[1:])
+        # Free blocks in the order of reuse.
+        self._free = OrderedDict((block.block_id, block) for block in blocks[1:])
         self.enable_caching = enable_caching
         # Several blocks may hold equal content: the one cached first is found first.
         self._cached: dict[BlockKey, dict[int, Block]] = {}
@@ -61,7 +35,7 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated, cached ones included."""
-        return len(self.free_queue)
+        return len(self._free)
 
     def get_cached_block(self, key: BlockKey) -> Block | None:
         copies = self._cached.get(key)
@@ -69,7 +43,7 @@ class BlockPool:
 
     def get_new_blocks(self, count: int) -> list[Block]:
         """Take `count` blocks from the front of the free queue and evict what was cached in them."""
-        taken = [self.free_queue.popleft() for _ in range(count)]
+        taken = [self._free.popitem(last=False)[1] for _ in range(count)]
         for block in taken:
             if block.key is not None:
                 self._evict(block)
@@ -82,7 +56,7 @@ class BlockPool:
             if block is self.null_block:
                 continue
             if block.ref_count == 0:
-                self.free_queue.remove(block)
+                del self._free[block.block_id]
             block.ref_count += 1
 
     def cache_full_block(self, block: Block, key: BlockKey) -> None:
@@ -98,15 +72,17 @@ class BlockPool:
         recently used goes first).
         """
         uncached: list[Block] = []
-        cached: list[Block] = []
         for block in blocks:
             if block is self.null_block:
                 continue
             block.ref_count -= 1
-            if block.ref_count == 0:
-                (cached if self.enable_caching and block.key is not None else uncached).append(block)
-        self.free_queue.prepend_n(uncached)
-        self.free_queue.append_n(cached)
+            if block.ref_count == 0 and self.enable_caching and block.key is not None:
+                self._free[block.block_id] = block
+            elif block.ref_count == 0:
+                uncached.append(block)
+        for block in reversed(uncached):
+            self._free[block.block_id] = block
+            self._free.move_to_end(block.block_id, last=False)
 
     def _evict(self, block: Block) -> None:
         assert block.key is not None

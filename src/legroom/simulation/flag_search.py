@@ -43,7 +43,7 @@ class HoldingFleet:
         }
 
 
-def promising(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
+def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Up to four candidates to try with more servers or another GPU: the best, then the best that differ in
     `max_num_seqs` (or, where that was given, in `max_num_batched_tokens`)."""
     by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
@@ -51,11 +51,11 @@ def promising(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> 
     while rivals and len(few) < 4:
         best = best_of(rivals, choice.goal, trace.arrives_at_once)
         few.append(by_flags[tuple(best.flags.items())])
-        rivals = [outcome for outcome in rivals if _kind(outcome.flags) != _kind(best.flags)]
+        rivals = [outcome for outcome in rivals if _batch_limit(outcome.flags) != _batch_limit(best.flags)]
     return few
 
 
-def _kind(flags: dict[str, Any]) -> int | None:
+def _batch_limit(flags: dict[str, Any]) -> int | None:
     return flags.get("max_num_seqs", flags.get("max_num_batched_tokens"))
 
 

@@ -45,16 +45,16 @@ class ServingLoad:
         return max(prompt + output for prompt, output in lengths)
 
     @property
-    def prompt_tokens(self) -> float:
+    def mean_prompt_tokens(self) -> float:
         return sum(self.trace.prompt_lens) / len(self.trace)
 
     @property
-    def output_tokens(self) -> float:
+    def mean_output_tokens(self) -> float:
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
     def output_tokens_per_s(self) -> float:
-        return self.requests_per_s * self.output_tokens
+        return self.requests_per_s * self.mean_output_tokens
 
     def with_step_factor(self, factor: float) -> ServingLoad:
         """The load for steps that take `factor` times as long: arrivals and goals shrink by that factor instead."""
@@ -140,7 +140,7 @@ def size_fleets(
     progress: Callable[[float], None] | None = None,
 ) -> list[tuple[SizedFleet, ...]]:
     """Every model on every GPU, model after model; of each the layouts, fewest GPUs first."""
-    _check(task)
+    _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     rows: dict[int, tuple[SizedFleet, ...]] = {}
     with closing((executor or ProcessExecutor(1)).run(fleets_of, task, cells)) as results:
@@ -155,17 +155,19 @@ def fleets_of(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
     """One model, by its index, on one GPU."""
     number, card = cell
     args = task.args[number]
-    asked = replace(args, max_model_len=args.max_model_len or task.load.longest)
-    fleets = _layouts(Target(task.models[number], card, 1, task.release), asked, task.load, task.most_gpus)
-    return tuple(sorted(fleets, key=_rank))
+    with_length = replace(args, max_model_len=args.max_model_len or task.load.longest)
+    fleets = _fleets_by_split(
+        Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
+    )
+    return tuple(sorted(fleets, key=_sort_key))
 
 
-def _rank(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
+def _sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
     # Of those that do not hold the load, the largest replayed split explains most.
     return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
 
 
-def _check(task: FleetTask) -> None:
+def _check_task(task: FleetTask) -> None:
     load = task.load
     if any((args.data_parallel_size or 1) > 1 for args in task.args):
         raise LegroomError(
@@ -178,7 +180,7 @@ def _check(task: FleetTask) -> None:
         )
 
 
-def _layouts(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
+def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
     """Every tensor-parallel size up to the one after the first that holds the load; larger ones rarely need fewer
     GPUs."""
     fewest, is_last = most_gpus, False
@@ -187,7 +189,7 @@ def _layouts(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int)
         split = replace(args, tensor_parallel_size=size)
         if split.gpus_needed > fewest:
             return
-        fleet = _fleet(target, split, load, most_gpus, fewest)
+        fleet = _sized_fleet(target, split, load, most_gpus, fewest)
         yield fleet
         if is_last:
             return
@@ -195,44 +197,44 @@ def _layouts(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int)
             fewest, is_last = fleet.gpus - 1, True
 
 
-def _fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
+def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
     size = args.tensor_parallel_size or 1
-    nothing = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "")
+    unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "")
     try:
         plan = plan_on_named_card(replace(target, gpus=args.gpus_needed), args)
-        nothing = replace(nothing, plan=plan)
+        unsized = replace(unsized, plan=plan)
         if plan.verdict == "does_not_fit":
-            return replace(nothing, reason=f"does not start ({plan.reason.replace('_', ' ')})")
+            return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
         work = hardware(plan)
         if untrusted := why_untrusted(plan, work):
-            return replace(nothing, reason=untrusted)
-        candidate = Candidate({}, _settings(plan, load.trace), roofline(work))
+            return replace(unsized, reason=untrusted)
+        candidate = Candidate({}, _scheduler_settings(plan, load.trace), roofline(work))
     except LegroomError as error:
-        return replace(nothing, reason=error.message)
-    return _counted(replace(nothing, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
+        return replace(unsized, reason=error.message)
+    return _with_replicas(replace(unsized, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
 
 
-def _counted(
-    nothing: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
+def _with_replicas(
+    unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
     """The band of replicas; a layout that needs more than `worth_gpus` is no better than a known one."""
-    band = nothing.band
+    band = unsized.band
     assert band is not None
-    most, worth = most_gpus // nothing.gpus_per_replica, worth_gpus // nothing.gpus_per_replica
-    middle, outcome = _fewest(load, candidate, 1, worth)
+    most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
+    middle, outcome = _fewest_replicas(load, candidate, 1, worth)
     if middle is None and worth_gpus < most_gpus:
-        return replace(nothing, reason="takes no fewer GPUs than a smaller split")
+        return replace(unsized, reason="takes no fewer GPUs than a smaller split")
     low, high = middle, None
     if middle != 1:
-        low, _ = _fewest(load.with_step_factor(band.low), candidate, 1, middle or worth)
+        low, _ = _fewest_replicas(load.with_step_factor(band.low), candidate, 1, middle or worth)
     if middle is None:
-        reason = _shortfall(load, candidate, most_gpus)
-        return replace(nothing, replicas=CountBand(low, None, None), reason=reason)
-    high, _ = _fewest(load.with_step_factor(band.high), candidate, middle, most)
-    return replace(nothing, replicas=CountBand(low, middle, high), outcome=outcome)
+        reason = _why_no_fleet_holds(load, candidate, most_gpus)
+        return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
+    high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, middle, most)
+    return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome)
 
 
-def _settings(plan: Plan, trace: Trace) -> SchedulerSettings:
+def _scheduler_settings(plan: Plan, trace: Trace) -> SchedulerSettings:
     # Asynchronous scheduling changes little, and only the step-by-step replay implements it.
     flags = {**planned_scheduler(plan).flags, "async_scheduling": False}
     if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
@@ -240,7 +242,7 @@ def _settings(plan: Plan, trace: Trace) -> SchedulerSettings:
     return SchedulerSettings(**flags)
 
 
-def _fewest(
+def _fewest_replicas(
     load: ServingLoad, candidate: Candidate, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
     """The fewest replicas that hold the load, and their outcome; None where the maximum does not."""
@@ -257,7 +259,7 @@ def _fewest(
     return (None, None) if count is None else (count, outcomes[count])
 
 
-def _shortfall(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
+def _why_no_fleet_holds(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
     """The reason no fleet holds the load: a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
     alone = try_one(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
@@ -331,8 +333,8 @@ class FleetReport:
             "load": {
                 "requests_per_s": round(load.requests_per_s, 4),
                 "requests": len(load.trace),
-                "mean_prompt_tokens": round(load.prompt_tokens, 1),
-                "mean_output_tokens": round(load.output_tokens, 1),
+                "mean_prompt_tokens": round(load.mean_prompt_tokens, 1),
+                "mean_output_tokens": round(load.mean_output_tokens, 1),
                 "output_tokens_per_s": round(load.output_tokens_per_s, 2),
             },
             "goal": {

@@ -46,15 +46,22 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     }
     if settings.engine == "V0":
         flags["watermark"] = 0.01
-        return PlannedScheduler(flags, (_summary(flags),))
-    flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (LayerGroup(),)
+        return PlannedScheduler(flags, (_settings_note(flags),))
+    groups = [_layer_group(group, kv.block_size) for group in kv.shape.groups]
+    flags["groups"] = tuple(group for group, _ in groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
     flags["draft_needs_kv"] = draft_method(settings.given.speculative_config) not in WITHOUT_CACHE
-    notes = _group_notes(kv.shape.groups, kv.block_size)
+    notes = []
+    kinds = Counter(kind for _, kind in groups)
+    if len(groups) > 1 or any(kind != "full attention" for kind in kinds):
+        counted = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+        notes.append(f"groups of layers that share the pool: {counted}")
+    if any(isinstance(group.spec, ChunkedLocalSpec) for group in kv.shape.groups):
+        notes.append("attention in chunks is simulated as a sliding window of a chunk: it holds a little more")
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return PlannedScheduler(flags, (_summary(flags), *notes))
+    return PlannedScheduler(flags, (_settings_note(flags), *notes))
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
@@ -70,21 +77,24 @@ def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
     return {**flags, "groups": (LayerGroup(),), "num_blocks": blocks}
 
 
-def _group(group: CacheGroup, block_size: int) -> LayerGroup:
+def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
+    """The group as the scheduler sees it, and its description."""
     spec = group.spec
     if isinstance(spec, StateSpec):
-        return LayerGroup(fixed_blocks=spec.request_blocks or 1)
+        blocks = spec.request_blocks or 1
+        return LayerGroup(fixed_blocks=blocks), f"recurrent state ({blocks} block{'s' if blocks > 1 else ''} a request)"
     if isinstance(spec, CrossAttentionSpec):
-        return LayerGroup(fixed_blocks=spec.blocks(0))
+        return LayerGroup(fixed_blocks=spec.blocks(0)), f"cross attention ({spec.blocks(0)} blocks a request)"
     own_size = None if group.block_size == block_size else group.block_size
+    size = f" in blocks of {own_size}" if own_size else ""
     if isinstance(spec, SlidingWindowSpec):
-        return LayerGroup(spec.window, block_size=own_size)
+        return LayerGroup(spec.window, block_size=own_size), f"sliding window {spec.window:,}{size}"
     if isinstance(spec, ChunkedLocalSpec):
-        return LayerGroup(spec.chunk, block_size=own_size)
-    return LayerGroup(block_size=own_size)
+        return LayerGroup(spec.chunk, block_size=own_size), f"chunks of {spec.chunk:,}{size}"
+    return LayerGroup(block_size=own_size), f"full attention{size}"
 
 
-def _summary(flags: dict[str, Any]) -> str:
+def _settings_note(flags: dict[str, Any]) -> str:
     words = [
         f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
         f"max-num-seqs {flags['max_num_seqs']:,}",
@@ -102,32 +112,6 @@ def _summary(flags: dict[str, Any]) -> str:
     if flags.get("num_speculative_tokens"):
         words.append(f"{flags['num_speculative_tokens']} speculative tokens")
     return f"from the plan ({flags['engine']} engine): {', '.join(words)}"
-
-
-def _group_notes(groups: tuple[CacheGroup, ...], block_size: int) -> list[str]:
-    kinds = Counter(_kind(group, block_size) for group in groups)
-    notes = []
-    if len(groups) > 1 or any(kind != "full attention" for kind in kinds):
-        counted = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
-        notes.append(f"groups of layers that share the pool: {counted}")
-    if any(isinstance(group.spec, ChunkedLocalSpec) for group in groups):
-        notes.append("attention in chunks is simulated as a sliding window of a chunk: it holds a little more")
-    return notes
-
-
-def _kind(group: CacheGroup, block_size: int) -> str:
-    spec = group.spec
-    size = "" if group.block_size == block_size or isinstance(spec, StateSpec) else f" in blocks of {group.block_size}"
-    if isinstance(spec, StateSpec):
-        blocks = spec.request_blocks or 1
-        return f"recurrent state ({blocks} block{'s' if blocks > 1 else ''} a request)"
-    if isinstance(spec, SlidingWindowSpec):
-        return f"sliding window {spec.window:,}{size}"
-    if isinstance(spec, ChunkedLocalSpec):
-        return f"chunks of {spec.chunk:,}{size}"
-    if isinstance(spec, CrossAttentionSpec):
-        return f"cross attention ({spec.blocks(0)} blocks a request)"
-    return f"full attention{size}"
 
 
 def hardware(plan: Plan) -> Hardware:

@@ -78,7 +78,6 @@ class FullAttentionManager:
             block = blocks[index]
             if block is self.block_pool.null_block:
                 break
-            assert isinstance(block, Block)
             dropped.append(block)
             blocks[index] = self.block_pool.null_block
         self.block_pool.free_blocks(dropped)
@@ -88,7 +87,6 @@ class FullAttentionManager:
         first, full = request.num_cached_blocks[self.group], num_tokens // self.block_size
         for index in range(first, full):
             block = request.blocks[self.group][index]
-            assert isinstance(block, Block)
             if block is not self.block_pool.null_block and self.should_cache(request, index):
                 self.block_pool.cache_full_block(block, (self.group, request.block_hashes[index]))
         request.num_cached_blocks[self.group] = max(first, full)
@@ -103,7 +101,7 @@ class FullAttentionManager:
 
     def free(self, request: Request) -> None:
         """Free all blocks, the last one first: the start of a prompt is most likely shared."""
-        self.block_pool.free_blocks(reversed(request.blocks[self.group]))  # type: ignore[arg-type]
+        self.block_pool.free_blocks(reversed(request.blocks[self.group]))
         request.blocks[self.group] = []
         request.num_cached_blocks[self.group] = 0
 
@@ -188,6 +186,7 @@ class FixedSizeManager(FullAttentionManager):
         blocks.extend(self.block_pool.get_new_blocks(self.num_blocks - len(blocks)))
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
+        """At any length."""
         return sys.maxsize
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
@@ -201,12 +200,12 @@ class KVCacheManager:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.block_pool = BlockPool(settings.num_blocks, settings.enable_prefix_caching)
-        self.tables = [self._table(i, group) for i, group in enumerate(settings.groups)]
+        self.tables = [self._group_manager(i, group) for i, group in enumerate(settings.groups)]
         self._kinds: dict[int | None, list[int]] = {}
         for i, group in enumerate(settings.groups):
             self._kinds.setdefault(group.sliding_window, []).append(i)
 
-    def _table(self, index: int, group: LayerGroup) -> FullAttentionManager:
+    def _group_manager(self, index: int, group: LayerGroup) -> FullAttentionManager:
         if group.fixed_blocks:
             return FixedSizeManager(index, self.settings, self.block_pool, group.fixed_blocks)
         if group.sliding_window is not None:

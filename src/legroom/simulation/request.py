@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from legroom.simulation.block_pool import Block
 from legroom.simulation.trace import TraceRequest
 
 
@@ -36,7 +37,7 @@ class Request:
         self.status = Status.WAITING
         self.token_ids: list[int] = []
         self.block_hashes: list[int] = []
-        self.blocks: list[list[object]] = []
+        self.blocks: list[list[Block]] = []
         self.num_cached_blocks: list[int] = []
         self.first_sched_step = -1
         self.first_token_step = -1

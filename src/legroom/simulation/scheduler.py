@@ -209,7 +209,7 @@ class Scheduler:
 
     def _long_prefill_threshold(self) -> int:
         # Since 0.31 a lone prompt may use the whole budget.
-        alone = len(self.running) + len(self.waiting) <= 1
+        alone = len(self.running) + self.num_waiting <= 1
         return 0 if alone else self.settings.long_prefill_token_threshold
 
     def _preemption_victim(self) -> Request:

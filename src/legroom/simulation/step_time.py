@@ -39,13 +39,13 @@ class StepBand:
 def step_band(plan: Plan, work: Hardware) -> StepBand:
     """The error band of a plan's step time: narrow where measured, wide from data sheets, wider where the host limits
     even a full step."""
-    data = _data("step_band.json")
+    data = _fit_data("step_band.json")
     measured, settings = data["measured"], plan.settings
     is_measured = (
         plan.target.gpu.name in measured["gpus"]
         and settings.tensor_parallel_size in measured["tensor_parallel_sizes"]
         and settings.engine in measured["engines"]
-        and _weights(plan, work) in measured["weights"]
+        and _weight_format(plan, work) in measured["weights"]
     )
     basis: Basis = "measured" if is_measured else "data_sheet"
     low, high = data[basis]["low"], data[basis]["high"]
@@ -65,21 +65,21 @@ def why_untrusted(plan: Plan, work: Hardware) -> str:
     if work.flops_s <= 0:
         return "how fast it computes is not known, so no time is estimated"
     if work.all_reduces and not work.link_bytes_s:
-        return str(_data("step_band.json")["split"]["why_untrusted"])
-    experts = _data("step_band.json")["experts"]
+        return str(_fit_data("step_band.json")["split"]["why_untrusted"])
+    experts = _fit_data("step_band.json")["experts"]
     if work.expert_bytes and plan.target.model.name not in experts["measured_models"]:
         return str(experts["why_untrusted"])
     return ""
 
 
-def _weights(plan: Plan, work: Hardware) -> str:
+def _weight_format(plan: Plan, work: Hardware) -> str:
     if work.is_fp8:
         return "fp8"
     return "quantized" if plan.settings.quantization or plan.target.model.quantization else "16-bit"
 
 
 @cache
-def _data(name: str) -> Any:
+def _fit_data(name: str) -> Any:
     return json.loads(resources.files("legroom.simulation").joinpath(name).read_text("utf-8"))
 
 
@@ -146,20 +146,15 @@ class LinkEfficiency:
     bandwidth_ratio: float
 
 
-def fitted_link() -> LinkEfficiency:
-    """The fit to published runs."""
-    return LinkEfficiency(**_data("step_link.json")["fitted"])
-
-
 def fitted() -> Efficiency:
     """The fit to measured steps."""
-    return Efficiency(**_data("step_fit.json")["fitted"])
+    return Efficiency(**_fit_data("step_fit.json")["fitted"])
 
 
 def roofline(
     hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
 ) -> StepCost:
-    reached, exchanged = reached or fitted(), exchanged or fitted_link()
+    reached, exchanged = reached or fitted(), exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"

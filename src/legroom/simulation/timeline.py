@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import MutableSequence, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import add
 from typing import Any, NamedTuple
 
@@ -131,17 +131,17 @@ class Timeline:
             # A trace in seconds has no arrival steps: waits are counted in mean steps.
             step_s = self.makespan_s / max(1, self.tally.steps)
             return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds["queue_s"]))
-        return _differences(self.first_sched_steps, self.arrival_steps)
+        return _sorted_waits(self.first_sched_steps, self.arrival_steps)
 
     @property
     def first_token_wait_steps(self) -> array[int]:
         """Steps from arrival to the first token, sorted."""
-        return _differences(self.first_token_steps, self.arrival_steps)
+        return _sorted_waits(self.first_token_steps, self.arrival_steps)
 
     @property
     def latency_steps(self) -> array[int]:
         """Steps from arrival to the last token, sorted."""
-        return _differences(self.finish_steps, self.arrival_steps)
+        return _sorted_waits(self.finish_steps, self.arrival_steps)
 
     @property
     def seconds(self) -> dict[str, list[float]]:
@@ -202,9 +202,9 @@ class Timeline:
             "peak_running": tally.peak_running,
             "rejected": len(self.rejections),
             "wasted_slot_ratio": round(self.wasted_slot_ratio, 6),
-            "queue": _steps_json(self.queue_steps),
-            "first_token": _steps_json(self.first_token_wait_steps),
-            "latency": _steps_json(self.latency_steps),
+            "queue": _percentiles(self.queue_steps, "_steps"),
+            "first_token": _percentiles(self.first_token_wait_steps, "_steps"),
+            "latency": _percentiles(self.latency_steps, "_steps"),
             "requests": len(self.trace),
             "peak_waiting": tally.peak_waiting,
             "usable_blocks": self.settings.usable_blocks,
@@ -224,12 +224,7 @@ class Timeline:
                 "makespan_s": round(self.makespan_s, 3),
                 "output_tokens_per_s": round(self.output_tokens_per_s, 3),
                 **{
-                    name: {
-                        "p50": round(percentile(values, 0.5), 4),
-                        "p90": round(percentile(values, 0.9), 4),
-                        "p99": round(percentile(values, 0.99), 4),
-                        "max": round(values[-1], 4) if values else 0,
-                    }
+                    name: {what: round(value, 4) for what, value in _percentiles(values).items()}
                     for name, values in self.seconds.items()
                 },
             }
@@ -244,17 +239,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     return values[min(len(values), int(rank)) - 1]
 
 
-def _differences(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
+def _sorted_waits(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
     return array("q", sorted(end - start for end, start in zip(ends, starts, strict=True) if end >= 0))
 
 
-def _steps_json(values: Sequence[int]) -> dict[str, float]:
-    return {
-        "p50_steps": percentile(values, 0.5),
-        "p90_steps": percentile(values, 0.9),
-        "p99_steps": percentile(values, 0.99),
-        "max": values[-1] if values else 0,
-    }
+def _percentiles(values: Sequence[float], unit: str = "") -> dict[str, float]:
+    shares = {f"p{share}{unit}": percentile(values, share / 100) for share in (50, 90, 99)}
+    return {**shares, "max": values[-1] if values else 0}
 
 
 _Maxima = tuple[int, int, int, int]
@@ -278,9 +269,9 @@ class Sampler:
         for index in range(step // self._width, (step + steps - 1) // self._width + 1):
             self._points[index] = _maxima(self._points.get(index, _ZEROS), (used, running, waiting, preemptions))
         while len(self._points) > MAX_SAMPLES:
-            self._double()
+            self._double_width()
 
-    def _double(self) -> None:
+    def _double_width(self) -> None:
         self._width *= 2
         merged: dict[int, _Maxima] = {}
         for index, point in self._points.items():
@@ -291,44 +282,23 @@ class Sampler:
         return [PoolSample(index * self._width, *point) for index, point in sorted(self._points.items())]
 
 
-@dataclass(frozen=True)
-class PoolCurves:
-    """Columns of equal length, one point per sample of steps."""
-
-    steps: tuple[int, ...]
-    times_s: tuple[float, ...] | None
-    """None where the trace counts steps."""
-    blocks_in_use: tuple[int, ...]
-    running: tuple[int, ...]
-    waiting: tuple[int, ...]
-    preemptions: tuple[int, ...]
-    """Per point, not cumulative."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "step": list(self.steps),
-            "time_s": None if self.times_s is None else [round(time_s, 3) for time_s in self.times_s],
-            "blocks_in_use": list(self.blocks_in_use),
-            "running": list(self.running),
-            "waiting": list(self.waiting),
-            "preemptions": list(self.preemptions),
-        }
-
-
-def pool_curves(timeline: Timeline) -> PoolCurves:
+def pool_curves_json(timeline: Timeline) -> dict[str, Any]:
+    """Columns of equal length, one point per sample of steps; `time_s` is None where the trace counts steps."""
     samples = timeline.samples
-    steps = tuple(sample.step for sample in samples)
-    return PoolCurves(
-        steps,
-        _times_s(timeline, steps),
-        tuple(sample.used_blocks for sample in samples),
-        tuple(sample.running for sample in samples),
-        tuple(sample.waiting for sample in samples),
-        tuple(after - before for before, after in pairwise((0, *(sample.preemptions for sample in samples)))),
-    )
+    steps = [sample.step for sample in samples]
+    times_s = _times_s(timeline, steps)
+    return {
+        "step": steps,
+        "time_s": None if times_s is None else [round(time_s, 3) for time_s in times_s],
+        "blocks_in_use": [sample.used_blocks for sample in samples],
+        "running": [sample.running for sample in samples],
+        "waiting": [sample.waiting for sample in samples],
+        # Of each point, not since the start.
+        "preemptions": [after - before for before, after in pairwise((0, *(each.preemptions for each in samples)))],
+    }
 
 
-def _times_s(timeline: Timeline, steps: tuple[int, ...]) -> tuple[float, ...] | None:
+def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
     """Seconds of steps, interpolated between the steps at which a request was scheduled or finished."""
     clocks = timeline.clocks
     if clocks is None:
@@ -337,18 +307,13 @@ def _times_s(timeline: Timeline, steps: tuple[int, ...]) -> tuple[float, ...] | 
     for numbers, times in ((timeline.first_sched_steps, clocks.sched_s), (timeline.finish_steps, clocks.finish_s)):
         known |= {int(step): float(time_s) for step, time_s in zip(numbers, times, strict=True) if step >= 0}
     if not known:
-        return (0.0,) * len(steps)
-    marks = sorted(known.items())
-    highest = 0.0
-    rising: list[tuple[int, float]] = []
-    for step, time_s in marks:
-        highest = max(highest, time_s)
-        rising.append((step, highest))
-    places = [step for step, _ in rising]
-    return tuple(_between(rising, bisect_left(places, step), step) for step in steps)
+        return [0.0] * len(steps)
+    places = sorted(known)
+    rising = list(zip(places, accumulate((known[step] for step in places), max), strict=True))
+    return [_interpolated(rising, bisect_left(places, step), step) for step in steps]
 
 
-def _between(marks: list[tuple[int, float]], at: int, step: int) -> float:
+def _interpolated(marks: list[tuple[int, float]], at: int, step: int) -> float:
     if at == 0:
         return marks[0][1]
     if at == len(marks):

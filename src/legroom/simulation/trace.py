@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from legroom.errors import LegroomError
 
@@ -45,7 +45,6 @@ class Trace:
     prefix_names: list[str] = field(default_factory=list)
     prefix_parents: list[tuple[int, int]] = field(default_factory=list)
     """Per prefix: the prefix it begins with (or NO_PREFIX) and for how many tokens."""
-    prefix_reach: dict[int, int] = field(default_factory=dict, repr=False)
     _group_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -123,7 +122,10 @@ class Trace:
             seen: set[str] = set()
             twice = next(name for name in self.ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise LegroomError(f"{self.name} uses the id {twice!r} twice", "ids tell requests apart: make them unique")
-        return self if self._in_order() else self._sorted()
+        arrivals = self.arrivals
+        if all(arrivals[i] <= arrivals[i + 1] for i in range(len(arrivals) - 1)):
+            return self
+        return self._reordered(sorted(range(len(self)), key=arrivals.__getitem__))
 
     @property
     def arrives_at_once(self) -> bool:
@@ -137,42 +139,25 @@ class Trace:
             yield self
             return
         for number in range(min(replicas, most, len(self))):
-            yield self._rows(range(number * replicas // min(replicas, most), len(self), replicas))
+            yield self._reordered(range(number * replicas // min(replicas, most), len(self), replicas))
 
     def repeated(self, times: int) -> Trace:
         """The same arrivals `times` times, every request with its own prompt apart from the shared prefixes."""
         count = len(self)
-        longer = self._rows([*range(count)] * times)
+        longer = self._reordered([*range(count)] * times)
         # The pause between two rounds is the mean gap within them.
         duration = (self.arrivals[-1] - self.arrivals[0]) * count / max(1, count - 1)
         longer.ids = [f"{name}/{i // count}" for i, name in enumerate(longer.ids or ())]
         longer.arrivals = array("d", (at + i // count * duration for i, at in enumerate(longer.arrivals)))
         return longer
 
-    def _in_order(self) -> bool:
-        arrivals = self.arrivals
-        return all(arrivals[i] <= arrivals[i + 1] for i in range(len(arrivals) - 1))
-
-    def _sorted(self) -> Trace:
-        return self._rows(sorted(range(len(self)), key=self.arrivals.__getitem__))
-
-    def _rows(self, order: Sequence[int]) -> Trace:
-        ids = [self.id_of(i) for i in order]
-        return Trace(
-            self.name,
-            self.in_seconds,
-            ids,
-            array("d", (self.arrivals[i] for i in order)),
-            array("q", (self.prompt_lens[i] for i in order)),
-            array("q", (self.output_lens[i] for i in order)),
-            array("q", (self.priorities[i] for i in order)),
-            array("q", (self.prefix_groups[i] for i in order)),
-            array("q", (self.prefix_lens[i] for i in order)),
-            self.prefix_names,
-            self.prefix_parents,
-            self.prefix_reach,
-            self._group_of,
-        )
+    def _reordered(self, order: Sequence[int]) -> Trace:
+        names = ("arrivals", "prompt_lens", "output_lens", "priorities", "prefix_groups", "prefix_lens")
+        columns = {name: getattr(self, name) for name in names}
+        taken: dict[str, Any] = {
+            name: array(column.typecode, (column[i] for i in order)) for name, column in columns.items()
+        }
+        return replace(self, ids=[self.id_of(i) for i in order], **taken)
 
 
 def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int) -> None:

@@ -1,24 +1,173 @@
-"""Sends the load of a verification and samples the server's metrics and memory."""
+"""The load of a verification: request lengths, how many requests the KV pool holds at once, and sending them.
+
+While the load runs, the server's metrics and memory are sampled.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom.errors import LegroomError
 from legroom.live.gpu_memory import devices, server_processes, used_by
 from legroom.live.metrics.endpoint import is_loopback, port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.verify.verification_checks import LoadRun
+from legroom.simulation.trace import Trace
+from legroom.simulation.traces import synthetic
+from legroom.units import cdiv
+from legroom.verify.openai_client import RequestOutcome, ServerClient
 
 if TYPE_CHECKING:
-    from legroom.verify.load import Load
-    from legroom.verify.openai_client import RequestOutcome, ServerClient
     from legroom.verify.verification_run import VerificationRun
+
+PRESETS = {
+    "chat": "prompt=lognormal(1020,0.5) output=lognormal(129,1.0)",
+    "code": "prompt=lognormal(1500,0.8) output=lognormal(13,1.25)",
+    "long-prompts": "prompt=lognormal(1020,0.5) output=lognormal(129,1.0) long=0.1,{long}",
+    "full": "prompt={full} output={answer}",
+}
+"""Mixes in the words of `legroom simulate --synthetic`. Medians are those published for Azure's LLM inference traces of
+2023 (conversation: 1020 in, 129 out; code: 1500 in, 13 out), spreads follow from their means (1155, 211; 2048, 28)."""
+
+_PAIR = re.compile(r"(\d+)[/:,x](\d+)")
+_PROCESSES = ("poisson", "uniform", "bursts")
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    prompt_len: int
+    output_len: int
+    prefix: tuple[tuple[str, int, int], ...] = ()
+    """Shared prefixes: the name of a token stream, and the start and end of the part that is used."""
+    was_cut: bool = False
+    """Whether it was shortened to the context of the server."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens at its end, prompt and output."""
+        return self.prompt_len + self.output_len
+
+
+@dataclass(frozen=True)
+class Load:
+    """The requests, in the order of sending."""
+
+    name: str
+    requests: tuple[LoadRequest, ...]
+
+    def first(self, count: int) -> Load:
+        """The first `count` requests, repeated where there are fewer."""
+        rows = self.requests
+        return Load(self.name, tuple(rows[number % len(rows)] for number in range(count)))
+
+
+def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
+    """Parse a preset, lengths such as `512/128`, a synthetic mix or a trace file; every request fits the context."""
+    if pair := _PAIR.fullmatch(text.strip()):
+        trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
+    elif text in PRESETS or ("=" in text and not Path(text).exists()):
+        trace = synthetic.read(_synthetic_mix(text, context, count), seed)
+    else:
+        trace = _trace_file(text, count)
+    trace = trace.checked()
+    rows = tuple(_cut_to_context(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
+    return Load(text if text in PRESETS or pair else trace.name, rows)
+
+
+def _synthetic_mix(text: str, context: int, count: int) -> str:
+    answer = max(1, min(128, context // 8))
+    words = text
+    if text in PRESETS:
+        lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
+        words = PRESETS[text].format(**lengths)
+    words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
+    return words if "requests=" in words else f"{words} requests={count}"
+
+
+def _trace_file(text: str, count: int) -> Trace:
+    from legroom.simulation.traces.trace_files import read_trace
+
+    if not Path(text).exists():
+        raise LegroomError(
+            f"--load {text!r} is neither a load nor a file",
+            f"say {', '.join(PRESETS)}, lengths such as 512/128, a mix such as 'prompt=lognormal(800,0.5) output=100', "
+            "or name a trace",
+        )
+    # Reads only the requests that are sent, and some lines for headers.
+    return read_trace(text, None, count + 16)
+
+
+def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
+    """A request cut to the context: the output to half of it, then the prompt to the rest."""
+    if prompt + output <= context:
+        return LoadRequest(prompt, output, prefix)
+    short_output = min(output, max(1, context // 2))
+    short_prompt = max(1, min(prompt, context - short_output))
+    kept = tuple((name, start, min(stop, short_prompt)) for name, start, stop in prefix if start < short_prompt)
+    return LoadRequest(short_prompt, short_output, kept, was_cut=True)
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The KV cache of one engine."""
+
+    num_blocks: int
+    block_size: int
+    full_request_blocks: int | None = None
+    """Blocks of a request at the full context; None where unknown. Layer groups that share the pool need more than the
+    tokens suggest."""
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks without vLLM's null block."""
+        return self.num_blocks - 1
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks of a request where all layers attend to all tokens."""
+        return cdiv(tokens, self.block_size)
+
+    def has_one_group(self, context: int) -> bool:
+        """Whether all layers form one KV cache group, so that blocks follow from lengths alone."""
+        return self.full_request_blocks in (None, self.blocks(context))
+
+
+def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
+    """Blocks of the `concurrency` longest requests together."""
+    sizes = sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True)
+    return sum(sizes[:concurrency])
+
+
+def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
+    """How many requests always fit the pool at once, even the longest of the load."""
+    if not pool.has_one_group(context):
+        assert pool.full_request_blocks is not None
+        return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
+    taken, count = 0, 0
+    for blocks in sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True):
+        taken += blocks
+        if taken > pool.usable_blocks or count >= most:
+            break
+        count += 1
+    return max(1, count)
+
+
+def token_ids(request: LoadRequest, vocabulary: tuple[int, ...], seed: int) -> list[int]:
+    """The prompt's token ids: shared prefixes, then random tokens."""
+    own = random.Random(seed)
+    ids: list[int] = []
+    for name, start, stop in request.prefix:
+        stream = random.Random(name)
+        ids += [stream.choice(vocabulary) for _ in range(stop)][start:]
+    return ids + own.choices(vocabulary, k=request.prompt_len - len(ids))
+
 
 _MEMORY_INTERVAL_S = 0.5
 
@@ -36,6 +185,28 @@ class LoadSample:
     memory_bytes: int | None = None
     own_requests: int = 0
     """Open requests of this verification."""
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    name: str
+    requests: int
+    concurrency: int
+    outcomes: tuple[RequestOutcome, ...]
+    samples: tuple[LoadSample, ...]
+    seconds: float
+    preemptions: int | None
+    interrupted: str = ""
+    """Why the load ended early; empty where it did not."""
+
+    @property
+    def failed(self) -> tuple[RequestOutcome, ...]:
+        return tuple(outcome for outcome in self.outcomes if not outcome.ok)
+
+    @property
+    def peak_kv_use(self) -> float | None:
+        """The highest sampled share of the pool in use."""
+        return max((sample.kv_use for sample in self.samples if sample.kv_use is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -128,12 +299,7 @@ def _resident_bytes(pids: tuple[int, ...]) -> int | None:
         return None
 
 
-async def run_load(run: VerificationRun, load: Load, concurrency: int) -> LoadRun:
-    """Send the load until all requests are answered, the time is up or the user interrupts it."""
-    return await _LoadSender(run, load, concurrency).run()
-
-
-class _LoadSender:
+class LoadSender:
     """Sends one request at a time at first, and `concurrency` after the first third."""
 
     def __init__(self, run: VerificationRun, load: Load, concurrency: int) -> None:

@@ -97,11 +97,16 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
     if needed > there:
         hidden = f" ({node.hidden_gpus} more are hidden by CUDA_VISIBLE_DEVICES)" if node.hidden_gpus else ""
         message = f"the flags ask for {needed} GPUs, and this container sees {there}{hidden}"
-        return Preflight(node, (NodeCheck("gpus", "failure", message), *_driver(node, release)))
+        return Preflight(node, (NodeCheck("gpus", "failure", message), *_driver_checks(node, release)))
     limit = host_memory or (str(node.memory_limit_bytes) if node.memory_limit_bytes else None)
     fullest = max(node.gpus[:needed], key=lambda card: card.used_bytes)
     plan = make_plan(args, release, _machine(fullest, there, limit))
-    checks = (_gpus(node, needed), _memory(plan, fullest), *_driver(node, release), *_shm(plan, node, needed))
+    checks = (
+        _gpu_check(node, needed),
+        _memory_check(plan, fullest),
+        *_driver_checks(node, release),
+        *_shm_checks(plan, node, needed),
+    )
     return Preflight(node, checks, plan)
 
 
@@ -117,14 +122,14 @@ def _machine(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
     return Machine(card.name, count, used=str(max(card.used_bytes - reserved, 0)), host_memory=host_memory)
 
 
-def _gpus(node: NodeState, needed: int) -> NodeCheck:
+def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
     names = sorted({card.name for card in node.gpus})
     if len(names) > 1 and needed > 1:
         return NodeCheck("gpus", "warning", f"the GPUs differ ({', '.join(names)}): the smallest decides")
     return NodeCheck("gpus", "ok", f"{needed} of {len(node.gpus)} x {names[0]}")
 
 
-def _memory(plan: Plan, card: GpuMemory) -> NodeCheck:
+def _memory_check(plan: Plan, card: GpuMemory) -> NodeCheck:
     from legroom.vllm.command_line import any_release_words
 
     free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
@@ -138,7 +143,7 @@ def _memory(plan: Plan, card: GpuMemory) -> NodeCheck:
     return NodeCheck("memory", "failure", f"vLLM would stop with: {words}; {free}{fix}")
 
 
-def _driver(node: NodeState, release: Release) -> Iterator[NodeCheck]:
+def _driver_checks(node: NodeState, release: Release) -> Iterator[NodeCheck]:
     build = build_of(release)
     oldest = build.oldest_driver
     if not node.driver or oldest is None:
@@ -153,7 +158,7 @@ def _driver(node: NodeState, release: Release) -> Iterator[NodeCheck]:
         yield NodeCheck("driver", "ok", f"driver {node.driver} serves CUDA {build.cuda}")
 
 
-def _shm(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
+def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
     there, wanted = node.shm_bytes, plan.host.shm_bytes
     if there is None or needed < 2:
         return

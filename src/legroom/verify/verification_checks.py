@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.drawing.text import count, plural
 from legroom.errors import LegroomError
 from legroom.planning.plan_document import HOW_TO_WRITE_A_PLAN, read_plan
 from legroom.records import dataclass
 from legroom.units import MIB, human_bytes
-from legroom.verify.load import KvPool, Load, needed_blocks
-from legroom.verify.openai_client import RequestOutcome, ServedModel
-
-if TYPE_CHECKING:
-    from legroom.verify.load_run import LoadSample
+from legroom.verify.load_run import KvPool, Load, LoadRun, LoadSample, needed_blocks
+from legroom.verify.openai_client import ServedModel
 
 
 @dataclass(frozen=True)
@@ -25,28 +22,6 @@ class Check:
     name: str
     ok: bool | None
     text: str
-
-
-@dataclass(frozen=True)
-class LoadRun:
-    name: str
-    requests: int
-    concurrency: int
-    outcomes: tuple[RequestOutcome, ...]
-    samples: tuple[LoadSample, ...]
-    seconds: float
-    preemptions: int | None
-    interrupted: str = ""
-    """Why the load ended early; empty where it did not."""
-
-    @property
-    def failed(self) -> tuple[RequestOutcome, ...]:
-        return tuple(outcome for outcome in self.outcomes if not outcome.ok)
-
-    @property
-    def peak_kv_use(self) -> float | None:
-        """The highest sampled share of the pool in use."""
-        return max((sample.kv_use for sample in self.samples if sample.kv_use is not None), default=None)
 
 
 @dataclass(frozen=True)

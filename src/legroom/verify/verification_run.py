@@ -11,12 +11,21 @@ from legroom.live.metrics.endpoint import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.verify.load import KvPool, Load, LoadRequest, read_load, safe_concurrency, token_ids
-from legroom.verify.load_run import MemoryReader, memory_reader, run_load
+from legroom.verify.load_run import (
+    KvPool,
+    Load,
+    LoadRequest,
+    LoadRun,
+    LoadSender,
+    MemoryReader,
+    memory_reader,
+    read_load,
+    safe_concurrency,
+    token_ids,
+)
 from legroom.verify.openai_client import POOLING_ENDPOINTS, RequestOutcome, ServedModel, ServerClient
 from legroom.verify.verification_checks import (
     Check,
-    LoadRun,
     PassCriteria,
     PlannedPool,
     Verification,
@@ -56,12 +65,12 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
             "the server is not on this machine, and a verification loads it as far as it goes",
             "say --yes-load-remote if nobody else depends on it now",
         )
-    read_load(request.load, _ASSUMED_CONTEXT, _lengths(request), request.seed)  # fails before the server is contacted
+    read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
     return asyncio.run(_verify(request, progress or (lambda share: None)))
 
 
-def _lengths(request: VerificationRequest) -> int:
-    """How many request lengths are lengths; 400 give a stable concurrency for a random load."""
+def _num_lengths(request: VerificationRequest) -> int:
+    """How many request lengths are drawn; 400 give a stable concurrency for a random load."""
     return max(request.requests or 0, 400)
 
 
@@ -85,7 +94,7 @@ class VerificationRun:
     async def result(self) -> Verification:
         """Run all steps, or those before a failure or an interruption."""
         try:
-            await self._steps()
+            await self._run_steps()
         except asyncio.CancelledError:
             self.interrupted = True
             self.notes.append("interrupted: open requests were ended, what follows is what was seen until then")
@@ -106,7 +115,7 @@ class VerificationRun:
             self.interrupted,
         )
 
-    async def _steps(self) -> None:
+    async def _run_steps(self) -> None:
         self.served = await self.server.served()
         context = self.served.max_model_len or _ASSUMED_CONTEXT
         length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
@@ -141,7 +150,7 @@ class VerificationRun:
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self.send(LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
-            await self._pooling()
+            await self._check_pooling()
             return False
         if outcome.refusal is not None and outcome.refusal.status in (400, 422):
             refused_ids = outcome.error
@@ -155,23 +164,23 @@ class VerificationRun:
         self.checks.append(Check("completion", outcome.ok, text))
         return outcome.ok
 
-    async def _pooling(self) -> None:
+    async def _check_pooling(self) -> None:
         """Check a pooling model, which serves no completions and gets no load."""
         assert self.served is not None
         self.checks.append(Check("completion", None, "not judged: it serves no completions"))
         for name, path in POOLING_ENDPOINTS.items():
-            outcome = await self._pooled(path, 8)
+            outcome = await self._pooling_request(path, 8)
             check = Check(name, outcome.ok, _duration_text(outcome, 8))
             if outcome.refusal is None or not outcome.refusal.is_unserved:
                 break
         self.checks.append(check)
         length = self.served.max_model_len
         if outcome.ok and length is not None:
-            self._check_full_context(await self._pooled(path, length), length)
+            self._check_full_context(await self._pooling_request(path, length), length)
         if outcome.ok:
             self.checks.append(Check("load", None, "not judged: a load is made of completions"))
 
-    async def _pooled(self, path: str, length: int) -> RequestOutcome:
+    async def _pooling_request(self, path: str, length: int) -> RequestOutcome:
         assert self.served is not None
         prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
         try:
@@ -202,7 +211,7 @@ class VerificationRun:
 
     async def _run_load(self, context: int) -> None:
         request = self.request
-        lengths = _lengths(request)
+        lengths = _num_lengths(request)
         load = read_load(request.load, context, lengths, request.seed)
         concurrency = request.concurrency or self._planned_concurrency(load, context)
         requests = request.requests or min(lengths, max(16, 4 * concurrency))
@@ -214,7 +223,7 @@ class VerificationRun:
             )
             self.notes.append(f"{cut} of {requests} requests were cut to {limit}")
         self.memory = memory_reader(self.server.url) if is_loopback(request.url) else None
-        self.load = await run_load(self, load, min(concurrency, requests))
+        self.load = await LoadSender(self, load, min(concurrency, requests)).run()
         memory = (self.memory.source, self.memory.total_bytes) if self.memory else ("", None)
         self.checks += load_checks(self.load, load, self.pool, context, request.limits, memory)
         if self.load.preemptions and self.pool:

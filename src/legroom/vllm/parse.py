@@ -91,7 +91,7 @@ class FlagReader:
         newer = successor(self.release)
         if newer is None or value not in (choices(flag.name, newer) or ()):
             return False
-        message = f"{flag.name} {value} came with vLLM {newer}; whether {self.release.asked} takes it is not known"
+        message = f"{flag.name} {value} came with vLLM {newer}; whether {self.release.requested} takes it is not known"
         self.problem(flag.name, "uncertain", message)
         return True
 

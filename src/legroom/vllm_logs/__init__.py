@@ -1,1 +1,1 @@
-"""What vLLM prints, read into typed records: start-up lines, flags, memory accounting and failures of each release."""
+"""Typed records of what vLLM prints: start-up lines, flags, memory accounting and failures of each release."""

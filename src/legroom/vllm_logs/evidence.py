@@ -1,6 +1,6 @@
-"""Lines -> typed evidence: which message, with which numbers, in which phase, from which process, when.
+"""Known messages in log lines as typed evidence: id, figures, phase, process and time.
 
-torch's out-of-memory text holds the most numbers: it is taken apart into a `TorchOom`.
+torch's out-of-memory message becomes a `TorchOom`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from legroom.units import GIB, MIB
 from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
 
 WINDOW_LINES = 6
-"""A message is looked for over this many lines: terminals and people wrap them."""
+"""Lines over which a message may be wrapped."""
 _WINDOW_CHARS = 6000
 _KEPT_CHARS = 2000
 _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
-"""Tracebacks are logged as errors; a warning or the engine's dump of its last batch names what runs elsewhere."""
+"""Levels at which no traceback is logged: such lines may name functions for other reasons."""
 _SINGLE_LINE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
-"""Lines about optional steps: a library that is searched for and not found is no failure."""
+"""Lines about optional steps: a library that is not found is no failure there."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
@@ -47,7 +47,7 @@ class Evidence:
     role: Role
     line: int
     text: str
-    """The line as it stands, without colours."""
+    """The line without colours."""
     facts: Mapping[str, Value] = field(default_factory=dict)
     phase: str | None = None
     process: str = ""
@@ -56,9 +56,14 @@ class Evidence:
     time: str = ""
     at: str = ""
     is_warning: bool = False
-    """Logged as a warning: the server went on."""
+    """Logged as a warning, so the server continued."""
     window: str = ""
-    """The text from the match on, over the lines that follow: what a message wrapped over several lines says."""
+    """The text from the match on, with the lines that follow, for a message that is wrapped over several lines."""
+
+    def number(self, name: str) -> int | None:
+        """A whole number that the message prints."""
+        value = self.facts.get(name)
+        return value if isinstance(value, int) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +72,14 @@ class LogPassage:
 
     line: LogLine
     following: tuple[str, ...] = ()
-    """As they stand in the log."""
+    """Unchanged lines of the log."""
 
 
 def evidence_in(passage: LogPassage) -> list[Evidence]:
     """Every known message that begins in the first line of a passage."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS]
-    # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
+    # INFO messages have one line; errors may be wrapped or have several.
     wrapped = () if _SINGLE_LINE.search(line.raw[:200]) else passage.following
     following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
@@ -126,12 +131,12 @@ _COVERED_BY = {
     "sampling_kernel": ("illegal_access",),
     "core_killed": ("engine_start_failed",),
     "core_bus_error": ("engine_start_failed",),
-    # Ray lists what may have happened, killing for want of memory among it, whatever happened.
+    # Ray lists possible reasons, a kill for lack of memory among them, whatever happened.
     "ray_worker_died": ("sigkill", "segfault", "oom_killer"),
     "engine_stats": ("kv_usage_line",),
 }
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
-"""They say that another process failed, in an exception of their own."""
+"""Exceptions that only report the failure of another process."""
 
 
 def _drop_general_readings(items: list[Evidence]) -> list[Evidence]:
@@ -142,7 +147,7 @@ def _drop_general_readings(items: list[Evidence]) -> list[Evidence]:
         covered.add("exception")
     if ids.intersection(_SECONDARY_FAILURES) and not any(_QUOTES_CAUSE.search(evidence.window) for evidence in items):
         covered.add("exception")
-    banner = "server_banner" in ids  # settings name functions and features that are not running yet
+    banner = "server_banner" in ids  # printed settings may name functions that are not running
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
@@ -235,7 +240,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     if not isinstance(wanted, int):
         return None
     window = evidence.window[:1600]
-    # A second OOM in the lines that follow brings its own numbers.
+    # Stops before a second OOM message with its own numbers.
     again = window.find("Tried to allocate", window.find("Tried to allocate") + 1)
     window = window[:again] if again > 0 else window
     numbers: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Lines of a log as the server wrote them: broken ones made whole, then each out of what platforms put around it.
+"""Lines of a log as the server wrote them: wrapped lines are rejoined and prefixes of platforms removed.
 
-A terminal or a mail breaks lines at its width, and a break inside a message hides it from a pattern. Each joined line
-is followed by as many empty ones as it took in, so that line numbers stay those of the text given.
+Terminals and mails wrap lines, which would hide messages from patterns. A joined line is followed by as many empty
+lines as it absorbed, so that line numbers do not change.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ _LONGEST_JOINED = 64 * 1024
 _USUAL_WIDTHS = frozenset({72, 80, 100, 120, 132})
 _USUAL_NARROWEST = 72
 _SHORT = 8
-"""A text of at most this many lines counts as wrapped after one break."""
+"""In a text of at most this many lines one break is enough."""
 _FEWEST_BREAKS = 2
 _BROKEN_SHARE = 0.03
 _WORD_BROKEN_SHARE = 0.2
 
-# What never continues a broken line: a logger's, platform's, process's or NCCL's prefix, a traceback's own lines, a
-# table's border.
+# Beginnings of lines that never continue a wrapped line: prefixes, lines of tracebacks, table borders.
 _NEW_LINE_START = re.compile(
     r"(?:\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|"
     r"\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
@@ -46,16 +45,16 @@ class LineWidth:
     def breaks(self, line: str, following: str) -> bool:
         """Whether `following` continues `line`."""
         if not following.strip() or _NEW_LINE_START.match(following) or following[:8] == line[:8]:
-            return False  # rows of a table begin alike
+            return False  # rows of a table
         if self.at_words:
             room = self.characters - len(line.rstrip())
             fits = 0 <= room <= len(following.split(None, 1)[0])
             return fits and not _INDENTED.match(following) and not _EXCEPTION.match(following)
         if len(line) != self.characters:
             return False
-        if _INDENTED.match(following):  # a line of its own, unless the break came right behind a prefix
+        if _INDENTED.match(following):  # a new line, unless only a prefix precedes it
             return not without_prefixes(line).strip()
-        # The name of an error can be broken, too: `torch.OutOf` and `MemoryError: `.
+        # The name of an error can be wrapped: `torch.OutOf` and `MemoryError: `.
         return not _EXCEPTION.match(following) or line[-1:].isalnum() or line.endswith(".")
 
     def joined(self, line: str, following: str) -> str:
@@ -93,8 +92,7 @@ def line_width(sample: str) -> LineWidth | None:
         sum(width.breaks(line, following) for line, following in pairwise(lines)) for width in (at_column, at_words)
     )
     fewest = 1 if filled <= _SHORT and longest >= _USUAL_NARROWEST else _FEWEST_BREAKS
-    # Text that is broken anywhere hardly ever ends a line short of the width, and hardly ever at a space only; between
-    # words, most lines end short of it, and the others at a space.
+    # Text wrapped at a column fills its lines; text wrapped at words ends most lines before the width.
     spaced = sum(
         at_column.breaks(line, following) and (line[-1:].isspace() or following[:1].isspace())
         for line, following in pairwise(lines)
@@ -166,7 +164,7 @@ class LogLine:
 
     number: int
     raw: str
-    """Without colours and out of a JSON envelope, prefixes kept: what a reader would recognise."""
+    """Without colours and JSON envelope, with prefixes."""
     text: str
     """Without prefixes."""
     process: str = ""

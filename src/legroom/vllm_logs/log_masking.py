@@ -1,4 +1,4 @@
-"""Masks secrets in what is printed of a log: tokens, keys, passwords, prompts and links, in linear time."""
+"""Masks tokens, keys, passwords, prompts and links in printed lines of a log, in linear time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A log of any size -> the few passages worth reading. One automaton over all marks; never a loop over all lines.
+"""Finds the passages of a log that contain a mark of a known message, in one pass and without a loop over all lines.
 
-Marks that turn out to be everywhere (request logs, statistics, a crash loop) are sampled after a while: the first and
-the last of each piece, so that what changes over time is still seen and the time stays bounded by the bytes.
+Frequent marks (request logs, statistics, a crash loop) are sampled: the first, middle and last of each piece.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _TAIL_BYTES = 1 << 20
 _LONG_LINE_CONTEXT_BYTES = 16 * 1024
 _PREFIX_BYTES = 160
 _MAX_FOLLOWING_LINES = 10 * WINDOW_LINES
-"""Lines behind a mark that are looked at for ones with text."""
-# Marks of start-up lines that are too short to stop at; these say the same and are rarer.
+"""Lines after a mark that are searched for text."""
+# Rarer marks for start-up lines whose own mark is too common.
 _RARER_MARKS = {
     " took ": ("loading took", "weights took"),
     "tart": (),
@@ -76,7 +75,7 @@ class Scanner:
         starts = sorted(self._sampled_line_starts(buffer, end))
         step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))
-        # At the end of the log, which shows how it ended, sampled marks are read line by line too.
+        # At the end of the log sampled marks are read line by line.
         finder = LiteralFinder(all_marks()) if last and self._sampled else self._mark_finder()
         position, counted, number, skipped = 0, 0, at, 0
         hits = finder.find(buffer, position, end)
@@ -84,7 +83,7 @@ class Scanner:
             hit, mark = next(hits, (end, b""))
             if hit < position:
                 skipped += 1
-                if skipped > _MAX_MARKS_PER_LINE:  # a line full of marks was read at its first: go on behind it
+                if skipped > _MAX_MARKS_PER_LINE:  # continues behind a line full of marks
                     hits, skipped = finder.find(buffer, position, end), 0
                 continue
             skipped = 0
@@ -119,7 +118,7 @@ class Scanner:
             first = buffer.find(mark, 0, end)
             if first >= 0:
                 starts.add(buffer.rfind(b"\n", 0, first) + 1)
-                self._once = ()  # that a request was served is all that has to be known
+                self._once = ()  # one served request is enough
                 break
         return starts
 
@@ -162,17 +161,17 @@ def _search_end(buffer: bytes, end: int) -> int:
 def read_passage(buffer: bytes, start: int, number: int, hit: int | None = None) -> LogPassage:
     """The line that begins at `start`, and the lines after it."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
-        start = hit - 2000  # deep inside a long line: what surrounds the mark
+        start = hit - 2000  # a long line: only the text around the mark
     lines: list[str] = []
     position = start
-    speaker = _process_id(buffer, start, start + _PREFIX_BYTES)
+    process = _process_id(buffer, start, start + _PREFIX_BYTES)
     for _ in range(_MAX_FOLLOWING_LINES):
         if len(lines) == WINDOW_LINES or position >= len(buffer):
             break
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
-        # Empty lines say nothing and stand where broken lines were joined; other ranks speak in between.
-        if not lines or (stop > position and (not speaker or _process_id(buffer, position, stop) in (speaker, b""))):
+        # Skips the empty lines left by joined lines, and lines of other processes.
+        if not lines or (stop > position and (not process or _process_id(buffer, position, stop) in (process, b""))):
             lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
         if stop - position > LONGEST_LINE:
             break

@@ -1,4 +1,4 @@
-"""Where log text comes from: files plain or packed, standard input, journald, Docker. Bytes, a piece at a time."""
+"""Reads logs in pieces of bytes: plain or compressed files, standard input, the output of a command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def names_a_file(text: str) -> bool:
         return False
     try:
         return Path(text).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long for a name, a home that is not known, a zero byte
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown home, or a zero byte
         return False
 
 
@@ -130,7 +130,7 @@ def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError
 
 def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
     try:
-        import zstandard  # only for packed files
+        import zstandard
     except ImportError:
         raise LegroomError(
             f"{name} is packed with zstd", "pip install 'legroom[scan]', or unpack it with zstd -d"

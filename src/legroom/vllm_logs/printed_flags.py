@@ -1,4 +1,4 @@
-"""The flags of a server as its own log prints them: `non-default args`, `Namespace(...)`, the engine's config line."""
+"""Flags that a log prints: `non-default args`, `Namespace(...)` and the engine's config line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GivenFlags:
     is_module: bool = False
     """Started as `python -m vllm.entrypoints.openai.api_server`: `vllm serve` passes the model as `model_tag`."""
     unknown: tuple[str, ...] = ()
-    """What was given too, without its value being shown: names of flags, or words for them."""
+    """Flags whose values are not printed."""
 
 
 _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
@@ -42,11 +42,11 @@ def load_logged_model(name: str) -> Model:
     from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
-    asked = f"{cached['owner']}/{cached['name']}" if cached else name
+    model = f"{cached['owner']}/{cached['name']}" if cached else name
     try:
-        return load(asked)
+        return load(model)
     except LegroomError:
-        known = find(asked.rstrip("/").rpartition("/")[2]) if asked.startswith(("/", "~", ".")) else None
+        known = find(model.rstrip("/").rpartition("/")[2]) if model.startswith(("/", "~", ".")) else None
         if known is None:
             raise
         return from_bundled(known)
@@ -206,7 +206,7 @@ class PrintedFlags:
     values: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     is_whole: bool = True
-    """Nothing is cut off or left out."""
+    """Nothing is truncated."""
 
 
 def read_printed(text: str) -> PrintedFlags:
@@ -214,7 +214,7 @@ def read_printed(text: str) -> PrintedFlags:
     values: dict[str, Any] = {}
     unread: list[str] = []
     inner, at = text.strip(), 0
-    # What stood inside Namespace(...) comes without its bracket; a dictionary that lacks its own was cut.
+    # Namespace(...) is passed without its brackets; a dictionary without its closing brace is truncated.
     inner = inner[1:] if inner.startswith("{") else f"{inner})"
     while len(values) < _MAX_FLAGS and (pair := _next_pair(inner, at)):
         name, written, at = pair
@@ -233,7 +233,7 @@ def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
         for name, value in printed.values.items()
         if name not in by_dest or not _is_default(by_dest[name], value, release)
     }
-    # An object that is printed whole is mostly the default's own.
+    # Printed objects mostly are defaults.
     return PrintedFlags(values, (), printed.is_whole)
 
 

@@ -1,7 +1,7 @@
-"""What a vLLM start-up log says: lines -> events -> one `Startup` for every start in it.
+"""Reads vLLM's start-up lines: lines -> events -> one `Startup` per start.
 
-Takes logs as people have them: with terminal colours, prefixes of docker, kubectl or journald, process labels of
-every release, or one JSON object a line. Which text means what is in `facts.startup_lines`.
+Lines may have terminal colours, prefixes of docker, kubectl or journald, process labels of any release, or be JSON
+objects. `facts.log_messages.startup_lines` has the patterns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StartupEvent:
     id: str
     kind: LineKind
     process: str
-    """Which process said it, without its pid: `EngineCore_DP0`, `Worker_TP1`, or empty."""
+    """The process without its pid: `EngineCore_DP0`, `Worker_TP1`, or empty."""
     fields: Mapping[str, Value]
     text: str
 
@@ -67,7 +67,7 @@ class Startup:
     architecture: str | None = None
     runner: str | None = None
     world_size: int | None = None
-    """The ranks of one engine, as they introduce themselves."""
+    """The ranks of one engine, as printed."""
     gpu_name: str | None = None
     gpu_total_bytes: int | None = None
     free_at_start_bytes: int | None = None
@@ -79,14 +79,14 @@ class Startup:
     graph_estimate_bytes: int | None = None
     graph_bytes: int | None = None
     available_kv_bytes: int | None = None
-    """Of the rank that has least."""
+    """Of the rank with the least."""
     explicit_kv: bool = False
     blocks: int | None = None
     tokens: int | None = None
     max_concurrency: float | None = None
     concurrency_len: int | None = None
     compiled: bool = False
-    """torch.compile had to compile: a first start, whose profile run may take more than that of every later one."""
+    """torch.compile compiled: a first start, whose profile run may peak higher than later ones."""
     outcome: Outcome = "incomplete"
     failure: StartupFailure | None = None
     first_line: int = 0
@@ -107,7 +107,7 @@ def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
 
 
 def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEvent]:
-    """What one line, without colours and JSON envelope, says of a start-up."""
+    """The start-up events of one line without colours and JSON envelope."""
     for index in _startup_patterns().matching(line):
         form = startup_lines()[index]
         pattern, excluded_prefixes = _without_lookbehind(form.pattern.pattern)
@@ -124,7 +124,7 @@ def _startup_patterns() -> PatternSet:
 
 
 def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """RE2 has no look-behind: the pattern without it, and the texts that must not stand in front of a match."""
+    """The pattern without look-behinds, which RE2 lacks, and the texts that must not precede a match."""
     return _LOOKBEHIND.sub("", pattern), tuple(match["text"] for match in _LOOKBEHIND.finditer(pattern))
 
 
@@ -217,9 +217,9 @@ def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 
 def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
-    told = _first_value(events, "graph_profiling")
-    if told is not None:
-        return told == "enabled"
+    printed = _first_value(events, "graph_profiling")
+    if printed is not None:
+        return printed == "enabled"
     return vllm is not None and _release_at_least(vllm, "0.20.0")
 
 

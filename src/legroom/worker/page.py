@@ -1,4 +1,7 @@
-"""The rows that a metrics page gets. `prometheus_client` is vLLM's, and how it counts is settled when it is loaded."""
+"""The workers' gauges on vLLM's metrics page.
+
+Import it after vLLM has imported `prometheus_client`, which chooses its storage when it is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from collections.abc import Iterator
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from legroom.worker.telemetry import Board
+from legroom.worker.telemetry import TelemetryFolder
 from legroom.worker.worker_memory import WorkerMemory
 
 MAX_AGE_S = 30.0
-"""A worker whose figures are older hangs: what it held then is not what it holds."""
+"""Older figures are not exported: their worker hangs."""
 LABELS = ("rank", "gpu")
 MEASURES = {
     "used_bytes": "Memory in use on the worker's GPU, whoever holds it; of the process where it has no GPU.",
@@ -24,44 +27,44 @@ MEASURES = {
     "graph_pool_bytes": "Reserved by the private pools of CUDA graphs.",
     "non_torch_bytes": "Held by the worker on the GPU beside what the allocator reserves.",
     "others_bytes": "Held by other processes on the worker's GPU.",
-    "peak_allocated_bytes": "The most that was handed out at once since the look before, five seconds earlier.",
+    "peak_allocated_bytes": "The most that was handed out at once since the previous reading, five seconds earlier.",
     "alloc_retries": "How often the allocator had to return its cache to the GPU to serve a request.",
     "host_rss_bytes": "What the worker's process holds of the host's memory.",
     "host_pinned_bytes": "Of that, what PyTorch pinned for copies to and from the GPU.",
 }
 
 
-def show(board: Board) -> None:
-    """Put what the board says on the page of this process."""
-    REGISTRY.register(WorkerCollector(board))
+def export(folder: TelemetryFolder) -> None:
+    """Add the workers' gauges to the metrics page of this process."""
+    REGISTRY.register(WorkerCollector(folder))
 
 
 class WorkerCollector:
-    """A collector of prometheus_client's for the page of a server with one API server."""
+    """Reads the workers' files at each scrape, in a server with one API server process."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, folder: TelemetryFolder) -> None:
+        self._folder = folder
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """The names, so that registering asks for no figures."""
-        return (_family(name) for name in MEASURES)
+        """Families without samples, so that registering reads no files."""
+        return (_gauge_family(name) for name in MEASURES)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One row for each GPU of each worker."""
-        memory = self._board.read(MAX_AGE_S)
+        memory = self._folder.read(MAX_AGE_S)
         for name in MEASURES:
-            family = _family(name)
-            for labels, value in _rows(memory, name).items():
+            family = _gauge_family(name)
+            for labels, value in _values_by_device(memory, name).items():
                 family.add_metric(labels, value)
             yield family
 
 
-def _family(name: str) -> GaugeMetricFamily:
+def _gauge_family(name: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"legroom_worker_{name}", MEASURES[name], labels=LABELS)
 
 
-def _rows(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
-    """Engines beside each other count their ranks from 0 each: what they hold under one name is added up."""
+def _values_by_device(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
+    """Values by rank and GPU, summed over engines, each of which counts its ranks from 0."""
     rows: dict[tuple[str, str], float] = defaultdict(float)
     for device in memory:
         value = getattr(device, name)
@@ -71,17 +74,17 @@ def _rows(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], 
 
 
 class SharedGauges:
-    """Several API servers share vLLM's page through files of prometheus_client's, and workers can write them too."""
+    """Gauges that workers write themselves, where several API servers share prometheus_client's files."""
 
     def __init__(self) -> None:
         self._gauges = {
-            name: Gauge(f"legroom_worker_{name}", says, LABELS, multiprocess_mode="livesum")
-            for name, says in MEASURES.items()
+            name: Gauge(f"legroom_worker_{name}", about, LABELS, multiprocess_mode="livesum")
+            for name, about in MEASURES.items()
         }
 
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
-        """As a board takes it."""
+        """Set the gauges; always True, as `TelemetryFolder.write` returns."""
         for name, gauge in self._gauges.items():
-            for labels, value in _rows(memory, name).items():
+            for labels, value in _values_by_device(memory, name).items():
                 gauge.labels(*labels).set(value)
         return True

@@ -1,6 +1,6 @@
 """The entry point of the group `vllm.general_plugins` (0.5.5 on): called in the API server, the engine and the workers.
 
-Everybody who installs legroom beside vLLM has this called, so it is light and never the reason why a server fails.
+It runs wherever legroom is installed beside vLLM, so it imports little and never raises.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ SWITCH = "LEGROOM_WORKER_MEMORY"
 
 
 def register() -> None:
-    """Report this process's memory if it is a worker's, where the environment asks for it."""
+    """Start the telemetry of this process if `LEGROOM_WORKER_MEMORY` is set."""
     if os.environ.get(SWITCH, "").strip().lower() not in {"1", "true", "yes", "on"}:
         return
     try:
-        from legroom.worker import telemetry  # most servers never ask
+        from legroom.worker import telemetry  # imported only where it is switched on
 
-        telemetry.join()
+        telemetry.start()
     except Exception as error:
         import logging
 

@@ -1,7 +1,7 @@
-"""The black box of this process: it keeps the last readings, and writes a record when memory runs out.
+"""Writes a black box when memory runs out: the state of the process, and its last memory readings.
 
-Nothing here raises into vLLM. A record is made where memory has just run out, so it is small, and a disk may be full
-for the same reason: places are tried in turn, and at last the log itself takes a short form of it.
+Nothing here raises into vLLM. Memory has just run out, so the record is small. The disk may be full too: several
+folders are tried, then a short form is logged.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ import psutil
 
 from legroom import home
 from legroom.black_box import (
-    MOST_BYTES,
+    MAX_BYTES,
     PREFIX,
     AllocatorState,
     BlackBox,
     CardMemory,
     FailedRequest,
     MemoryReading,
-    RecordedStep,
     Trigger,
     WorkerHostMemory,
     WorkerProcess,
@@ -57,26 +56,26 @@ _EARLIER = 240
 """Readings of a minute each before those: four hours."""
 _MINUTE_S = 60.0
 _MOST_RECORDS = 5
-"""Of one process: a server that goes on after each failure would fill the disk."""
+"""Of one process: a server that survives each failure would fill the disk."""
 _MOST_FILES = 50
-"""In one folder, of all servers; the oldest go."""
+"""In one folder, of all servers; the oldest are removed."""
 _SAME_FAILURE_S = 120.0
-"""Between an allocation that failed and the log entry that says so."""
+"""A log entry within this time after a failed allocation is about the same failure."""
 _MESSAGE_CHARS = 2000
 _WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")
-"""As PyTorch's allocator for the host says it."""
+"""In the message of PyTorch's CPU allocator."""
 _SHORT_FRAMES = 5
 
 
 class BlackBoxRecorder:
-    """One a process."""
+    """One per process."""
 
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Empty, as a forked process has to begin: readings, records and a lock may be its parent's."""
+        """Drop all state, which in a forked process is its parent's."""
         self._recent: deque[MemoryReading] = deque(maxlen=_RECENT)
         self._earlier: deque[MemoryReading] = deque(maxlen=_EARLIER)
         self._lock = threading.Lock()
@@ -84,7 +83,7 @@ class BlackBoxRecorder:
         self._last: tuple[float, BlackBox, Path | None] | None = None
 
     def add_reading(self, memory: tuple[WorkerMemory, ...]) -> None:
-        """Remember a reading of the first device."""
+        """Keep a reading of the first device."""
         if not memory:
             return
         device, now_s = memory[0], time.time()
@@ -113,39 +112,39 @@ class BlackBoxRecorder:
             frames = list(stack.with_callers(sys._getframe(1)))
             request = FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
             self._record("out_of_memory", request, frames, device, int(free_bytes), int(limit_bytes))
-        except BaseException as error:  # whatever it is, vLLM is to see its own error and not this one
+        except BaseException as error:  # vLLM must see its own error, not this one
             _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
-        """vLLM has logged an error that says memory ran out: the record of it gets its text, or is made now."""
+        """vLLM logged an out-of-memory error: add its text to the record of it, or make one now."""
         try:
             if worker_rank() is None:
-                return  # the engine's process repeats what its workers say
+                return  # the engine core logs its workers' errors again
             wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
             request = FailedRequest(
                 int(wanted[1]) if wanted else None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS]
             )
-            if self._last is not None and time.time() - self._last[0] < _SAME_FAILURE_S and self._named_last(request):
+            if self._last is not None and time.time() - self._last[0] < _SAME_FAILURE_S and self._adds_to_last(request):
                 return
             frames = _frames_of(error)
             self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
         except BaseException as problem:
             _log_failure(problem)
 
-    def _named_last(self, request: FailedRequest) -> bool:
-        """Whether the last record was of the same failure, which has its text then."""
+    def _adds_to_last(self, request: FailedRequest) -> bool:
+        """Whether the last record is of the same failure; the text is then added to it."""
         assert self._last is not None
         written_s, record, path = self._last
         if record.request is None or record.trigger != "out_of_memory":
             return False
         if record.request.message is None and path is not None:
             record = replace(record, request=replace(record.request, error=request.error, message=request.message))
-            _write(path, _bounded(record))
+            _write_atomically(path, _bounded_json(record))
             self._last = written_s, record, path
         return True
 
     def record_now(self) -> None:
-        """Somebody wants to see: the state now, and where the main thread is."""
+        """Write a black box on request: the current state, and the stack of the main thread."""
         try:
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             frames = list(stack.with_callers(main))
@@ -170,10 +169,10 @@ class BlackBoxRecorder:
             record = BlackBox(
                 round(time.time(), 3),
                 trigger,
-                _process(),
+                _process_versions(),
                 request,
-                host=_or_none(_host),
-                step=_step_of(frames),
+                host=_or_none(_host_memory),
+                step=_or_none(stack.engine_step, frames),
                 settings=masked(self._settings),
                 history=(*self._earlier, *self._recent),
             )
@@ -182,43 +181,38 @@ class BlackBoxRecorder:
                 number = cuda.current_device() if device is None else device
                 allocator = _or_none(lambda: allocator_state(cuda, number, with_blocks=True))
                 record = replace(
-                    record, allocator=allocator, card=_card(cuda, number, allocator, free_bytes, limit_bytes)
+                    record, allocator=allocator, card=_card_memory(cuda, number, allocator, free_bytes, limit_bytes)
                 )
             path = self._store(record)
             self._last = time.time(), record, path
 
     def _store(self, record: BlackBox) -> Path | None:
-        text = _bounded(record)
+        text = _bounded_json(record)
         name = (
             f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.time_s))}-{os.getpid()}-{self._written}.json"
         )
         for folder in _folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _write(folder / name, text)
+                _write_atomically(folder / name, text)
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
             _remove_oldest(folder)
             return folder / name
-        LOG.error("legroom black box: %s", _short(record))
+        LOG.error("legroom black box: %s", _log_line(record))
         return None
 
 
 def _or_none(make: Any, *arguments: Any) -> Any:
-    """None where a part of a record cannot be made: the others are wanted all the same."""
+    """The result of a call; None where it fails, because the other parts of a record are still useful."""
     try:
         return make(*arguments)
     except Exception:
         return None
 
 
-def _step_of(frames: list[FrameType]) -> RecordedStep | None:
-    step: RecordedStep | None = _or_none(stack.engine_step, frames)
-    return step
-
-
-def _process() -> WorkerProcess:
+def _process_versions() -> WorkerProcess:
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
@@ -230,11 +224,11 @@ def _version(module: Any) -> str | None:
     return None if version is None else str(version)
 
 
-def _host() -> WorkerHostMemory:
+def _host_memory() -> WorkerHostMemory:
     return replace(read_host(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
-def _card(
+def _card_memory(
     cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
 ) -> CardMemory:
     use = _or_none(card_use, cuda, device)
@@ -245,13 +239,13 @@ def _card(
         free_bytes = max(use.total_bytes - use.used_bytes, 0)
     own, others = use.own_bytes, use.others_bytes
     if own is not None and total is not None and free_bytes is not None:
-        others = max(total - free_bytes - own, 0)  # as CUDA counts, which leaves out what the driver keeps
+        others = max(total - free_bytes - own, 0)  # CUDA's figures, without the driver's reserve
     limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
     return CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:
-    """The innermost first, as far as the error went up, then its callers."""
+    """The frames that the error passed, innermost first, then their callers."""
     trace = error.__traceback__
     if trace is None:
         return []
@@ -263,7 +257,7 @@ def _frames_of(error: BaseException) -> list[FrameType]:
 
 
 def _folders() -> Iterator[Path]:
-    """Where a record may go, the best first; the last is memory, which a full disk leaves alone."""
+    """Folders for records, best first; the last one is in memory, so a full disk does not matter."""
     given = os.environ.get(FOLDER)
     if given:
         yield Path(given)
@@ -272,8 +266,8 @@ def _folders() -> Iterator[Path]:
     yield Path("/dev/shm")
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Write atomically."""
     new = path.with_suffix(".new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -290,23 +284,23 @@ def _remove_oldest(folder: Path) -> None:
         _or_none(lambda path=old: path.unlink(missing_ok=True))
 
 
-def _bounded(record: BlackBox) -> str:
-    """The record as text below its limit: blocks go first, then the smallest segments."""
+def _bounded_json(record: BlackBox) -> str:
+    """The record as JSON below the size limit: blocks are left out first, then the smallest segments."""
     text = json.dumps(record.to_json(), separators=(",", ":"))
-    if len(text) <= MOST_BYTES or record.allocator is None:
+    if len(text) <= MAX_BYTES or record.allocator is None:
         return text
     allocator = record.allocator
     segments = tuple(replace(segment, blocks=()) for segment in allocator.segments)
     least = sorted(segments, key=lambda segment: -segment.size_bytes)
-    room = MOST_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
+    room = MAX_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
     each = max(len(json.dumps(asdict(least[0]))), 1) if least else 1
     kept = least[: max(room // (each + 20), 0)]
     short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
 
 
-def _short(record: BlackBox) -> str:
-    """One line of a log, which `legroom diagnose` reads whole: figures without pieces, readings and far callers."""
+def _log_line(record: BlackBox) -> str:
+    """A line of log that `legroom diagnose` reads: the record without segments, readings and outer frames."""
     request = record.request
     if request is not None:
         request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
@@ -330,5 +324,5 @@ def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None
 
 
 def _log_failure(error: BaseException) -> None:
-    with contextlib.suppress(BaseException):  # nothing is left to say it with
+    with contextlib.suppress(BaseException):  # logging may fail too
         LOG.warning("legroom wrote no black box: %r", error)

@@ -1,8 +1,6 @@
-"""What a stack of Python frames tells: where the program is, which step of the scheduler it computes, and how the
-engine is set up.
+"""Reads a stack of Python frames inside vLLM: call sites, the scheduler step being computed, and engine settings.
 
-vLLM's names are read as attributes that may be missing: they differ by release (0.8 to 0.32), and a record without
-a step is better than none.
+vLLM's names differ by release (0.8 to 0.32), so every attribute may be missing.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ _MOST_FRAMES = 60
 _MOST_REQUESTS = 8
 _ABOVE_PACKAGES = ("/site-packages/", "/dist-packages/", "/vllm/")
 _STEP = "scheduler_output"
-"""The local of every function between the executor and the model that holds the step (0.8 on)."""
+"""The local variable with the step, in every function between executor and model (0.8 on)."""
 _BATCH = "input_batch"
-"""That of the second model runner's functions, which has no step any more when it samples (0.16 on)."""
+"""The local variable of the V2 model runner, which no longer has the step when it samples (0.16 on)."""
 _SETTINGS = {
     "model_config": ("model", "max_model_len", "dtype", "quantization", "enforce_eager"),
     "cache_config": (
@@ -33,7 +31,7 @@ _SETTINGS = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
     "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
 }
-"""Where vLLM keeps what decides memory, and under which names."""
+"""The settings that memory depends on, by vLLM's config object."""
 _FLAG_NAMES = {"cache_dtype": "kv_cache_dtype"}
 _UNSET = ("auto", "None")
 
@@ -46,7 +44,7 @@ def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def stack_frames(frames: list[FrameType]) -> tuple[StackFrame, ...]:
-    """The outermost first, given the innermost first."""
+    """Call sites, outermost first, of frames that are innermost first."""
     return tuple(
         StackFrame(_package_path(frame.f_code.co_filename), frame.f_lineno or 0, frame.f_code.co_name)
         for frame in reversed(frames[:_MOST_FRAMES])
@@ -54,26 +52,26 @@ def stack_frames(frames: list[FrameType]) -> tuple[StackFrame, ...]:
 
 
 def _package_path(name: str) -> str:
-    """From the package on: folders above it are the machine's business."""
+    """A path from its package on, without the machine's folders."""
     above = next((mark for mark in _ABOVE_PACKAGES if mark in name), "/")
     path = name.rpartition(above)[2]
     return f"vllm/{path}" if above == "/vllm/" else path
 
 
 def engine_step(frames: list[FrameType]) -> RecordedStep | None:
-    """The step that the innermost frame which knows of one is about."""
-    output, batch = _innermost(frames, _STEP), _innermost(frames, _BATCH)
+    """The step that the innermost frame with one computes."""
+    output, batch = _innermost_local(frames, _STEP), _innermost_local(frames, _BATCH)
     tokens: Any = getattr(output, "num_scheduled_tokens", None)
     batched = _batch_tokens(batch)
     if batched and (not isinstance(tokens, dict) or tokens.keys() != batched.keys()):
-        output, tokens = batch, batched  # the engine's frames, further out, may be at the next step already
+        output, tokens = batch, batched  # the engine's outer frames may be at the next step already
     if not isinstance(tokens, dict):
         return None
     return _step(output, tokens, _known_requests(frames))
 
 
-def _innermost(frames: list[FrameType], name: str) -> Any:
-    """The value of the first local of that name that says what is scheduled."""
+def _innermost_local(frames: list[FrameType], name: str) -> Any:
+    """The value of the innermost local of that name that has `num_scheduled_tokens`."""
     for frame in frames:
         if name in frame.f_code.co_varnames:
             value = frame.f_locals.get(name)
@@ -92,8 +90,8 @@ def _batch_tokens(batch: Any) -> dict[str, int]:
 def _step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
-    computed |= _computed(getattr(output, "scheduled_cached_reqs", ()))
-    requests = {str(name): _facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
+    computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
+    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
     largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
     return RecordedStep(
         requests=len(tokens),
@@ -107,8 +105,8 @@ def _step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> Reco
     )
 
 
-def _computed(cached: Any) -> dict[str, int | None]:
-    """One object with lists (0.10 on), or a list of objects."""
+def _computed_tokens(cached: Any) -> dict[str, int | None]:
+    """Computed tokens by request: from one object with lists (0.10 on), or a list of objects."""
     names = getattr(cached, "req_ids", None)
     if names is not None:
         return dict(zip(map(str, names), cached.num_computed_tokens, strict=False))
@@ -116,7 +114,7 @@ def _computed(cached: Any) -> dict[str, int | None]:
 
 
 class _RequestFacts(NamedTuple):
-    """What the runner knows of a request, none of its text."""
+    """Lengths and sampling parameters of a request, without its text."""
 
     prompt_tokens: int | None = None
     logprobs: int | None = None
@@ -127,36 +125,36 @@ _KnownRequests = Callable[[str], _RequestFacts]
 
 
 def _known_requests(frames: list[FrameType]) -> _KnownRequests:
-    """How the model runner that one of these frames belongs to tells of a request that it has had before."""
+    """A lookup of requests in the model runner that one of these frames belongs to."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",):
             continue
         runner = frame.f_locals.get("self")
         requests, states = getattr(runner, "requests", None), getattr(runner, "req_states", None)
         if isinstance(requests, dict):
-            return lambda name, requests=requests: _facts(requests.get(name))  # type: ignore[misc]
+            return lambda name, requests=requests: _request_facts(requests.get(name))  # type: ignore[misc]
         if isinstance(getattr(states, "req_id_to_index", None), dict):
             prompts = getattr(runner, "prompt_logprobs_worker", None)
             return lambda name, states=states, prompts=prompts: _facts_of_v2(states, prompts, name)  # type: ignore[misc]
     return lambda name: _RequestFacts()
 
 
-def _facts(request: Any) -> _RequestFacts:
-    """As the scheduler and the first model runner keep it."""
+def _request_facts(request: Any) -> _RequestFacts:
+    """From a request object of the scheduler or the V1 model runner."""
     prompt = getattr(request, "prompt_token_ids", None)
     length = None if prompt is None else len(prompt)
     return _RequestFacts(length, _sampling(request, "logprobs"), _sampling(request, "prompt_logprobs"))
 
 
 def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
-    """As the second model runner does: in arrays of the host, an index for a request."""
+    """From the V2 model runner's arrays, by the request's index."""
     index = states.req_id_to_index.get(name)
     if index is None:
         return _RequestFacts()
-    lengths = getattr(states.prompt_len, "np", states.prompt_len)  # backed by the card from 0.20 on
-    asked = getattr(prompts, "uses_prompt_logprobs", None)
+    lengths = getattr(states.prompt_len, "np", states.prompt_len)  # a copy of GPU memory from 0.20 on
+    uses = getattr(prompts, "uses_prompt_logprobs", None)
     counts = getattr(prompts, "num_prompt_logprobs", None)  # 0.20 on
-    wants = asked is not None and bool(asked[index])
+    wants = uses is not None and bool(uses[index])
     return _RequestFacts(
         int(lengths[index]), None, (int(counts[index]) if counts is not None else 1) if wants else None
     )
@@ -168,7 +166,7 @@ def _sampling(request: Any, name: str) -> int | None:
 
 
 def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
-    """The settings of the engine that one of these frames works for; {} where none is vLLM's own."""
+    """The settings of the engine that one of these frames belongs to; {} where none does."""
     for frame in frames:
         if frame.f_code.co_varnames[:1] != ("self",) or "vllm" not in frame.f_code.co_filename:
             continue
@@ -176,11 +174,11 @@ def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
         for holder in (owner, getattr(owner, "worker", None)):
             config = getattr(holder, "vllm_config", None)
             if config is not None and hasattr(config, "cache_config"):
-                return _settings(config)
+                return _config_settings(config)
     return {}
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _config_settings(config: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for part, names in _SETTINGS.items():
         for name in names:

@@ -1,4 +1,4 @@
-"""Who reports and who shows: the workers report, and the page that vLLM serves shows it."""
+"""Starts the threads that report a worker's memory, and the observers that record an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ if TYPE_CHECKING:
     from legroom.worker.page import SharedGauges
 
 PREFIX = "legroom-workers-"
-_ASKED = "asked"
+_RECORD_REQUEST = "asked"
 
 
 @dataclass(frozen=True)
-class Board:
-    """A folder that lasts as long as the server, with a file for each process.
+class TelemetryFolder:
+    """A folder with one file of figures per process, removed when the server ends.
 
-    Processes of vLLM have no channel of their own for this, and come and go in ways that differ by release and
-    executor.
+    vLLM has no channel between its processes for this that all releases and executors share.
     """
 
-    folder: Path
+    path: Path
 
     @classmethod
-    def create(cls) -> Board:
-        """A new one for this server; those of servers that were killed are taken away."""
+    def create(cls) -> TelemetryFolder:
+        """A new folder for this server; removes those of killed servers."""
         for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             owner = old.name.removeprefix(PREFIX).partition("-")[0]
             if owner.isdigit() and not psutil.pid_exists(int(owner)):
@@ -51,8 +50,8 @@ class Board:
         return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")))
 
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
-        """This process's figures in place of its last; False where the server took the board away."""
-        path = self.folder / f"{os.getpid()}.json"
+        """Replace this process's figures; False if the folder was removed."""
+        path = self.path / f"{os.getpid()}.json"
         new = path.with_suffix(".new")
         try:
             new.write_text(json.dumps([asdict(device) for device in memory]), "utf-8")
@@ -60,32 +59,32 @@ class Board:
         except FileNotFoundError:
             return False
         except OSError:
-            new.unlink(missing_ok=True)  # a full disk: the last figures grow old by themselves
+            new.unlink(missing_ok=True)  # a full disk: the last figures expire
         return True
 
     def read(self, fresh_s: float) -> tuple[WorkerMemory, ...]:
-        """What the living processes wrote within that time."""
+        """The figures that running processes wrote within that time."""
         memory: list[WorkerMemory] = []
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(self.path.glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 if time.time() - path.stat().st_mtime <= fresh_s and psutil.pid_exists(int(path.stem)):
                     memory += [WorkerMemory(**fields) for fields in json.loads(path.read_text("utf-8"))]
         return tuple(memory)
 
     def request_record(self) -> None:
-        """Ask every worker for a record. Called by a handler of signals, so it is one call and raises nothing."""
+        """Ask every worker for a black box; called in a signal handler, so it makes one call and never raises."""
         with contextlib.suppress(OSError):
-            (self.folder / _ASKED).touch()
+            (self.path / _RECORD_REQUEST).touch()
 
     def record_requested_s(self) -> float:
-        """When a record was last asked for; 0 if never."""
+        """When a black box was last requested; 0 if never."""
         try:
-            return (self.folder / _ASKED).stat().st_mtime
+            return (self.path / _RECORD_REQUEST).stat().st_mtime
         except OSError:
             return 0.0
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 _ERRORS = ("OutOfMemoryError", "MemoryError")
@@ -101,7 +100,7 @@ _TEXTS = (
 
 
 def observe_allocator(recorder: BlackBoxRecorder) -> None:
-    """At once where CUDA is up, else in the moment in which it comes up: the first weights may be too many."""
+    """Attach the recorder to CUDA's allocator, now or as soon as CUDA is initialized."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
@@ -120,7 +119,7 @@ def _attach(attach: Any, recorder: BlackBoxRecorder) -> None:
 
 
 class _ErrorLog(logging.Handler):
-    """Sees vLLM's own log entries; writes none."""
+    """Passes out-of-memory errors in vLLM's log to the recorder."""
 
     def __init__(self, recorder: BlackBoxRecorder) -> None:
         super().__init__(logging.ERROR)
@@ -133,7 +132,7 @@ class _ErrorLog(logging.Handler):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is about memory that could not be had, by its type or, of others' libraries, by its text."""
+    """Whether an error is an out-of-memory error, by its type or its text."""
     if type(error).__name__ in _ERRORS:
         return True
     text = str(error)[:4000].lower()
@@ -141,54 +140,55 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def observe_log(recorder: BlackBoxRecorder) -> None:
+    """Record the out-of-memory errors that vLLM logs."""
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, _ErrorLog) for handler in logger.handlers):
         logger.addHandler(_ErrorLog(recorder))
 
 
-def handle_signal(board: Board) -> None:
-    """SIGUSR2 asks every worker of the server for a record. Somebody else's handler stays."""
+def handle_signal(folder: TelemetryFolder) -> None:
+    """Let SIGUSR2 request a black box of every worker, unless the signal has a handler already."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
         return
-    signal.signal(signal.SIGUSR2, lambda *_: board.request_record())
+    signal.signal(signal.SIGUSR2, lambda *_: folder.request_record())
 
 
 LOG = logging.getLogger("legroom.worker")
-BOARD = "LEGROOM_WORKER_BOARD"
-"""Where the board is: set by a server's first process, inherited by those it starts."""
+FOLDER = "LEGROOM_WORKER_BOARD"
+"""The folder's path: set by a server's first process, inherited by those it starts."""
 SHARED_PAGE = "PROMETHEUS_MULTIPROC_DIR"
 """Set by vLLM where several API servers share one page."""
 READ_INTERVAL_S = 5.0
 
 
-def join() -> None:
-    """Begin to report in this process; the first process of a server also shows what all report."""
-    folder = os.environ.get(BOARD)
-    board = Board(Path(folder)) if folder else Board.create()
-    if folder is None:
-        os.environ[BOARD] = str(board.folder)
-        atexit.register(_remove, board, os.getpid())
-        _start(lambda: _register_collector(board))
+def start() -> None:
+    """Report this process's memory; the first process of a server also exports what all report."""
+    inherited = os.environ.get(FOLDER)
+    folder = TelemetryFolder(Path(inherited)) if inherited else TelemetryFolder.create()
+    if inherited is None:
+        os.environ[FOLDER] = str(folder.path)
+        atexit.register(_remove, folder, os.getpid())
+        _start_thread(lambda: _register_collector(folder))
     recorder = BlackBoxRecorder()
     observe_allocator(recorder)
     observe_log(recorder)
-    handle_signal(board)
-    # A process that is forked has loaded its plugins already, so nobody calls this again in it.
-    os.register_at_fork(after_in_child=lambda: _begin(board, recorder))
-    _begin(board, recorder)
+    handle_signal(folder)
+    # vLLM does not load plugins again in a forked process.
+    os.register_at_fork(after_in_child=lambda: _begin(folder, recorder))
+    _begin(folder, recorder)
 
 
-def _begin(board: Board, recorder: BlackBoxRecorder) -> None:
+def _begin(folder: TelemetryFolder, recorder: BlackBoxRecorder) -> None:
     recorder.begin()
-    _start(lambda: report(board, recorder))
+    _start_thread(lambda: report(folder, recorder))
 
 
-def _remove(board: Board, owner: int) -> None:
+def _remove(folder: TelemetryFolder, owner: int) -> None:
     if os.getpid() == owner:
-        board.remove()
+        folder.remove()
 
 
-def _start(task: Callable[[], None]) -> None:
+def _start_thread(task: Callable[[], None]) -> None:
     def until_it_fails() -> None:
         try:
             task()
@@ -198,27 +198,26 @@ def _start(task: Callable[[], None]) -> None:
     threading.Thread(target=until_it_fails, name="legroom-worker-memory", daemon=True).start()
 
 
-def _register_collector(board: Board, every_s: float = 0.5) -> None:
-    """Not before vLLM has loaded prometheus_client itself: how it counts is settled when it is loaded, and vLLM says
-    how just before."""
+def _register_collector(folder: TelemetryFolder, every_s: float = 0.5) -> None:
+    """Export the gauges once vLLM has imported prometheus_client, for which it sets the environment just before."""
     while "prometheus_client" not in sys.modules:
         time.sleep(every_s)
     from legroom.worker import page
 
-    page.show(board)
+    page.export(folder)
 
 
-def report(board: Board, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
-    """What this process holds, again and again from when it is a worker, until the server takes the board away."""
-    record_requested_s = board.record_requested_s()
+def report(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
+    """Report memory at an interval from when this process is a worker, until the folder is removed."""
+    record_requested_s = folder.record_requested_s()
     while not (memory := read()):
         time.sleep(every_s)
-    to = _shared_gauges() if SHARED_PAGE in os.environ else board
-    while to.write(memory):
+    sink = _shared_gauges() if SHARED_PAGE in os.environ else folder
+    while sink.write(memory):
         recorder.add_reading(memory)
         time.sleep(every_s)
         memory = read()
-        if (requested_s := board.record_requested_s()) > record_requested_s:
+        if (requested_s := folder.record_requested_s()) > record_requested_s:
             record_requested_s = requested_s
             recorder.record_now()
 

@@ -1,7 +1,7 @@
-"""The memory of the worker that this process is.
+"""Reads the memory of this worker process.
 
-Only what the process already knows is read: PyTorch's own books, NVML and /proc, never a call into CUDA. One from
-another thread would break a graph capture that is under way.
+It uses PyTorch's own counters, NVML and /proc, and never calls CUDA: a call from another thread would break a graph
+capture in progress.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import psutil
@@ -21,52 +22,41 @@ from legroom.records import dataclass
 CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _COMMON_POOL = (0, 0)
 _PACE = 2000.0
-"""Times what listing the segments took, until they are listed again: 3 ms make it six seconds."""
+"""Pause between two listings of the segments, as a multiple of the time one takes: 3 ms give six seconds."""
 _STATES: dict[str, BlockState] = {"active_allocated": "allocated", "inactive": "free"}
-"""PyTorch's names; a block that waits for a stream has one of several others."""
+"""PyTorch's names; a block that waits for a stream has one of several other names."""
 
 
-@dataclass(frozen=True)
-class SegmentSums:
-    """What the segments add up to; None where the build does not list them."""
-
-    largest_free_bytes: int | None = None
-    graph_pool_bytes: int | None = None
-    private_pool_bytes: int | None = None
-    private_free_bytes: int | None = None
-    has_expandable_segments: bool | None = None
-
-    @classmethod
-    def of(cls, segments: tuple[AllocatorSegment, ...]) -> SegmentSums:
-        if not segments:
-            return cls()
-        private = [segment for segment in segments if segment.pool]
-        return cls(
-            max((segment.largest_free_bytes for segment in segments if not segment.pool), default=None),
-            sum(segment.size_bytes for segment in private if segment.pool == "graph"),
-            sum(segment.size_bytes for segment in private),
-            sum(segment.size_bytes - segment.allocated_bytes for segment in private),
-            any(segment.is_expandable for segment in segments),
-        )
+def _segment_sums(segments: tuple[AllocatorSegment, ...]) -> dict[str, Any]:
+    """The fields of `AllocatorState` that are sums over segments; empty where the build does not list them."""
+    if not segments:
+        return {}
+    private = [segment for segment in segments if segment.pool]
+    return {
+        "largest_free_bytes": max((each.largest_free_bytes for each in segments if not each.pool), default=None),
+        "graph_pool_bytes": sum(segment.size_bytes for segment in private if segment.pool == "graph"),
+        "private_pool_bytes": sum(segment.size_bytes for segment in private),
+        "private_free_bytes": sum(segment.size_bytes - segment.allocated_bytes for segment in private),
+        "has_expandable_segments": any(segment.is_expandable for segment in segments),
+    }
 
 
 class PacedSums:
-    """The sums over a device's segments, listed no more often than costs a two-thousandth of the time.
+    """The sums over a device's segments, listed so rarely that it takes a two-thousandth of the time.
 
-    Python makes objects of every block while it holds its lock, milliseconds where there are hundreds of them, and
-    the model's own thread waits.
+    Listing hundreds of blocks holds Python's lock for milliseconds, and the model's thread waits.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._kept: dict[int, tuple[float, SegmentSums]] = {}
+        self._kept: dict[int, tuple[float, dict[str, Any]]] = {}
 
-    def read(self, cuda: Any, device: int) -> SegmentSums:
+    def read(self, cuda: Any, device: int) -> dict[str, Any]:
         began_s = self._clock()
-        due_s, sums = self._kept.get(device, (began_s, SegmentSums()))
+        due_s, sums = self._kept.get(device, (began_s, {}))
         if began_s < due_s:
             return sums
-        sums = SegmentSums.of(_segments(cuda, device, with_blocks=False))
+        sums = _segment_sums(_segments(cuda, device, with_blocks=False))
         ended_s = self._clock()
         self._kept[device] = ended_s + _PACE * (ended_s - began_s), sums
         return sums
@@ -76,29 +66,25 @@ _PACED = PacedSums()
 
 
 def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorState:
-    """What the allocator holds of a device; with all blocks, or with the sums over them alone."""
+    """The allocator's state on a device, with all blocks or only the sums over them."""
     counts = cuda.memory_stats(device)
     segments = _segments(cuda, device, with_blocks=True) if with_blocks else ()
-    sums = SegmentSums.of(segments) if with_blocks else _PACED.read(cuda, device)
+    sums = _segment_sums(segments) if with_blocks else _PACED.read(cuda, device)
     return AllocatorState(
         allocated_bytes=int(counts.get("allocated_bytes.all.current", 0)),
         reserved_bytes=int(counts.get("reserved_bytes.all.current", 0)),
-        active_bytes=_count(counts, "active_bytes.all.current"),
-        inactive_split_bytes=_count(counts, "inactive_split_bytes.all.current"),
-        largest_free_bytes=sums.largest_free_bytes,
-        graph_pool_bytes=sums.graph_pool_bytes,
-        private_pool_bytes=sums.private_pool_bytes,
-        private_free_bytes=sums.private_free_bytes,
-        peak_allocated_bytes=_count(counts, "allocated_bytes.all.peak"),
-        alloc_retries=_count(counts, "num_alloc_retries"),
-        ooms=_count(counts, "num_ooms"),
+        active_bytes=_int_or_none(counts, "active_bytes.all.current"),
+        inactive_split_bytes=_int_or_none(counts, "inactive_split_bytes.all.current"),
+        peak_allocated_bytes=_int_or_none(counts, "allocated_bytes.all.peak"),
+        alloc_retries=_int_or_none(counts, "num_alloc_retries"),
+        ooms=_int_or_none(counts, "num_ooms"),
         settings=next((value for name in CONF_NAMES if (value := os.environ.get(name))), None),
-        has_expandable_segments=sums.has_expandable_segments,
         segments=segments,
+        **sums,
     )
 
 
-def _count(counts: dict[str, Any], name: str) -> int | None:
+def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
     value = counts.get(name)
     return None if value is None else int(value)
 
@@ -130,7 +116,7 @@ def _segment(segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, wit
 
 
 def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str:
-    """Sleep mode keeps weights and the KV cache in private pools too; vLLM 0.10 on tells which one its graphs have."""
+    """Empty for the common pool. Sleep mode has private pools too; from 0.10 on vLLM names that of its graphs."""
     if pool == _COMMON_POOL:
         return ""
     return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
@@ -143,7 +129,7 @@ def _graph_pool() -> tuple[int, ...] | None:
 
 
 PROFILING = frozenset({"determine_available_memory", "determine_num_available_blocks"})
-"""Functions of vLLM's that read PyTorch's peak to size the KV cache; while one runs the peak is not ours to reset."""
+"""vLLM's functions that read PyTorch's peak to size the KV cache; the peak is not reset while one runs."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +141,7 @@ class WorkerMemory:
     gpu: str
     """NVML's index; `cpu` for a worker without a GPU."""
     used_bytes: int | None = None
-    """On the whole card, whoever holds it; without a GPU what the process holds of the host's memory."""
+    """On the whole card, by all processes; without a GPU the resident memory of the process."""
     reserved_bytes: int | None = None
     """Taken from the card by PyTorch's allocator."""
     allocated_bytes: int | None = None
@@ -169,16 +155,16 @@ class WorkerMemory:
     others_bytes: int | None = None
     """Held by other processes on the card."""
     peak_allocated_bytes: int | None = None
-    """The most that was handed out at once since the look before this one."""
+    """Peak of the allocated bytes since the previous reading."""
     alloc_retries: int | None = None
     host_rss_bytes: int | None = None
-    """What the process holds of the host's memory; with the first of its devices alone."""
+    """Resident memory of the process; only with the first of its devices."""
     host_pinned_bytes: int | None = None
     """Of that, what PyTorch pinned for copies to and from the card."""
 
 
 def read() -> tuple[WorkerMemory, ...]:
-    """Nothing in a process that is no worker, or not yet: its place among the others is not settled."""
+    """The memory of each device; empty in a process that is not a worker with a rank yet."""
     rank = worker_rank()
     if rank is None:
         return ()
@@ -189,18 +175,20 @@ def read() -> tuple[WorkerMemory, ...]:
         return (WorkerMemory(rank, "cpu", used_bytes=rss, host_rss_bytes=rss, host_pinned_bytes=host.pinned_bytes),)
     memory: list[WorkerMemory] = []
     for device in range(cuda.device_count()):
-        taken = _device(cuda, device, rank, WorkerHostMemory() if memory else host)
+        taken = _device_memory(cuda, device, rank, WorkerHostMemory() if memory else host)
         memory += [taken] if taken else []
     return tuple(memory)
 
 
 def worker_rank() -> int | None:
+    """The rank of this process; None where vLLM has not set one."""
     groups = sys.modules.get("vllm.distributed.parallel_state")
     world = getattr(groups, "_WORLD", None)
     return None if world is None else int(world.rank)
 
 
 def initialized_cuda() -> Any | None:
+    """`torch.cuda`; None where CUDA is not initialized."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 
@@ -212,41 +200,35 @@ def read_host(cuda: Any | None) -> WorkerHostMemory:
     return WorkerHostMemory(int(rss), None if pinned is None else int(pinned))
 
 
-def _device(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
-    """None where the worker holds nothing: it sees the other workers' GPUs too."""
+def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
+    """None where the worker holds nothing on the device: it sees the other workers' GPUs too."""
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
     torch = allocator_state(cuda, device, with_blocks=False)
     _reset_peak(cuda, device)
     card = card_use(cuda, device)
+    shared = {each.name for each in fields(WorkerMemory)} & {each.name for each in fields(AllocatorState)}
     return WorkerMemory(
         rank,
         card.gpu,
         card.used_bytes,
-        torch.reserved_bytes,
-        torch.allocated_bytes,
-        torch.active_bytes,
-        torch.inactive_split_bytes,
-        torch.largest_free_bytes,
-        torch.graph_pool_bytes,
-        None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0),
-        card.others_bytes,
-        torch.peak_allocated_bytes,
-        torch.alloc_retries,
-        host.rss_bytes,
-        host.pinned_bytes,
+        non_torch_bytes=None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0),
+        others_bytes=card.others_bytes,
+        host_rss_bytes=host.rss_bytes,
+        host_pinned_bytes=host.pinned_bytes,
+        **{name: getattr(torch, name) for name in shared},
     )
 
 
 def _reset_peak(cuda: Any, device: int) -> None:
-    """So that the next look sees the peak since this one. vLLM sizes its KV cache by the same figure, so not then."""
+    """Start a new peak, unless vLLM is sizing its KV cache by it."""
     reset = getattr(cuda, "reset_peak_memory_stats", None)
     if reset is not None and not is_profiling():
         reset(device)
 
 
 def is_profiling() -> bool:
-    """Whether any thread of this process is inside vLLM's measurement of its own peak."""
+    """Whether a thread of this process runs vLLM's memory profiling."""
     own = threading.get_ident()
     for thread, top in sys._current_frames().items():
         frame: Any = top if thread != own else None
@@ -259,7 +241,7 @@ def is_profiling() -> bool:
 
 @dataclass(frozen=True)
 class CardUse:
-    """A card as NVML shows it, from where this process stands."""
+    """A card's memory by NVML, split into this process and others."""
 
     gpu: str
     name: str | None = None
@@ -270,7 +252,7 @@ class CardUse:
 
 
 def card_use(cuda: Any, device: int) -> CardUse:
-    """PyTorch writes a UUID without NVML's prefix."""
+    """The use of a device; its card is found by UUID, which PyTorch writes without NVML's prefix."""
     from legroom.live.gpu_memory import devices
 
     uuid = str(cuda.get_device_properties(device).uuid)
@@ -278,7 +260,7 @@ def card_use(cuda: Any, device: int) -> CardUse:
     if card is None:
         return CardUse(str(device))
     own = _own_bytes(card.processes, card.used_bytes)
-    # Not what is used less what is ours: the driver keeps a part of the card for itself, 0.6 GiB of an H200.
+    # Not used bytes minus own bytes: the driver reserves a part of the card, 0.6 GiB of an H200.
     rest = [size for pid, size in card.processes if pid != os.getpid()]
     alone = len(card.processes) == 1
     others = 0 if alone else sum(rest) if own is not None and all(rest) else None
@@ -286,8 +268,7 @@ def card_use(cuda: Any, device: int) -> CardUse:
 
 
 def _own_bytes(processes: tuple[tuple[int, int], ...], used_bytes: int) -> int | None:
-    """What is this process's. A container shows other numbers for processes than the driver does: one that is listed
-    alone is this one."""
+    """Bytes of this process. A container hides its PID from the driver, so a process listed alone is this one."""
     own = [size for pid, size in processes if pid == os.getpid()]
     if own:
         return own[0] or (used_bytes if len(processes) == 1 else None)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, SHELLS, basename, server_start
+from legroom.deployments.server_words import (
+    ASSIGNMENT,
+    CONTAINER_TOOLS,
+    SHELLS,
+    basename,
+    launcher_command,
+    server_start,
+)
 from legroom.deployments.shell.lexer import TooManyWords, Word, placed_env
 from legroom.deployments.shell.simple_commands import SimpleCommand, commands
 from legroom.deployments.source_text import Text, Unread
@@ -20,9 +26,6 @@ from legroom.deployments.subjects import (
     TimeLimit,
     change_servers,
 )
-
-if TYPE_CHECKING:
-    from legroom.deployments.launchers import LauncherCommand
 
 _RUNS_C = (*SHELLS, "su", "runuser")
 _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
@@ -69,7 +72,7 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
         before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
         env = {**command.env, **{pair[1]: word.with_text(pair[2]) for word, pair in before if pair}}
         yield StartedServer(runs, words, env, source.place, source.place(words[0].offset))
-    elif engine := _launched(command):
+    elif engine := launcher_command(command.words):
         place = source.place(engine.words[0].offset)
         yield StartedServer(runs, engine.words, command.env, source.place, place, launcher=engine.launcher)
     elif depth < 4:
@@ -80,14 +83,6 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
                 at = word.place or source.place(word.offset)
                 inner = Text(source.path, _inner_script(word), at.line, (at.column,))
                 yield from script_subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
-
-
-def _launched(command: SimpleCommand) -> LauncherCommand | None:
-    if "-m" not in command.texts():
-        return None
-    from legroom.deployments.launchers import launcher_command  # not for a plain command line
-
-    return launcher_command(command.words)
 
 
 def _inner_script(word: Word) -> str:

@@ -1,9 +1,10 @@
-"""The causes, one file each: every file of this folder that defines `CAUSE` is examined."""
+"""The causes, one file each. A file defines `CAUSE`, `examine(case)` and `remedies(planner)`."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -22,17 +23,11 @@ Domain = Literal["gpu", "host", "settings", "other"]
 
 @dataclass(frozen=True)
 class Cause:
-    """How a cause is recognised, what fixes it and what does not; defined once in each file of this folder."""
+    """How a cause is recognised, what fixes it and what does not."""
 
-    label: str
-    """Also the name of its file."""
     entry: str
     """Id of its general catalog entry; a finding may name a more specific entry of the same label."""
     title: Localized
-    examine: Callable[[Case], Assessment | None]
-    """Returns an assessment if this cause may explain the case."""
-    remedies: Callable[[FixPlanner], Iterator[Fix | None]]
-    """Yields the fixes, best first; None for one that does not apply."""
     dead_ends: tuple[DeadEnd, ...]
     phase: Phase | None = None
     """The phase in which it always happens; used where the log does not show one."""
@@ -42,6 +37,12 @@ class Cause:
     """Whose memory is short; with `settings` and `other` none is."""
     priority: int = 0
     """Among causes of equal confidence the lowest number comes first, then the lowest entry id."""
+    label: str = ""
+    """The name of its file; set, like the two functions, by `causes`."""
+    examine: Callable[[Case], Assessment | None] = lambda case: None
+    """The assessment of a case; None where this cause does not apply."""
+    remedies: Callable[[FixPlanner], Iterator[Fix | None]] = lambda planner: iter(())
+    """The fixes, best first; None for one that does not apply."""
 
     @property
     def is_memory(self) -> bool:
@@ -52,8 +53,10 @@ class Cause:
 @cache
 def causes() -> tuple[Cause, ...]:
     """Every cause, ordered by priority and entry."""
-    names = (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py"))
-    every: list[Cause] = [importlib.import_module(f"{__name__}.{name}").CAUSE for name in names]
+    every: list[Cause] = []
+    for name in (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py")):
+        module = importlib.import_module(f"{__name__}.{name}")
+        every.append(replace(module.CAUSE, label=name, examine=module.examine, remedies=module.remedies))
     return tuple(sorted(every, key=lambda cause: (cause.priority, cause.entry)))
 
 

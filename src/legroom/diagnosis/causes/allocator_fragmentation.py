@@ -31,9 +31,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.88 if oom.total_bytes else 0.8  # a twentieth of the card in unused pieces is no side effect
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
-        f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than "
-        f"the {gib(oom.wanted_bytes)} asked for. No single piece is that "
-        "large."
+        f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
+        "single piece is that large."
     )
     return Assessment(confidence, proof(case.first("torch_oom")), why)
 
@@ -75,11 +74,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label="allocator_fragmentation",
     entry="LR406",
     title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"

@@ -61,9 +61,8 @@ def _why(case: Case) -> str:
     elif oom and oom.free_bytes is not None and oom.total_bytes:
         room = f" {gib(oom.free_bytes)} of {gib(oom.total_bytes)} were free."
     return (
-        "The KV cache has taken the whole budget before graphs are "
-        "captured; the graphs need memory beside it (before 0.20 "
-        f"all of it, since then what the estimate missed).{room}"
+        "The KV cache has taken the whole budget before graphs are captured; the graphs need memory beside it (before "
+        f"0.20 all of it, since then what the estimate missed).{room}"
     )
 
 
@@ -91,9 +90,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
     if not _leaves_too_small_pool(planner, room):
         yield room
-    yield planner.pull_lever(
-        "fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6
-    )
+    yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.", 0.6)
     yield eager
     if _leaves_too_small_pool(planner, room):
         yield room
@@ -105,9 +102,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.4,
         )
     seqs = planner.known.args.max_num_seqs
-    yield planner.pull_lever(
-        "fewer sequences", "max_num_seqs", "The largest graph follows the number of sequences.", 0.45
-    ) or (
+    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.", 0.45) or (
         planner.plan_change(
             "max_num_seqs",
             {"max_num_seqs": max((seqs or 256) // 4, 8)},
@@ -147,13 +142,10 @@ def _lower_utilization_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix |
 
 
 CAUSE = Cause(
-    label="cudagraph_capture_oom",
     entry="LR302",
     title=Localized("no room left for capturing CUDA graphs", "捕获 CUDA 图时显存不足"),
     phase="startup_graph",
     usual_at=("graph",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("raise gpu_memory_utilization", "it takes away the very room that capture needs"),
         DeadEnd("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "it reserves less for graphs, not more"),

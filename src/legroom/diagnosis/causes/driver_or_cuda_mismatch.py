@@ -20,12 +20,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label=_LABEL,
     entry="LR902",
     title=Localized("driver, CUDA and build do not go together", "驱动、CUDA 与编译版本不匹配"),
     phase="startup_load",
     domain="other",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("any memory flag", "nothing was short"),),
 )

@@ -34,18 +34,17 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
-    total, free, desired = (check.facts.get(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
+    total, free, desired = (check.number(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
     confidence = 0.9
-    if not isinstance(free, int) or not isinstance(total, int) or not isinstance(desired, int):
+    if free is None or total is None or desired is None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
         )
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used
     why = (
-        f"At start-up {gib(free)} of {gib(total)} were free, but "
-        f"{check.facts.get('utilization_ratio')} x {gib(total)} = "
-        f"{gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
+        f"At start-up {gib(free)} of {gib(total)} were free, but {check.facts.get('utilization_ratio')} x {gib(total)} "
+        f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
         "allocated anything."
     )
     return Assessment(confidence, proof(check), why)
@@ -55,11 +54,10 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
     error = case.first("profiling_error")
     if error is None:
         return None
-    before, after = error.facts.get("initial_bytes"), error.facts.get("current_bytes")
-    if isinstance(before, int) and isinstance(after, int) and before == after:
+    before, after = error.number("initial_bytes"), error.number("current_bytes")
+    if before is not None and before == after:
         return None
-    sized = isinstance(before, int) and isinstance(after, int)
-    numbers = f" from {gib(int(before or 0))} to {gib(int(after or 0))}" if sized else ""
+    numbers = f" from {gib(before)} to {gib(after)}" if before is not None and after is not None else ""
     why = (
         f"Free memory grew{numbers} while vLLM measured its own use: another process on the same card released memory "
         "in between, so the measurement is worthless and vLLM stops."
@@ -103,9 +101,8 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     if error is None:
         return None
     startup, engine = case.startup, case.engine
-    before = case.first("used_before")
-    printed = before.facts.get("used_bytes") if before else None
-    used_before = printed if isinstance(printed, int) else case.other_processes_bytes
+    before, printed = case.first("used_before"), case.number("used_before", "used_bytes")
+    used_before = printed if printed is not None else case.other_processes_bytes
     if used_before is not None and used_before > 2 * GIB:
         why = (
             f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
@@ -130,9 +127,8 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
         charging = (older and not case.has("available_kv")) or _is_logged_in_late_2024(case)
     why = (
-        "Nothing is left for the KV cache. In this generation of "
-        "vLLM the measurement counted the memory of every process "
-        "on the card, so a neighbour or an orphaned worker is charged to this one."
+        "Nothing is left for the KV cache. In this generation of vLLM the measurement counted the memory of every "
+        "process on the card, so a neighbour or an orphaned worker is charged to this one."
     )
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
@@ -212,8 +208,8 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
 
 
 def _upgrade_fix(planner: FixPlanner) -> Fix | None:
-    # Without a version only the style shows it: no bracket before the file name means older than 0.8.
     """0.9.1 and later do not charge other processes' memory to the server."""
+    # Without a version the log style decides: no bracket before the file name means older than 0.8.
     by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
     if not old:
@@ -238,9 +234,8 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 
 def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
     """The utilization that fits into what was free at start-up."""
-    check = planner.case.first("free_below_desired")
-    free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
-    if not isinstance(free, int) or not isinstance(total, int) or total <= 0:
+    free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    if free is None or total is None or total <= 0:
         return None
     share = math.floor((free - GIB // 2) / total * 100) / 100
     if share < 0.1:
@@ -254,15 +249,12 @@ def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
 
 
 CAUSE = Cause(
-    label="gpu_shared_or_not_free",
     entry="LR103",
     title=Localized(
         "the GPU was not free: another process holds memory of it",
         "GPU 不空闲：其他进程（或上次运行的残留进程）占用显存",
     ),
     phase="startup_load",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("raise gpu_memory_utilization", "the memory is not there: it is somebody else's"),
         DeadEnd(

@@ -24,7 +24,7 @@ _CERTAIN = (
 )
 _LIKELY = ("oom_killer", "bus_error", "core_bus_error")
 _POSSIBLE = ("core_killed", "sigkill", "killed_word")
-_FAINT = ("ray_worker_died", "died_silently")
+_WEAK = ("ray_worker_died", "died_silently")
 
 
 def examine(case: Case) -> Assessment | None:
@@ -34,12 +34,12 @@ def examine(case: Case) -> Assessment | None:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
         return Assessment(0.92, proof(shares), why)
-    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.35)):
+    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_WEAK, 0.35)):
         error = case.first(*ids)
         if error is not None and error.id in _POSSIBLE and error.role != "host":
             continue  # the server ended its own workers
-        if error is not None and error.id in _FAINT and (case.last_error or not _suggests_kill(case, error)):
-            continue  # an error is there, or was above: that a process ended is no sign by itself
+        if error is not None and error.id in _WEAK and (case.last_error or not _suggests_kill(case, error)):
+            continue  # a process that ended is no evidence beside an error
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Assessment(_confidence(case, error, certainty), proven, _why(case))
@@ -67,8 +67,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _suggests_kill(case: Case, ended: Evidence) -> bool:
-    """Ray always lists a kill among the reasons; an engine that died counts only where milestones show no error
-    before."""
+    """Whether the end of a process may be a kill: Ray always names it; an engine must have logged milestones."""
     return ended.id == "ray_worker_died" or bool(case.milestones)
 
 
@@ -254,12 +253,9 @@ def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
 
 
 CAUSE = Cause(
-    label="host_ram_oom",
     entry="LR501",
     title=Localized("the host ran out of memory, not the GPU", "主机内存（RAM、/dev/shm、锁页内存）不足，而非显存"),
     domain="host",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("lower gpu_memory_utilization, max_model_len or max_num_seqs", "they are of the GPU; the host ran out"),
         DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),

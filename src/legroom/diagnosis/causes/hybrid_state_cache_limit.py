@@ -12,21 +12,19 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("state_blocks_short")
     if error is None:
         return None
-    asked, blocks = error.facts.get("max_num_seqs_count"), error.facts["state_blocks_count"]
-    running = f"{asked} sequences may run" if asked is not None else "More sequences may run (max_num_seqs)"
+    max_seqs, blocks = error.facts.get("max_num_seqs_count"), error.facts["state_blocks_count"]
+    running = f"{max_seqs} sequences may run" if max_seqs is not None else "More sequences may run (max_num_seqs)"
     why = (
-        "Every running sequence of this hybrid model needs a state "
-        f"block of its own. {running} and there are only "
-        f"{blocks} blocks. This is a second check beside the one "
-        "for max_model_len: passing one says nothing of the other."
+        f"Every running sequence of this hybrid model needs a state block of its own. {running} and there are only "
+        f"{blocks} blocks. This is a second check beside the one for max_model_len: passing one says nothing of the "
+        "other."
     )
     return Assessment(0.96, proof(case.first("estimated_max_len"), error), why)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    error = planner.case.first("state_blocks_short")
-    blocks = error.facts.get("state_blocks_count") if error else None
-    if isinstance(blocks, int) and blocks > 0:
+    blocks = planner.case.number("state_blocks_short", "state_blocks_count") or 0
+    if blocks > 0:
         seqs = blocks if blocks < 32 else blocks // 8 * 8
         yield planner.plan_change(
             "max_num_seqs",
@@ -35,18 +33,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             trades="fewer requests run at once",
             confidence=0.85,
         )
-    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool has more state blocks.", 0.4)
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a state block is smaller.", 0.35
-    )
+    yield planner.pull_lever("raise utilization", "A larger pool has more state blocks.", 0.4)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a state block is smaller.", 0.35)
 
 
 CAUSE = Cause(
-    label="hybrid_state_cache_limit",
     entry="LR202",
     title=Localized("more sequences than state blocks of the hybrid model", "max_num_seqs 超过混合模型的状态缓存块数"),
     phase="startup_kv",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("lower max_model_len alone", "state blocks are counted by sequence, not by length"),),
 )

@@ -57,9 +57,8 @@ def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> 
         parts.append(f"KV usage {_kv_usage_percent(worst):g} %{beside}")
     shown = "; ".join(parts) or "the pool ran out of blocks"
     return (
-        f"{shown}. The pool was allocated at start-up and does not "
-        "grow: the requests that run want more tokens at once than it "
-        "holds, so work already done is thrown away and repeated."
+        f"{shown}. The pool was allocated at start-up and does not grow: the requests that run want more tokens at "
+        "once than it holds, so work already done is thrown away and repeated."
     )
 
 
@@ -89,9 +88,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             trades="32 GiB of host RAM a GPU",
             confidence=0.6,
         )
-    asked = planner.known.args.max_num_seqs or 256
+    max_seqs = planner.known.args.max_num_seqs or 256
     # One or two that run and still run out are long requests: fewer of them is no server any more.
-    seqs = most * 3 // 4 if most > 2 else max(asked // 2, 1)
+    seqs = most * 3 // 4 if most > 2 else max(max_seqs // 2, 1)
     yield planner.plan_change(
         "max_num_seqs",
         {"max_num_seqs": seqs},
@@ -99,7 +98,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="more requests wait",
         confidence=0.6,
     )
-    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool, where the card has room.", 0.45)
+    yield planner.pull_lever("raise utilization", "A larger pool, where the card has room.", 0.45)
     yield Fix(
         "max_model_len",
         "Requests that may grow less need fewer blocks; bound max_tokens too.",
@@ -113,18 +112,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="keys and values in 8 bits",
         confidence=0.4,
     )
-    yield planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", "More GPUs, a larger pool.", 0.35)
+    yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.", 0.35)
 
 
 CAUSE = Cause(
-    label="kv_preemption_thrash",
     entry="LR403",
     title=Localized(
         "running requests exhaust the KV pool: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
     ),
     phase="serving",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "--swap-space on the V1 engine",

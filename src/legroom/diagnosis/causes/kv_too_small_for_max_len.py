@@ -11,12 +11,12 @@ from legroom.diagnosis.fixes.flag_repair import larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
 
 _ROUNDED = GIB // 200
-"""vLLM prints GiB with two digits; half of the last one may be missing."""
+"""Rounding error of GiB printed with two digits."""
 _MIN_LENGTH_GAIN = 4
-"""Where a pool holds less than this part of the length that was asked for, the pool is raised first."""
+"""A pool that holds less than a quarter of max_model_len is raised before the length is lowered."""
 
 _SHORT_CONTEXT_TOKENS = 2048
-"""A server for shorter requests than this is hardly what was wanted."""
+"""Contexts below this are of little use: more memory is proposed first."""
 _MAX_UTILIZATION = 0.95
 _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little use."
 
@@ -32,70 +32,61 @@ def examine(case: Case) -> Assessment | None:
 
 def longest_fitting_len(case: Case) -> int | None:
     """The length that the log says would fit."""
-    tokens, estimate, error = (
-        case.first("kv_tokens_short"),
-        case.first("estimated_max_len"),
-        case.first("kv_bytes_short"),
-    )
-    for evidence in (tokens, estimate):
-        fits = evidence.facts.get("fits_len_count") if evidence else None
-        if isinstance(fits, int) and fits > 0:
+    for id_ in ("kv_tokens_short", "estimated_max_len"):
+        if (fits := case.number(id_, "fits_len_count") or 0) > 0:
             return fits
-    if error is None:
+    wanted, needed, has = _printed_shortage(case)
+    if wanted is None or needed is None or has is None or needed <= 0 or has <= _ROUNDED:
         return None
-    wanted, needed, has = (error.facts.get(name) for name in ("max_model_len_count", "needed_bytes", "available_bytes"))
-    if isinstance(wanted, int) and isinstance(needed, int) and isinstance(has, int) and needed > 0 and has > _ROUNDED:
-        return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
-    return None
+    return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
+
+
+def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
+    """max_model_len in tokens, and the needed and available KV bytes."""
+    names = ("max_model_len_count", "needed_bytes", "available_bytes")
+    wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
+    return wanted, needed, has
 
 
 def _why(case: Case) -> str:
-    error = case.first("kv_bytes_short")
-    if error is not None:
-        needed, has = error.facts.get("needed_bytes"), error.facts.get("available_bytes")
-        wanted = error.facts.get("max_model_len_count")
-        if isinstance(needed, int) and isinstance(has, int) and isinstance(wanted, int) and needed > _ROUNDED:
-            return (
-                f"One request of {wanted:,} tokens needs {gib(needed)} of "
-                f"KV cache and {gib(has)} are left: {gib(needed - has)} "
-                f"short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, "
-                f"{longest_fitting_len(case) or 0:,} tokens fit."
-            )
+    wanted, needed, has = _printed_shortage(case)
+    if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
+        return (
+            f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
+            f"{gib(needed - has)} short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, "
+            f"{longest_fitting_len(case) or 0:,} tokens fit."
+        )
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
-        wanted, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
-        return f"One request may be {wanted:,} tokens long, and the pool holds {fits:,}."
+        longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
+        return f"One request may be {longest:,} tokens long, and the pool holds {fits:,}."
     return f"The pool holds one request of {longest_fitting_len(case) or 0:,} tokens, which is less than max_model_len."
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """A length that fits, a higher utilization, fewer bytes per token, or more cards."""
-    fits, asked = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
-    larger = larger_pool_fix(planner, 0.75 if fits * _MIN_LENGTH_GAIN < asked else 0.7)
-    # A pool that was given outright and holds next to nothing is what is wrong, not the length.
-    if larger is not None and fits * _MIN_LENGTH_GAIN < asked:
+    fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
+    larger = larger_pool_fix(planner, 0.75 if fits * _MIN_LENGTH_GAIN < max_len else 0.7)
+    # An explicit pool that holds a small part of the length is the error, not the length.
+    if larger is not None and fits * _MIN_LENGTH_GAIN < max_len:
         yield larger
     if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
         yield _raise_utilization_for_length(planner, fits)
-        yield planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", _TOO_SHORT.format(fits), 0.5)
+        yield planner.pull_lever("more GPUs", _TOO_SHORT.format(fits), 0.5)
     yield _shorter_len_fix(planner)
-    if larger is not None and fits * _MIN_LENGTH_GAIN >= asked:
+    if larger is not None and fits * _MIN_LENGTH_GAIN >= max_len:
         yield larger
     short = _pool_shortage_bytes(planner)
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
         yield (
-            planner.pull_lever("raise utilization", "raise_util", why, 0.5)
+            planner.pull_lever("raise utilization", why, 0.5)
             if planner.failed_plan
             else planner.raise_utilization(short, why)
         )
-    yield planner.pull_lever(
-        "fewer sequences", "max_num_seqs", "Fewer dummy sequences leave more of the budget to the pool.", 0.45
-    )
-    yield planner.pull_lever(
-        "smaller batches", "max_num_batched_tokens", "A smaller peak leaves more of the budget to the pool.", 0.45
-    )
-    yield planner.pull_lever("fp8 KV cache", "kv_cache_dtype", "Keys and values in 8 bits take half.", 0.45) or (
+    yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.", 0.45)
+    yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.", 0.45)
+    yield planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.", 0.45) or (
         planner.plan_change(
             "kv_cache_dtype",
             {"kv_cache_dtype": "fp8"},
@@ -106,21 +97,18 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if planner.failed_plan is None
         else None
     )
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4
-    )
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.", 0.4)
 
 
 def checked_len(case: Case) -> int:
     """The length that vLLM checked; 0 where it is not printed."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
-    length = error.facts.get("max_model_len_count") if error else None
-    return length if isinstance(length, int) else 0
+    return (error.number("max_model_len_count") if error else None) or 0
 
 
 def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
     """A higher utilization with the length it holds, where that is several times the present one."""
-    accounting, total, asked = planner.accounting, planner.total_bytes, checked_len(planner.case)
+    accounting, total, max_len = planner.accounting, planner.total_bytes, checked_len(planner.case)
     for share in (planner.default_utilization, _MAX_UTILIZATION):
         length = accounting.longest_at(share)
         if length is None or total is None or share <= planner.utilization or length < fits * _MIN_LENGTH_GAIN:
@@ -128,7 +116,7 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
         if (1 - share) * total < GIB // 2 + (planner.case.startup.graph_bytes or 0):
             continue
         flags: dict[str, Any] = {"gpu_memory_utilization": share}
-        if length < asked // 256 * 256:
+        if length < max_len // 256 * 256:
             flags["max_model_len"] = length
         trades = "less of the card is left for what vLLM does not count"
         fix = planner.plan_change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades, confidence=0.6)
@@ -140,31 +128,27 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     fits = longest_fitting_len(planner.case)
     if not fits:
-        return planner.pull_lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
+        return planner.pull_lever("shorter context", "The longest length the pool holds.", 0.7)
     step = 1024 if fits >= 4096 else 16
-    # A hundredth stays free: the next start measures its peak anew, some MiB up or down.
+    # 1 % stays free: the measured peak varies by some MiB from start to start.
     flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
     checked = planner.plan_change("max_model_len", flags, why, trades=trades, confidence=0.75)
-    # The log's own number counts more than a model of it that disagrees or doubts.
+    # The length that the log prints is certain, even where the memory model disagrees.
     return replace(checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades), proven=True)
 
 
 def _pool_shortage_bytes(planner: FixPlanner) -> int | None:
-    error = planner.case.first("kv_bytes_short")
-    needed, has = (error.facts.get(name) if error else None for name in ("needed_bytes", "available_bytes"))
-    return needed - has if isinstance(needed, int) and isinstance(has, int) else None
+    _, needed, has = _printed_shortage(planner.case)
+    return None if needed is None or has is None else needed - has
 
 
 CAUSE = Cause(
-    label="kv_too_small_for_max_len",
     entry="LR203",
     title=Localized(
         "the KV cache cannot hold one request of max_model_len", "KV 缓存容纳不下一个 max_model_len 长度的请求"
     ),
     phase="startup_kv",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "raise gpu_memory_utilization to 0.95 and more for a large shortfall",

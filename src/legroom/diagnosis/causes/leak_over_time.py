@@ -126,12 +126,9 @@ def _sleep_fixes() -> Iterator[Fix]:
 
 
 CAUSE = Cause(
-    label="leak_over_time",
     entry="LR405",
     title=Localized("memory grows with time", "内存随时间增长（泄漏）"),
     phase="serving",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("lower gpu_memory_utilization", "what grows is host memory or outside the pool"),
         DeadEnd("blame the KV cache", "the pool is allocated at start and never grows"),

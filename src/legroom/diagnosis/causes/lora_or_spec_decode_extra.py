@@ -47,12 +47,11 @@ def examine(case: Case) -> Assessment | None:
 def _why(case: Case, non_torch: int | None) -> str:
     if non_torch is not None and case.oom and case.oom.torch_bytes is not None:
         return (
-            f"{gib(non_torch)} of the card are used outside torch "
-            f"({gib(case.oom.total_bytes or 0)} - {gib(case.oom.free_bytes or 0)} "
-            f"free - {gib(case.oom.torch_bytes)} torch - "
-            f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays "
-            "below 2.5 GiB; graphs captured for adapters and draft models with their own "
-            "communicators do not, and the profile run sees none of it."
+            f"{gib(non_torch)} of the card are used outside torch ({gib(case.oom.total_bytes or 0)} - "
+            f"{gib(case.oom.free_bytes or 0)} free - {gib(case.oom.torch_bytes)} torch - "
+            f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays below 2.5 GiB; graphs "
+            "captured for adapters and draft models with their own communicators do not, and the profile run sees none "
+            "of it."
         )
     return (
         "Adapters or the draft model bring weights, KV and buffers of their own that the profile run does not measure."
@@ -100,20 +99,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="slower decoding",
         confidence=0.4,
     )
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35
-    )
+    yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.", 0.35)
 
 
 CAUSE = Cause(
-    label="lora_or_spec_decode_extra",
     entry="LR303",
     title=Localized(
         "adapters or the draft model need memory that was not measured", "LoRA 适配器或草稿模型占用了未被统计的显存"
     ),
     usual_at=("spec", "lora"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("expandable_segments alone", "the memory is in use outside torch, not in pieces inside it"),
         DeadEnd("change --cpu-offload-gb together with adapters", "that combination does not start whatever the size"),

@@ -43,11 +43,9 @@ def _why(case: Case) -> str:
     if oom and oom.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
         return (
-            f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: "
-            "no setting of the KV cache matters. Attention over all "
-            "patches of a large image without a flash kernel takes "
-            "patches x patches; the image must become smaller or the "
-            "kernel another."
+            f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: no setting of the KV cache matters. Attention "
+            "over all patches of a large image without a flash kernel takes patches x patches; the image must become "
+            "smaller or the kernel another."
         )
     return (
         "The vision or audio encoder runs over all patches of its "
@@ -128,13 +126,10 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
 
 
 CAUSE = Cause(
-    label="multimodal_inputs",
     entry="LR402",
     title=Localized(
         "images, videos or audio are larger than the engine was sized for", "图像/视频/音频输入超出引擎的预留"
     ),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("change gpu_memory_utilization", "the request is the same at every ratio"),
         DeadEnd(

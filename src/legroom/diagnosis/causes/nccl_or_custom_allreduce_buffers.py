@@ -25,9 +25,8 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("nccl_oom", "deepep_buffer")
     if error:
         why = (
-            "NCCL could not get memory for its buffers or kernels. "
-            "They live outside torch and beside the budget, so what "
-            "gpu_memory_utilization leaves free has to hold them on every rank."
+            "NCCL could not get memory for its buffers or kernels. They live outside torch and beside the budget, so "
+            "what gpu_memory_utilization leaves free has to hold them on every rank."
         )
         unhandled = case.first("nccl_unhandled_cuda")
         return Assessment(0.92, proof(unhandled, error), why)
@@ -90,11 +89,8 @@ def _registration_fix() -> Iterator[Fix]:
 
 
 CAUSE = Cause(
-    label="nccl_or_custom_allreduce_buffers",
     entry="LR304",
     title=Localized("communication buffers ran out of GPU memory", "通信缓冲区（NCCL/all-reduce）显存不足"),
     phase="startup_load",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("lower max_model_len", "the buffers depend on ranks and channels, not on length"),),
 )

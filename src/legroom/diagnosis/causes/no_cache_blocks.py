@@ -24,14 +24,13 @@ _DECIDING_STEPS = (
 
 def examine(case: Case) -> Assessment | None:
     """The check itself, or accounting lines that already show it."""
-    starved = cpu_check_failed(case)
-    if starved:
+    failed_check = cpu_check_failed(case)
+    if failed_check:
         why = (
-            "On the CPU backend the budget is "
-            f"{gib(int(starved.facts.get('budget_bytes', 0)))} of RAM, and the process uses "
-            f"{gib(-int(starved.facts['requested_bytes']))} more than that before any KV cache."
+            f"On the CPU backend the budget is {gib(int(failed_check.facts.get('budget_bytes', 0)))} of RAM, and the "
+            f"process uses {gib(-int(failed_check.facts['requested_bytes']))} more than that before any KV cache."
         )
-        return Assessment(0.93, proof(starved), why)
+        return Assessment(0.93, proof(failed_check), why)
     if (pool := _given_pool_bytes(case)) is not None and case.oom is not None:
         oom = case.oom
         free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
@@ -61,9 +60,8 @@ def _given_pool_bytes(case: Case) -> int | None:
 
 def cpu_check_failed(case: Case) -> Evidence | None:
     """The CPU backend's form of the same check, where nothing is left (0.27+)."""
-    error = case.first("cpu_kv_short")
-    requested = error.facts.get("requested_bytes") if error else None
-    return error if isinstance(requested, int) and requested <= 0 else None
+    requested = case.number("cpu_kv_short", "requested_bytes")
+    return case.first("cpu_kv_short") if requested is not None and requested <= 0 else None
 
 
 def _why(case: Case) -> str:
@@ -89,9 +87,9 @@ def _why(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """A larger budget where the card has room; else smaller weights or peak; else other cards."""
-    starved = cpu_check_failed(planner.case)
-    if starved:
-        yield _larger_cpu_share_fix(planner, starved)
+    failed_check = cpu_check_failed(planner.case)
+    if failed_check:
+        yield _larger_cpu_share_fix(planner, failed_check)
         return
     if _given_pool_bytes(planner.case) is not None and (oom := planner.case.oom) is not None:
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
@@ -123,21 +121,17 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "Weights and peak are above the budget, and the card has room."
     single = [
-        planner.pull_lever("raise utilization", "raise_util", why, 0.7),
-        planner.pull_lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak."),
-        planner.pull_lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak."),
+        planner.pull_lever("raise utilization", why, 0.7),
+        planner.pull_lever("smaller batches", "A smaller dummy batch has a smaller peak."),
+        planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         yield planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     smaller = "Smaller weights leave room for the pool."
-    yield planner.extend_until_fits(
-        planner.pull_lever("quantized weights", "checkpoint_format", smaller), smaller, confidence=0.6
-    )
+    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller, confidence=0.6)
     more = "Split over more GPUs, each has room for a pool."
-    yield planner.extend_until_fits(
-        planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", more), more, confidence=0.6
-    )
+    yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more, confidence=0.6)
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
     else:
@@ -187,10 +181,10 @@ def _other_release_fix() -> Fix:
     )
 
 
-def _larger_cpu_share_fix(planner: FixPlanner, starved: Evidence) -> Fix | None:
+def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
     """The share of RAM that holds the process and a pool, within what is free."""
-    total, free = int(starved.facts["total_bytes"]), int(starved.facts["free_bytes"])
-    used = int(starved.facts.get("budget_bytes", 0)) - int(starved.facts["requested_bytes"])
+    total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
+    used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
     share = math.ceil((used + max(pool, 0)) / total * 100) / 100
     why = (
@@ -228,13 +222,10 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 
 
 CAUSE = Cause(
-    label="no_cache_blocks",
     entry="LR201",
     title=Localized("nothing is left of the budget for the KV cache", "预算扣除权重和激活峰值后，没有剩余给 KV 缓存"),
     phase="startup_kv",
     usual_at=("kv",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
         DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),

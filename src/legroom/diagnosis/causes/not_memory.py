@@ -146,12 +146,9 @@ def _crashed_step_fix(planner: FixPlanner) -> Fix:
 
 
 CAUSE = Cause(
-    label=_LABEL,
     entry="LR901",
     title=Localized("this looks like memory but is not", "看似内存问题，其实不是"),
     domain="other",
     priority=1,  # gives way to what explains as much
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("any memory flag", "nothing was short; none of them changes this"),),
 )

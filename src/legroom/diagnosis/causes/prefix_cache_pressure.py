@@ -15,9 +15,8 @@ def examine(case: Case) -> Assessment | None:
         return None
     if metric and not stats and not case.has("preemptions_metric"):
         why = (
-            "KV usage climbs and no request waits or is preempted. "
-            "Cached prefixes stay in the pool until their blocks are "
-            "needed; they are given up on demand, so a full pool alone is no fault."
+            "KV usage climbs and no request waits or is preempted. Cached prefixes stay in the pool until their blocks "
+            "are needed; they are given up on demand, so a full pool alone is no fault."
         )
         return Assessment(0.7, proof(metric[:1], metric[-1:]), why)
     evicting = [
@@ -45,7 +44,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps=("no restart is needed; cached blocks are given up on demand",),
         confidence=0.6,
     )
-    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
+    yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.", 0.35)
     yield Fix(
         "other_engine_feature_off",
         "If prompts share nothing, caching only costs hashing.",
@@ -56,12 +55,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label="prefix_cache_pressure",
     entry="LR404",
     title=Localized("the pool is full of cached prefixes", "KV 池被前缀缓存占满（可回收）"),
     phase="serving",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "restart when KV usage passes 90 %",

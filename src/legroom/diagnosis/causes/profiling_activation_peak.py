@@ -11,16 +11,16 @@ from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048
-"""Tokens of a step that every release takes and that hold a chunk of any prompt."""
+"""A step that every release accepts."""
 
 
 def examine(case: Case) -> Assessment | None:
     """The sampler's own message, a traceback through the profile run, or a request as large as dummy inputs."""
     warmup = case.first("sampler_warmup_oom")
-    starved = _peak_left_no_pool(case)
-    if not case.is_oom and not starved:
+    peak_confidence = _peak_left_no_pool(case)
+    if not case.is_oom and not peak_confidence:
         return None
-    confidence = starved or _confidence(case)
+    confidence = peak_confidence or _confidence(case)
     if not confidence:
         return None
     proven = proof(
@@ -57,7 +57,7 @@ def _confidence(case: Case) -> float:
 
 
 def _peak_left_no_pool(case: Case) -> float:
-    """Whether profiling passed but left too small a pool."""
+    """Confidence that the profiled peak left too small a pool; 0 where it did not."""
     startup = case.startup
     if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
         return 0.0
@@ -69,11 +69,9 @@ def _why(case: Case) -> str:
     warmup, oom = case.first("sampler_warmup_oom"), case.oom
     if warmup is not None:
         return (
-            "After the KV cache had been allocated, the sampler was "
-            f"warmed up with {warmup.facts.get('dummy_requests_count')} "
-            "dummy requests: logits and their sorted copies take "
-            "sequences x vocabulary x 4 bytes each, and the room beside "
-            "the pool was smaller."
+            "After the KV cache had been allocated, the sampler was warmed up with "
+            f"{warmup.facts.get('dummy_requests_count')} dummy requests: logits and their sorted copies take sequences "
+            "x vocabulary x 4 bytes each, and the room beside the pool was smaller."
         )
     compiled = case.first("hbm_oom")
     if compiled is not None:
@@ -115,13 +113,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _fewer_sequences(planner)
         return
     if planner.accounting.weights_over_budget_bytes:
-        # The weights alone are above the budget: no dummy is small enough.
-        yield planner.pull_lever(
-            "quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.6
-        )
-        yield planner.pull_lever(
-            "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for the run.", 0.6
-        )
+        # The weights alone exceed the budget, so no smaller dummy batch helps.
+        yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.", 0.6)
+        yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.", 0.6)
         yield from budget_for_weights(planner)
         return
     if planner.failed_plan is None and case.site not in ("sampler", "graph"):
@@ -142,7 +136,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=("give --max-model-len explicitly, as short as your requests allow",),
             confidence=0.45,
         )
-    yield planner.pull_lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
+    yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.", 0.4)
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
@@ -157,8 +151,8 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
             "max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once", confidence=0.65
         )
     flags: dict[str, Any] = {"max_num_seqs": _reduced(planner, args.max_num_seqs or 256)}
-    asked = args.max_num_batched_tokens
-    if asked is None or asked > _SMALL_STEP:
+    max_tokens = args.max_num_batched_tokens
+    if max_tokens is None or max_tokens > _SMALL_STEP:
         flags |= smaller_step_flags(planner, _SMALL_STEP)
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
@@ -166,7 +160,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _reduced(planner: FixPlanner, number: int) -> int:
-    """A quarter of a number, or less where the log shows that a quarter is too much."""
+    """A quarter of a number, or less where the request exceeds the free memory by more than that."""
     oom = planner.case.oom
     times = 4.0
     if oom and oom.free_bytes:
@@ -185,12 +179,11 @@ def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
 
 
 def _fewer_sequences(planner: FixPlanner) -> Fix | None:
-    warmup = planner.case.first("sampler_warmup_oom")
-    dummies = warmup.facts.get("dummy_requests_count") if warmup else None
-    seqs = dummies if isinstance(dummies, int) else planner.known.args.max_num_seqs or 256
+    dummies = planner.case.number("sampler_warmup_oom", "dummy_requests_count")
+    seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
     if planner.failed_plan is not None:
-        return planner.pull_lever("fewer sequences", "max_num_seqs", why, 0.65)
+        return planner.pull_lever("fewer sequences", why, 0.65)
     flags = {"max_num_seqs": _reduced(planner, seqs)}
     return planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
@@ -198,7 +191,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
 def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     why = "The peak grows with the tokens of a step."
     if planner.failed_plan is not None:
-        return planner.pull_lever("smaller batches", "max_num_batched_tokens", why, 0.6)
+        return planner.pull_lever("smaller batches", why, 0.6)
     flags = smaller_step_flags(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
     return planner.plan_change(
         "max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5
@@ -206,12 +199,9 @@ def _fewer_tokens(planner: FixPlanner) -> Fix | None:
 
 
 CAUSE = Cause(
-    label="profiling_activation_peak",
     entry="LR301",
     title=Localized("the profile or warm-up run needs more than there is", "性能分析或预热运行的激活峰值超出可用显存"),
     usual_at=("profile", "sampler", "warmup"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "change gpu_memory_utilization while the profile run fails",

@@ -39,9 +39,8 @@ def _why(case: Case) -> str:
     wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
     return (
         f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
-        "weights being repacked for a kernel, quantized while "
-        "loading, or a kernel's workspace. It needs room beside the "
-        "weights for a moment."
+        "weights being repacked for a kernel, quantized while loading, or a kernel's workspace. It needs room beside "
+        "the weights for a moment."
     )
 
 
@@ -60,7 +59,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         confidence=0.55,
     )
     yield planner.pull_lever(
-        "quantized weights", "checkpoint_format", "A checkpoint that is already quantized needs no copy at all.", 0.6
+        "quantized weights", "A checkpoint that is already quantized needs no copy at all.", 0.6
     ) or Fix(
         "checkpoint_format",
         "A checkpoint that is already in the kernel's format is not converted on the GPU.",
@@ -70,13 +69,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.site in ("graph", "serving", "profile"):
         need = planner.case.oom.wanted_bytes if planner.case.oom else GIB
         yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.", 0.5)
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the copy fits beside the weights.", 0.5
-    )
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, the copy fits beside the weights.", 0.5)
 
 
 CAUSE = Cause(
-    label="quantization_kernel_workspace",
     entry="LR102",
     title=Localized(
         "a second copy of weights, or a kernel's workspace, does not fit",
@@ -84,8 +80,6 @@ CAUSE = Cause(
     ),
     phase="startup_load",
     usual_at=("quant",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "lower max_model_len or max_num_seqs",

@@ -14,11 +14,11 @@ def examine(case: Case) -> Assessment | None:
     error = case.first(*_MESSAGES)
     if error is None:
         return None
-    asked = error.facts.get("asked_count")
+    tokens_needed = error.facts.get("asked_count")
     limit = error.facts.get("limit_count", error.facts.get("limit2_count"))
     numbers = (
-        f"{asked:,} tokens against a limit of {limit:,}"
-        if asked is not None and limit is not None
+        f"{tokens_needed:,} tokens against a limit of {limit:,}"
+        if tokens_needed is not None and limit is not None
         else "over the limit"
     )
     why = (
@@ -32,26 +32,26 @@ def examine(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """A larger limit if memory allows, or a shorter request."""
     error = planner.case.first(*_MESSAGES)
-    asked = error.facts.get("asked_count") if error else None
-    if error is not None and error.id == "prompt_too_long" and isinstance(asked, int):
-        tokens = -(-asked // 1024) * 1024
+    tokens_needed = error.facts.get("asked_count") if error else None
+    if error is not None and error.id == "prompt_too_long" and isinstance(tokens_needed, int):
+        tokens = -(-tokens_needed // 1024) * 1024
         yield planner.plan_change(
             "max_num_batched_tokens",
             {
                 "max_num_batched_tokens": tokens,
                 "max_model_len": max(tokens, planner.known.args.max_model_len or 0) or None,
             },
-            f"Without chunked prefill a prompt of {asked:,} tokens must fit into one step.",
+            f"Without chunked prefill a prompt of {tokens_needed:,} tokens must fit into one step.",
             trades="a larger activation peak",
             confidence=0.6,
         )
     current = planner.known.args.max_model_len or 0
-    if isinstance(asked, int) and asked > current:
-        length = -(-asked // 1024) * 1024
+    if isinstance(tokens_needed, int) and tokens_needed > current:
+        length = -(-tokens_needed // 1024) * 1024
         yield planner.plan_change(
             "max_model_len",
             {"max_model_len": length},
-            f"The request needs {asked:,} tokens.",
+            f"The request needs {tokens_needed:,} tokens.",
             trades="one request may take more of the pool",
             confidence=0.55,
         )
@@ -64,12 +64,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label="request_too_long",
     entry="LR408",
     title=Localized("a request is longer than the server takes", "请求长度超过服务器设置"),
     phase="serving",
     domain="settings",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("change gpu_memory_utilization", "the limit is a setting, not memory"),),
 )

@@ -70,9 +70,8 @@ def _why(case: Case) -> str:
         else ""
     )
     return (
-        f"While serving, a step asked for {gib(oom.wanted_bytes)} "
-        f"for a moment and {free}. The pool keeps its size, so what "
-        f"a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"
+        f"While serving, a step asked for {gib(oom.wanted_bytes)} for a moment and {free}. The pool keeps its size, so "
+        f"what a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"
     )
 
 
@@ -111,13 +110,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 trades="a smaller KV pool",
                 confidence=0.5,
             )
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a step's transient is split too.", 0.35
-    )
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.", 0.35)
 
 
 CAUSE = Cause(
-    label="runtime_activation_burst",
     entry="LR401",
     title=Localized(
         "a step of real traffic needed more memory than the KV cache left",
@@ -125,8 +121,6 @@ CAUSE = Cause(
     ),
     phase="serving",
     usual_at=("serving",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "raise gpu_memory_utilization",

@@ -15,17 +15,15 @@ def examine(case: Case) -> Assessment | None:
     trainer = case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
         why = (
-            "Waking up maps the engine's memory again, and somebody "
-            "else - usually the trainer or its optimizer on the same "
-            "card - holds it by now."
+            "Waking up maps the engine's memory again, and somebody else - usually the trainer or its optimizer on the "
+            "same card - holds it by now."
         )
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
         why = (
-            f"{gib(oom.pools_bytes)} sit in private pools although no "
-            "graph has been captured: the sleep-mode allocator keeps "
-            "what was freed."
+            f"{gib(oom.pools_bytes)} sit in private pools although no graph has been captured: the sleep-mode "
+            "allocator keeps what was freed."
         )
         return Assessment(0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     if trainer and (case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom):
@@ -89,14 +87,11 @@ def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:
 
 
 CAUSE = Cause(
-    label="sleep_mode_or_rlhf_colocation",
     entry="LR407",
     title=Localized(
         "trainer and engine share the card, or sleep mode keeps memory", "训练与推理同卡，或睡眠模式残留显存"
     ),
     usual_at=("wake",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"

@@ -96,11 +96,8 @@ def _layer_partition(planner: FixPlanner) -> str:
 
 
 CAUSE = Cause(
-    label="tp_kv_head_replication_or_pp_imbalance",
     entry="LR204",
     title=Localized("ranks or pipeline stages carry unequal shares", "各张量并行/流水线分段负担不均或 KV 头被复制"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("add GPUs evenly", "the poorest rank decides, and KV takes what sharding frees on the others"),
         DeadEnd("reckon with size / GPUs", "embeddings, heads and replicated KV heads are not divided"),

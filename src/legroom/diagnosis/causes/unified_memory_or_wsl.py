@@ -31,10 +31,9 @@ def examine(case: Case) -> Assessment | None:
     oom = case.oom
     if oom and oom.free_exceeds_request and not oom.larger_than_card:
         why = (
-            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were "
-            f"free and only {gib(oom.wanted_bytes)} asked for. The card is not "
-            "short: what backs its memory is - the RAM of a WSL or "
-            "virtual machine, or the one memory that CPU and GPU share."
+            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were free and only {gib(oom.wanted_bytes)} "
+            "asked for. The card is not short: what backs its memory is - the RAM of a WSL or virtual machine, or the "
+            "one memory that CPU and GPU share."
         )
         return Assessment(
             0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
@@ -77,9 +76,8 @@ def _assess_unnamed_platform(case: Case) -> Assessment | None:
 
 
 def _has_much_free(case: Case) -> bool:
-    check = case.first("free_below_desired")
-    free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
-    return isinstance(free, int) and isinstance(total, int) and free > total // 6
+    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    return free is not None and total is not None and free > total // 6
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -137,14 +135,11 @@ def _larger_gpu_share_fix(case: Case) -> Fix:
 
 
 CAUSE = Cause(
-    label="unified_memory_or_wsl",
     entry="LR502",
     title=Localized(
         "CPU and GPU share one memory, or a virtual machine limits it", "CPU 与 GPU 共享内存，或虚拟机限制了内存"
     ),
     domain="host",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("chase the printed free number", "it moves with the page cache"),
         DeadEnd("add swap", "GPU allocations cannot be swapped out"),

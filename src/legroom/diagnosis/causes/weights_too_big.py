@@ -53,9 +53,8 @@ def _why(case: Case) -> str:
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
     return (
-        f"torch already holds {gib(oom.torch_bytes)} of "
-        f"{gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} more "
-        "while the model is still being built. Nothing but weights is allocated at that point, and "
+        f"torch already holds {gib(oom.torch_bytes)} of {gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} "
+        "more while the model is still being built. Nothing but weights is allocated at that point, and "
         "gpu_memory_utilization does not bound them."
     )
 
@@ -64,7 +63,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer bytes of weights, or more cards; no flag of the KV cache helps."""
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(
-        planner.pull_lever("quantized weights", "checkpoint_format", fewer_bits, 0.7), fewer_bits, confidence=0.7
+        planner.pull_lever("quantized weights", fewer_bits, 0.7), fewer_bits, confidence=0.7
     )
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
     yield _quantization_flag_fix(planner)
@@ -83,8 +82,8 @@ def _quantization_flag_fix(planner: FixPlanner) -> Fix | None:
     """Releases before 0.4 load a quantized checkpoint in 16 bits unless --quantization is given."""
     args, startup = planner.known.args, planner.case.startup
     method = next((name for name in ("awq", "gptq", "squeezellm") if name in args.model.lower()), None)
-    asked = args.quantization is not None or startup.given.args.quantization is not None
-    if method is None or asked or not planner.known.release.before("0.4.0") or not planner.known.release_known:
+    is_given = args.quantization is not None or startup.given.args.quantization is not None
+    if method is None or is_given or not planner.known.release.before("0.4.0") or not planner.known.release_known:
         return None
     why = f"The name says {method}, and the engine's line says that nothing is quantized: this release has to be told."
     return planner.plan_change("checkpoint_format", {"quantization": method}, why, confidence=0.7)
@@ -101,13 +100,10 @@ def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
 
 
 CAUSE = Cause(
-    label="weights_too_big",
     entry="LR101",
     title=Localized("the weights do not fit on the GPU", "模型权重放不进显存"),
     phase="startup_load",
     usual_at=("build", "load"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "lower gpu_memory_utilization",

@@ -100,12 +100,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label="wrong_flag",
     entry="LR903",
     title=Localized("a flag was refused or ignored", "参数被拒绝或被忽略"),
     phase="startup_load",
     domain="settings",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("change the memory settings", "the server stopped before it allocated anything"),),
 )

@@ -1,10 +1,8 @@
-"""The run that failed, as it was started: what is known of it, the plan it was and the command to write again.
-
-The starting point of every computed fix.
-"""
+"""The failed run: its settings, its plan and its command line. Every computed fix is a change of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -33,23 +31,23 @@ if TYPE_CHECKING:
 
 _UNSET = ServeArgs()
 MAX_RANKS = 64
-"""Of one engine; a number above it in a foreign log is none of a rank."""
+"""Larger numbers in a log are not ranks of one engine."""
 NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
-"""Flags read from a foreign log may be of the wrong kind or contradict each other: then there is no plan, no crash."""
+"""Errors of planning with flags from a log, which may be invalid; there is no plan then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the user states beside the log."""
+    """Options of the user that complete the log."""
 
     command: str | None = None
-    """The line that was run, or the name of the file that starts the server."""
+    """The command line, or the file that starts the server."""
     model: str | None = None
     gpu: str | None = None
     gpus: int | None = None
     vllm: str | None = None
     local_models: bool = True
-    """Whether a model that the log or the line names by a folder may be read from this machine."""
+    """Whether model folders that the log or the command names may be read."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,18 @@ class KnownDeployment:
     args: ServeArgs
     release: Release
     release_known: bool
-    """The log or the user names the release; else one that fits the log's style stands in for it."""
+    """False: the release is guessed from the style of the log."""
     gpu: Gpu | None
     gpus: int | None
     total_bytes: int | None
     rebuilt: RebuiltCommand
-    """The command as it was, for writing it again."""
+    """The command line of the failed run."""
     ranks: int = 1
-    """How many ranks one engine has at least: by its flags, or by the ranks that speak in the log."""
+    """Lower bound of the ranks of one engine, by its flags or the ranks that log."""
     ranks_known: bool = False
-    """Flags or all ranks are shown; else there may be more than those that the log is silent about."""
+    """False: there may be more ranks than the log shows."""
     total_deduced: bool = False
-    """The log does not print the card's memory: it follows from the log's other numbers."""
+    """The card's total is computed from other figures of the log."""
 
 
 def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
@@ -124,7 +122,7 @@ def count_ranks(case: Case) -> int:
     if case.startup.world_size and case.startup.world_size <= MAX_RANKS:
         return case.startup.world_size
     highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
-    highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # every rank has the device of its number
+    highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # a rank uses the device with its number
     # Until V1 the first rank ran in the engine's own process, beside its workers.
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     highest = max(highest, len(workers))
@@ -133,9 +131,9 @@ def count_ranks(case: Case) -> int:
 
 def all_ranks_logged(case: Case, ranks: int) -> bool:
     """Whether every rank logs, or a rank above 3 does, which means all eight of a machine."""
-    speaking = {item.rank for item in case.evidence if item.rank is not None}
+    logged = {item.rank for item in case.evidence if item.rank is not None}
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
-    return ranks > 1 and (speaking >= set(range(ranks)) or max(speaking, default=0) > 3 or len(workers) >= ranks - 1)
+    return ranks > 1 and (logged >= set(range(ranks)) or max(logged, default=0) > 3 or len(workers) >= ranks - 1)
 
 
 def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
@@ -145,10 +143,10 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
     from legroom.planning.plan import Target, plan
     from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
-    parallel = [known.args.tensor_parallel_size, known.args.pipeline_parallel_size, known.args.data_parallel_size]
-    needed = 1
-    for size in parallel:
-        needed *= size or 1
+    args = known.args
+    needed = math.prod(
+        size or 1 for size in (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
+    )
     try:
         model = load_logged_model(known.args.model)
         target = Target(
@@ -166,7 +164,7 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
     if pool is None or made.settings.kv_cache_memory_bytes is not None:
         return made.target
     seen = made.target.seen or Measurements(source="this log")
-    # The log prints two digits; what it rounds away is given to the pool, as its own estimate of the length does.
+    # The rounding error of the printed pool is added to the pool, as in vLLM's estimate of the length.
     peak = made.layout.activation.bytes + made.layout.kv_cache.bytes - pool - GIB // 200
     return replace(made.target, seen=replace(seen, activation_bytes=max(peak, 0)))
 
@@ -259,8 +257,8 @@ def _total_bytes(case: Case) -> int | None:
     if case.oom and case.oom.total_bytes:
         return case.oom.total_bytes
     check = case.first("free_below_desired", "hbm_oom")
-    total = check.facts.get("total_bytes") if check else None
-    return total if isinstance(total, int) and total >= GIB // 4 else None
+    total = check.number("total_bytes") if check else None
+    return total if total is not None and total >= GIB // 4 else None
 
 
 def _deduced_total(case: Case, args: ServeArgs, release: Release) -> int | None:
@@ -286,9 +284,9 @@ def _measurements(case: Case) -> Measurements:
 
 def _neighbours_bytes(case: Case) -> int:
     """What other processes hold according to the log."""
-    check = case.first("free_below_desired")
-    if check and isinstance(check.facts.get("free_bytes"), int) and isinstance(check.facts.get("total_bytes"), int):
-        return max(int(check.facts["total_bytes"]) - int(check.facts["free_bytes"]) - GIB // 2, 0)
+    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    if free is not None and total is not None:
+        return max(total - free - GIB // 2, 0)
     return case.oom.other_processes_bytes if case.oom else 0
 
 
@@ -313,18 +311,18 @@ class RebuiltCommand:
 
     args: ServeArgs
     comment: str = ""
-    """Empty where everything is known; else what the reader has to put in."""
+    """What the reader has to fill in; empty where everything is known."""
     is_unknown: bool = False
-    """Nothing shows the command: the comment names the change for the reader to make in his own."""
+    """The command is not known: the comment names only the change."""
     is_module: bool = False
-    """Written as the module that every release has, where the log shows that and no release."""
+    """Started as `python -m vllm.entrypoints.openai.api_server`."""
 
     def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
         """The command line with some flags changed, by vLLM's Python names; None removes a flag."""
         own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
         others = {name: value for name, value in flags.items() if name not in own}
         args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
-        # A release that stands in for an unknown one may lack the flag that this is about.
+        # A guessed release may lack the flag.
         dests = {flag.dest for flag in flags_of(release).values()}
         others |= {name: value for name, value in own.items() if value is not None and name not in dests}
         args = replace(args, others=with_settings(args.others, 0, others, release))

@@ -1,7 +1,4 @@
-"""Where fixes are made: every change of flags is tried on the memory model before it is offered.
-
-Where the model is not known, it is held against vLLM's accounting with the numbers that the log prints.
-"""
+"""Computes fixes: every change of flags is checked on the memory model, or on the accounting that the log prints."""
 
 from __future__ import annotations
 
@@ -32,6 +29,16 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
 
 _MAX_UTILIZATION, _MIN_UTILIZATION = 0.97, 0.2
+_KIND_OF_LEVER: Mapping[str, FixKind] = {
+    "fewer captured graphs": "eager_or_fewer_graphs",
+    "fewer sequences": "max_num_seqs",
+    "fp8 KV cache": "kv_cache_dtype",
+    "more GPUs": "more_or_fewer_gpus_tp_pp",
+    "quantized weights": "checkpoint_format",
+    "raise utilization": "raise_util",
+    "shorter context": "max_model_len",
+    "smaller batches": "max_num_batched_tokens",
+}
 
 
 class FixPlanner:
@@ -174,16 +181,15 @@ class FixPlanner:
                 return more
         return fix
 
-    def pull_lever(self, name: str, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
-        """The fix of one planning lever, as far as it has to be pulled."""
+    def pull_lever(self, name: str, why: str, confidence: float = 0.6) -> Fix | None:
+        """The smallest change by one planning lever with which the server starts."""
         if self.failed_plan is None:
             return None
         from legroom.planning.levers import LEVERS
 
         lever = next(lever for lever in LEVERS if lever.name == name)
-        return self.first_change_that_fits(
-            kind, lever.propose(self.failed_plan), why, trades=lever.trades, confidence=confidence
-        )
+        kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
+        return self.first_change_that_fits(kind, changes, why, trades=lever.trades, confidence=confidence)
 
     def pull_combined_levers(self, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
         """Several levers at once, as `legroom plan` advises, for the same model."""
@@ -191,11 +197,11 @@ class FixPlanner:
             return None
         from legroom.planning.advice import with_advice
 
-        # Beside a neighbour the share of the card cannot grow, and levers on top of a larger one lead nowhere.
+        # The second pass keeps the utilization, which cannot grow where other processes hold memory.
         for kept in (("model",), ("model", "gpu_memory_utilization")):
             for advice in with_advice(self.failed_plan, keep=kept).advice:
                 if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
-                    continue  # GPUs that may not be there are offered for themselves
+                    continue  # more GPUs are a separate fix
                 fix = self.plan_change(kind, advice.flags, why, trades=advice.trades, confidence=confidence)
                 if fix is not None:
                     return fix
@@ -218,7 +224,7 @@ class FixPlanner:
         except NOT_PLANNABLE:
             return None
         if made.verdict == "tight" and self.failed_plan.verdict == "tight":
-            return None  # the run failed where the model saw it tight, so tight is not enough
+            return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made):
             return None
         return made
@@ -351,11 +357,10 @@ def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> M
 
 
 _LOGPROB_BYTES = 10
-"""For a prompt's token and a word of the vocabulary: logits in bfloat16, log-probabilities in float32, and a copy
-while they are ranked (`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's first model runner)."""
+"""Per prompt token and vocabulary entry: bfloat16 logits, float32 log-probabilities and a copy for ranking
+(`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
 _CHUNK_TOKENS = 1024
-"""The second model runner takes a prompt's log-probabilities in pieces (`compute_prompt_logprobs_with_chunking`,
-0.16 to 0.32)."""
+"""Chunk of prompt log-probabilities in the V2 model runner (`compute_prompt_logprobs_with_chunking`, 0.16 to 0.32)."""
 _RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
@@ -366,7 +371,7 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     if oom is None:
         return GIB
     short = oom.wanted_bytes - (oom.free_bytes or 0)
-    need = short if short > 0 else oom.wanted_bytes  # free, but not in one piece
+    need = short if short > 0 else oom.wanted_bytes  # fragmented
     record = planner.case.black_box
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need

@@ -1,4 +1,4 @@
-"""Flags that a release refused, repaired: renamed, corrected, brought into their limits, or taken out."""
+"""Fixes of refused flags: renamed, corrected, limited or removed; and larger explicit KV pools."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
     "offloading_unsupported": ("kv_offloading_size", "This platform cannot offload the KV cache."),
     "block_size_refused": ("block_size", "Without it vLLM takes a block size that the attention backend has."),
 }
-"""Refusals that name their flag: what to take out, and what happens then."""
+"""Message -> the flag to remove, and the effect."""
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -275,15 +275,15 @@ def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
         why = f"A step of {length:,} tokens holds a whole prompt."
-        ways: list[dict[str, Any]] = [{"max_num_batched_tokens": length}, {"max_model_len": tokens}]
+        proposals: list[dict[str, Any]] = [{"max_num_batched_tokens": length}, {"max_model_len": tokens}]
     elif isinstance(seqs, int):
         why = f"A step of {seqs:,} tokens has one for every sequence."
-        ways = [{"max_num_batched_tokens": seqs}, {"max_num_seqs": tokens}]
+        proposals = [{"max_num_batched_tokens": seqs}, {"max_num_seqs": tokens}]
     else:
         return None
     return planner.first_change_that_fits(
-        "max_num_batched_tokens", ways, why, confidence=_REFUSAL_CONFIDENCE
-    ) or _flag_fix(planner, ways[0], why)
+        "max_num_batched_tokens", proposals, why, confidence=_REFUSAL_CONFIDENCE
+    ) or _flag_fix(planner, proposals[0], why)
 
 
 def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:

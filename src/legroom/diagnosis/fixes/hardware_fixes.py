@@ -1,4 +1,4 @@
-"""What would hold a model that no change of flags makes fit: another checkpoint, more cards, a larger card."""
+"""Fixes where no flag helps: another checkpoint, more GPUs or larger ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUANTIZED_NAME = re.compile(
 )
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
 _BESIDE_WEIGHTS_BYTES = 3 * GIB
-"""For the context, a profile run and a small pool, where none of them was measured."""
+"""CUDA context, profile run and a small pool, where none is measured."""
 
 
 def is_quantized(planner: FixPlanner) -> bool:
@@ -51,11 +51,11 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
 
 def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
     """Twice the ranks, or as many as the plan needs."""
-    planned = planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", why, confidence + 0.2)
+    planned = planner.pull_lever("more GPUs", why, confidence + 0.2)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why, confidence=confidence + 0.1)
     if not planner.known.ranks_known:
-        return None  # twice of what, the log does not show
+        return None  # the number to double is not known
     ranks = planner.known.ranks
     stages = planner.known.args.pipeline_parallel_size or 1
     size = 2 * ranks // stages if stages < ranks else 2 * ranks

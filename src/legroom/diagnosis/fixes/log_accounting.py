@@ -1,7 +1,6 @@
-"""vLLM's accounting of one start, with the numbers that its log prints.
+"""vLLM's accounting with the figures of a log: pool = share x total - weights - peak - non-torch - graphs.
 
-Where the model is not known, a change of flags is checked against it. Where the card is not known, its total follows
-from it: pool = share x total - weights - peak - non-torch - graphs.
+It checks changes of flags where the model is not known, and yields the card's total where that is not known.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from legroom.vllm.args import ServeArgs
 
 _CHANGES_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
-"""With one of these changed, a request takes another part of the pool."""
+"""Flags that change the KV bytes of a request."""
 _CHANGES_POOL = frozenset(
     {
         "model",
@@ -34,7 +33,7 @@ _CHANGES_POOL = frozenset(
         "num_gpu_blocks_override",
     }
 )
-"""With one of these changed, the weights or the way the pool is sized are no longer those of the log."""
+"""Flags that change the weights or how the pool is sized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +43,15 @@ class LogAccounting:
     total_bytes: int | None
     share: float
     free_bytes: int | None
-    """On the card before vLLM took anything."""
+    """Before vLLM allocated anything."""
     weights_bytes: int | None
     """Of the fullest rank."""
     peak_bytes: int | None
     non_torch_bytes: int | None
     pool_bytes: int | None
-    """What was left for the KV cache, below zero too."""
+    """Left for the KV cache; may be negative."""
     request_bytes: int | None = None
-    """What one request of the full length takes of the pool."""
+    """KV bytes of one request of full length."""
     request_len: int | None = None
 
     @property
@@ -99,13 +98,12 @@ class LogAccounting:
 def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
     """The accounting of one case at this utilization and card total."""
     startup = case.startup
-    check = case.first("free_below_desired")
-    free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
+    is_checked = case.has("free_below_desired")
     pool = pool_bytes(case)
     return LogAccounting(
         total_bytes,
         share,
-        free if isinstance(free, int) else None,
+        case.number("free_below_desired", "free_bytes") if is_checked else startup.free_at_start_bytes,
         startup.weights_bytes or None,
         startup.activation_bytes,
         startup.non_torch_bytes,
@@ -116,9 +114,8 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
 
 def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
     """KV bytes and tokens of the longest request, as the check prints them or from the printed concurrency."""
-    error = case.first("kv_bytes_short")
-    needed, length = (error.facts.get(name) if error else None for name in ("needed_bytes", "max_model_len_count"))
-    if isinstance(needed, int) and isinstance(length, int) and needed > 0:
+    needed, length = (case.number("kv_bytes_short", name) for name in ("needed_bytes", "max_model_len_count"))
+    if needed is not None and length is not None and needed > 0:
         return needed, length
     concurrency, tokens = case.startup.max_concurrency, case.startup.concurrency_len
     if not concurrency or not tokens or pool is None or pool <= 0:
@@ -127,9 +124,9 @@ def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, in
 
 
 _MAX_RELATIVE_DISTANCE = 0.03
-"""How far the sum may lie from a card's known band: a peak that is wrong by 1 GiB moves a card of 24 GiB by 4 %."""
+"""Distance from a card's known band: an error of 1 GiB in the peak is 4 % of a 24 GiB card."""
 _MAX_ITERATIONS = 3
-"""Defaults depend on the card's size and the peak on the defaults; the second iteration is nearly always the last."""
+"""Defaults depend on the card, and the peak on the defaults; two iterations nearly always suffice."""
 
 
 def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
@@ -156,9 +153,9 @@ def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Meas
 
 def pool_bytes(case: Case) -> int | None:
     """The KV pool that vLLM computed from the utilization; None where it was set explicitly."""
-    error = case.first("kv_bytes_short")
-    pool = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
-    return pool if isinstance(pool, int) and not case.startup.explicit_kv else None
+    is_short = case.has("kv_bytes_short")
+    pool = case.number("kv_bytes_short", "available_bytes") if is_short else case.startup.available_kv_bytes
+    return None if case.startup.explicit_kv else pool
 
 
 def _gpu_of_size(total_bytes: int) -> Gpu:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
-from legroom.exports.export_request import ExportedFile
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
+from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "compose"
 HELP = "a compose file"
@@ -52,21 +49,25 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "environment": _environment(server),
         "ports": [f"{server.port}:{server.port}"],
         "volumes": _volumes(server),
-        "shm_size": Commented("Ranks communicate through /dev/shm, which has only 64 MiB by default.", _shm(server)),
+        "shm_size": Commented(
+            "Ranks communicate through /dev/shm, which has only 64 MiB by default.", f"{containers.shm_gib(server)}gb"
+        ),
         "ulimits": {"memlock": -1, "nofile": containers.OPEN_FILES},
         "init": True,
         "restart": "unless-stopped",
     }
-    service["healthcheck"] = _health(server)
-    service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
-    service |= _devices(server)
     if not service["environment"]:
         del service["environment"]
-    return service
-
-
-def _shm(server: ExportedServer) -> str:
-    return f"{containers.shm_gib(server)}gb"
+    loading = f"Loading is not unhealthy: {server.times.short_sentence()}."
+    service["healthcheck"] = {
+        "test": ["CMD", *server.address.curl_words("/health")],
+        "start_period": Commented(loading, f"{server.times.limit_s}s"),
+        "interval": "10s",
+        "timeout": "6s",
+        "retries": 3,
+    }
+    service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
+    return service | _devices(server)
 
 
 def _environment(server: ExportedServer) -> dict[str, Any]:
@@ -87,18 +88,6 @@ def _volumes(server: ExportedServer) -> list[str]:
     downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
     on_host = [literal(volume) for volume in containers.volumes(server)]
     return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
-
-
-def _health(server: ExportedServer) -> dict[str, Any]:
-    return {
-        "test": ["CMD", *server.address.curl_words("/health")],
-        "start_period": Commented(
-            f"Loading is not unhealthy: {server.times.short_sentence()}.", f"{server.times.limit_s}s"
-        ),
-        "interval": "10s",
-        "timeout": "6s",
-        "retries": 3,
-    }
 
 
 def _devices(server: ExportedServer) -> dict[str, Any]:

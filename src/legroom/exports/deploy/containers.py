@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.environment import EnvVariable
@@ -12,12 +11,9 @@ from legroom.exports.deploy.exported_server import ExportedServer, server_of
 from legroom.exports.deploy.flag_comments import WRITTEN, headline
 from legroom.exports.deploy.named_paths import check_paths, named_paths, unmounted_paths_remark
 from legroom.exports.deploy.serve_command import check_reachable
-from legroom.exports.export_request import ExportedFile
+from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.units import GIB
 from legroom.worker.plugin import SWITCH
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
 
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"

@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.flag_comments import comment_lines
-from legroom.exports.deploy.script import required
-from legroom.exports.export_request import ExportedFile
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
+from legroom.exports.deploy.script import argument_lines, required
+from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "docker"
 HELP = "a docker run line, as a script with its reasons"
@@ -34,8 +30,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def run_text(server: ExportedServer) -> str:
     lines = [
         "#!/usr/bin/env bash",
-        *(line for text in containers.head(server) for line in comment_lines(text)),
-        *(line for text in server.remarks for line in comment_lines(text)),
+        *comment_lines(*containers.head(server), *server.remarks),
         "set -euo pipefail",
         *(line for name in server.secrets for line in required(name)),
         "",
@@ -44,7 +39,7 @@ def run_text(server: ExportedServer) -> str:
         ")",
         "",
         "arguments=(",
-        *(f"  {line}" for line in _arguments(server)),
+        *(f"  {line}" for line in argument_lines(server)),
         ")",
         "",
     ]
@@ -99,12 +94,6 @@ def _health(server: ExportedServer) -> Iterator[str]:
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
     yield from comment_lines(server.stop_sentence())
     yield f"--stop-timeout {server.times.stop_s}"
-
-
-def _arguments(server: ExportedServer) -> Iterator[str]:
-    for line in server.lines:
-        yield from comment_lines(line.why)
-        yield " ".join(shlex.quote(word) for word in line.phrase.words)
 
 
 def _watch(server: ExportedServer) -> Iterator[str]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.flag_comments import comment_lines, headline
 from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.export_request import ExportedFile
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
+from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "env"
 HELP = "the server's environment, secrets left to be filled in"
@@ -30,15 +26,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def env_text(server: ExportedServer) -> str:
-    """`NAME=value` lines; values are as they stand, because docker takes quotes for a part of them."""
+    """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
     return "\n".join(_lines(server)) + "\n"
 
 
 def _lines(server: ExportedServer) -> Iterator[str]:
-    for text in headline(server.plan):
-        yield from comment_lines(text)
-    for remark in server.remarks:
-        yield from comment_lines(remark)
+    yield from comment_lines(*headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:
             raise LegroomError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from legroom.exports.deploy.serve_command import ServeCommand
-from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S
+from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S, StartTimes
 from legroom.facts.flags import env_default
 from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
@@ -14,7 +14,6 @@ from legroom.records import dataclass
 from legroom.units import gib
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.start_times import StartTimes
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -40,26 +39,24 @@ def environment(
 ) -> tuple[EnvVariable, ...]:
     """The given variables, the engine timeout and the allocator setting."""
     broken = _broken(plan, words, release)
-    kept = {name: _unbroken(name, value, broken) for name, value in given.items() if _is_kept(name, value)}
+    kept = {
+        name: _unbroken(name, value, broken)
+        for name, value in given.items()
+        if name not in _OF_ONE_MACHINE and not is_secret(name, value)
+    }
     lines = [
         EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in kept.items() if value or not given[name]
     ]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
-    if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
+    if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and env_default(ready, release) is not None:
         why = f"vLLM gives up on its engine after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
         lines.append(EnvVariable(ready, str(times.limit_s), why))
     if not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
-        lines.append(EnvVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
+        spare, burst = gib(plan.layout.headroom_bytes), gib(plan.layout.activation_bytes)
+        why = f"only {spare} of the card stays free beside {burst} of activations, so PyTorch's cache must not fragment"
+        lines.append(EnvVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
     return tuple(lines)
-
-
-def _is_kept(name: str, value: str) -> bool:
-    return not is_secret(name, value) and name not in _OF_ONE_MACHINE
-
-
-def _has(name: str, release: Release) -> bool:
-    return env_default(name, release) is not None
 
 
 def breaks_expandable_segments(words: ServeCommand, release: Release, tensor_parallel_size: int) -> str:
@@ -89,32 +86,17 @@ def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Releas
     return ""
 
 
-def _allocator_reason(plan: PlanDocument) -> str:
-    spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
-    return (
-        f"only {gib(spare)} of the card stays free beside {gib(burst)} of activations, so PyTorch's cache must not "
-        "fragment"
-    )
-
-
 def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Comments about variables that are left out."""
+    """Comments about variables and allocator settings that are left out."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
-    left = (f"{', '.join(own)}: given, but left out, because it names places on one machine.",) if own else ()
-    return (*left, *_allocator_remarks(plan, words, release, given))
-
-
-def _allocator_remarks(
-    plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Comments about allocator settings that are left out."""
+    remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
     broken = _broken(plan, words, release)
-    asked = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
-    left_out = [name for name, value in asked.items() if _unbroken(name, value, broken) != value]
-    if left_out:
-        return tuple(f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out)
-    objection = allocator_objection(plan, words, release) if not asked else ""
-    return (f"No allocator settings: {objection}.",) if objection else ()
+    allocator = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
+    left_out = [name for name, value in allocator.items() if _unbroken(name, value, broken) != value]
+    remarks += [f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out]
+    if not allocator and (objection := allocator_objection(plan, words, release)):
+        remarks.append(f"No allocator settings: {objection}.")
+    return tuple(remarks)
 
 
 def _broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:

@@ -138,7 +138,7 @@ def server_of(request: ExportRequest) -> ExportedServer:
 
 
 def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
-    """What is the same for a unit, a container and a manifest."""
+    """Adds the options that all deployment formats share."""
     group.add_argument("--name", metavar="NAME", help="what the service is called (default: from the model)")
     group.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
     group.add_argument("--download-speed", metavar="SPEED", help="how fast they are downloaded once (default: 100MB/s)")
@@ -214,8 +214,8 @@ def planned_server(
     local = is_model_folder(words.model)
     words, drain_s = _with_drain(words, release, options)
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
-    if options.guard:
-        words = _with_guard(words)
+    if options.guard and not _has_guard(words):
+        words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
     return ExportedServer(
         name=options.name or name_of_model(words.model),
@@ -225,7 +225,9 @@ def planned_server(
         lines=lines,
         env=environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
-        secrets=secrets_of(words, options, local, (*secret_names, *_secret_names(given))),
+        secrets=secrets_of(
+            words, options, local, (*secret_names, *(name for name, value in given.items() if is_secret(name, value)))
+        ),
         gpus=gpus,
         plan=plan,
         times=times,
@@ -261,10 +263,6 @@ def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
     named = ", ".join(dict.fromkeys(flags))
     left_out = f"the secret in it is left out ({PLACEHOLDER}, {HIDDEN})"
     return (f"{named}: {left_out}. Put it back where only the server can read it.",)
-
-
-def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(name for name, value in env.items() if is_secret(name, value))
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
@@ -336,10 +334,6 @@ def _has_guard(words: ServeCommand) -> bool:
     return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
 
 
-def _with_guard(words: ServeCommand) -> ServeCommand:
-    return words if _has_guard(words) else words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
-
-
 def guard_drain(server: ExportedServer) -> str:
     """A shell line that drains the guard and waits until nothing runs; it ends where the guard does not answer."""
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
@@ -347,25 +341,18 @@ def guard_drain(server: ExportedServer) -> str:
     drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))
     return (
         f"""{drain} -X POST {bearer} {on} """
-        f"""|| exit 0; for turn in $(seq {_turns(server)}); do {status} {bearer} """
+        f"""|| exit 0; for turn in $(seq {max(server.times.drain_s // 2, 1)}); do {status} {bearer} """
         f"""| grep -Eq '"running": *0[^0-9]' && exit 0; sleep 2; done"""
     )
 
 
 def metrics_drain(server: ExportedServer) -> str:
     """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
-    running = name_of("running", server.release, _engine(server)) or "vllm:num_requests_running"
-    waiting = name_of("waiting", server.release, _engine(server)) or "vllm:num_requests_waiting"
+    engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
+    running = name_of("running", server.release, engine) or "vllm:num_requests_running"
+    waiting = name_of("waiting", server.release, engine) or "vllm:num_requests_waiting"
     return (
-        f"sleep {ENDPOINT_S}; for turn in $(seq {_turns(server)}); do "
+        f"sleep {ENDPOINT_S}; for turn in $(seq {max(server.times.drain_s // 2, 1)}); do "
         f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "
         f"| grep -Eqv ' 0(\\.0)?$' || exit 0; sleep 2; done"
     )
-
-
-def _turns(server: ExportedServer) -> int:
-    return max(server.times.drain_s // 2, 1)
-
-
-def _engine(server: ExportedServer) -> str:
-    return "v0" if server.plan.args.get("engine") == "V0" else "v1"

@@ -45,9 +45,9 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
     return (*lines, WRITTEN)
 
 
-def comment_lines(text: str) -> list[str]:
-    """A sentence as wrapped comment lines of a script or a unit."""
-    return wrap(text, 100, "# ", "# ")
+def comment_lines(*texts: str) -> list[str]:
+    """Each text as wrapped comment lines of a script or a unit."""
+    return [line for text in texts for line in wrap(text, 100, "# ", "# ")]
 
 
 def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:

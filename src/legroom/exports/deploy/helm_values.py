@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster.pod import secret_key, secrets_created
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.named_paths import creating, file_mounts, file_volumes, model_mounts, model_volumes
-from legroom.exports.deploy.serve_command import API_KEY_NAME
+from legroom.exports.deploy.serve_command import API_KEY_NAME, Phrase
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
-from legroom.exports.export_request import ExportedFile
+from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.facts.flags import flags_of
 from legroom.units import GIB
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.serve_command import Phrase
-    from legroom.exports.export_request import ExportRequest
 
 NAME = "helm-values"
 HELP = "values for the chart vllm-stack (vLLM production stack)"
@@ -47,7 +43,7 @@ _KEYS = {
 _MOST = 999_999
 """Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts."""
 _OWN = frozenset(
-    {
+    [
         "--enable-prefix-caching",
         "--no-enable-prefix-caching",
         "--enable-chunked-prefill",
@@ -55,8 +51,9 @@ _OWN = frozenset(
         "--enable-lora",
         "--host",
         "--port",
-    }
+    ]
 )
+"""Flags that the chart writes by keys of their own."""
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -99,7 +96,8 @@ def _check(server: ExportedServer) -> None:
 def values(server: ExportedServer) -> dict[str, Any]:
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
     if API_KEY_NAME in server.secrets:
-        spec["vllmApiKey"] = _secret(server, API_KEY_NAME)
+        keys = {"secretName": server.name, "secretKey": secret_key(API_KEY_NAME)}
+        spec["vllmApiKey"] = Commented("A secret that exists in the cluster.", keys)
     tries = -(-server.times.limit_s // PROBE_PERIOD_S)
     startup = {**_probe(server, tries), "initialDelaySeconds": 15}
     spec["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", startup)
@@ -153,11 +151,6 @@ def _environment(server: ExportedServer) -> Iterator[Any]:
             yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _secret(server: ExportedServer, name: str) -> Commented:
-    keys = {"secretName": server.name, "secretKey": secret_key(name)}
-    return Commented("A secret that exists in the cluster.", keys)
-
-
 def _resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
@@ -173,8 +166,9 @@ def _config(server: ExportedServer) -> dict[str, Any]:
         "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _prefix_caching(server)),
         "tensorParallelSize": Commented("The chart mounts /dev/shm only if this is set.", 1),
     }
-    if chunked := _chunked(server):
-        config["enableChunkedPrefill"] = chunked == "on"
+    chunked = server.words.get("--enable-chunked-prefill")
+    if chunked or server.words.get("--no-enable-chunked-prefill"):
+        config["enableChunkedPrefill"] = chunked is not None
     extra: list[Any] = []
     for line in server.lines:
         phrase = line.phrase
@@ -204,9 +198,3 @@ def _keyed(phrase: Phrase) -> str | int | float | None:
 
 def _prefix_caching(server: ExportedServer) -> bool:
     return bool(server.plan.args.get("enable_prefix_caching"))
-
-
-def _chunked(server: ExportedServer) -> str:
-    if server.words.get("--enable-chunked-prefill"):
-        return "on"
-    return "off" if server.words.get("--no-enable-chunked-prefill") else ""

@@ -11,11 +11,10 @@ import argparse
 import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
@@ -27,13 +26,10 @@ from legroom.exports.deploy.cluster.pod import (
     secrets_created,
 )
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
-from legroom.exports.deploy.kubernetes import cluster_server
+from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal, manifest, yaml_text
-from legroom.exports.export_request import ExportedFile
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
+from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "kserve"
 HELP = "an LLMInferenceService of KServe"

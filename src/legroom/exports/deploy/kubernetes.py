@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster import autoscaling, pod_groups
-from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings, add_cluster_options, cluster_settings
 from legroom.exports.deploy.cluster.nodes import NodeSpread, server_of_node, spread
 from legroom.exports.deploy.cluster.pod import (
     WATCH_PORT_NAME,
@@ -27,23 +27,116 @@ from legroom.exports.deploy.exported_server import ExportedServer, add_server_op
 from legroom.exports.deploy.flag_comments import WRITTEN
 from legroom.exports.deploy.named_paths import creating, on_the_node
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
-from legroom.exports.export_request import ExportedFile
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
-    from legroom.exports.deploy.cluster.nodes import NodeSpread
-    from legroom.exports.deploy.exported_server import ExportedServer
-    from legroom.exports.export_request import ExportRequest
+from legroom.exports.export_request import ExportedFile, ExportRequest
+from legroom.records import dataclass
 
 NAME = "kubernetes"
 HELP = "a Deployment (a LeaderWorkerSet or RayCluster where it spans nodes), its Service and the claim for its cache"
 NEEDS_PLAN = True
+DEFAULT_GPUS_PER_NODE = 8
 _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalPodAutoscaler reads."
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    namespace: str | None = None
+    replicas: int = 1
+    most_replicas: int = 0
+    """The maximum of autoscaling; 0: no autoscaling."""
+    scaler: str = ""
+    prometheus_url: str = ""
+    """The Prometheus that KEDA queries."""
+    cache: str = "claim"
+    """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own, which
+    ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
+    restricted: bool = False
+    network_policy: bool = False
+    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one replica may run."""
+        return max(self.replicas, self.most_replicas) > 1
+
+    @property
+    def own_volumes(self) -> bool:
+        """Whether a new pod starts with an empty volume."""
+        return self.cache in ("pod", "kept")
+
+    @property
+    def home(self) -> str:
+        """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
+        return "/home/vllm" if self.restricted else "/root"
+
+    @property
+    def journal(self) -> str:
+        return containers.JOURNAL.replace("/root", self.home, 1)
+
+
+def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
+    """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
+    replicas = _count(options, "replicas", 1)
+    most = _count(options, "autoscale", 0)
+    if most and most <= replicas:
+        raise LegroomError(
+            f"--autoscale {most} leaves nothing to scale: {replicas} run already",
+            f"name more than {replicas}, or leave it out",
+        )
+    pods = max(replicas, most) * nodes
+    cache = options.get("cache") or ("pod" if pods > 1 else "claim")
+    if cache == "pod" and keeps_volumes:
+        cache = "kept"
+    return ClusterSettings(
+        namespace=_namespace(options.get("namespace")),
+        replicas=replicas,
+        most_replicas=most,
+        scaler=(options.get("scaler") or "keda") if most else "",
+        prometheus_url=options.get("prometheus_url") or "http://prometheus-operated:9090",
+        cache=str(cache),
+        restricted=bool(options.get("restricted")),
+        network_policy=bool(options.get("network_policy")),
+        gpus_per_node=_count(options, "gpus_per_node", DEFAULT_GPUS_PER_NODE),
+    )
+
+
+def _count(options: Mapping[str, Any], name: str, default: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not (str(text).isascii() and str(text).isdigit() and 0 < int(text) < 10_000):
+        flag = "--" + name.replace("_", "-")
+        raise LegroomError(f"{flag} {text!r} is not a number of at least 1", f"write it like {flag} 4")
+    return int(text)
+
+
+def _namespace(namespace: str | None) -> str | None:
+    if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
+    return namespace
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
     add_server_options(group, image=True)
-    add_cluster_options(group)
+    group.add_argument("--namespace", metavar="NAME", help="where it goes (default: left to kubectl)")
+    group.add_argument("--replicas", metavar="N", help="copies of the server (default: 1)")
+    group.add_argument(
+        "--cache",
+        choices=("shared", "pod"),
+        help="where several pods keep downloads: one volume that all of them write to (ReadWriteMany), or one for each "
+        "pod (default: one for each)",
+    )
+    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
+    group.add_argument(
+        "--restricted", action="store_true", help="non-root, read-only root file system: Pod Security `restricted`"
+    )
+    group.add_argument(
+        "--network-policy", action="store_true", help="only what needs the server may reach it, and its own group"
+    )
+    group.add_argument("--autoscale", metavar="N", help="scale up to N replicas, on waiting requests and KV use")
+    group.add_argument("--scaler", choices=("hpa", "keda"), help="what scales it (default: keda)")
+    group.add_argument(
+        "--prometheus-url", metavar="URL", help="where KEDA asks (default: http://prometheus-operated:9090)"
+    )
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
@@ -59,7 +152,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSettings, NodeSpread]:
-    """The server of a request with the flags and GPUs of one node, the settings and its nodes."""
+    """The server of a request with the flags and GPUs of one node, the settings, and how it spreads over nodes."""
     plan, over = spread(request.needed_plan, cluster_settings(request.options).gpus_per_node)
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
@@ -74,8 +167,11 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSetti
 
 
 def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
-    with_claim = not server.local_model and not settings.own_volumes
-    claim = [_claim(server, settings)] if with_claim else []
+    claim = []
+    if not server.local_model and not settings.own_volumes:
+        spec = claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce")
+        about = metadata(server, settings, f"{server.name}-cache")
+        claim.append(manifest("v1", "PersistentVolumeClaim", about, spec))
     if over.ray:
         running = pod_groups.ray_cluster(server, settings, over)
     elif over.nodes > 1:
@@ -114,15 +210,6 @@ def _remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread
         yield from autoscaling.remarks(server, settings)
 
 
-def _claim(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    return manifest(
-        "v1",
-        "PersistentVolumeClaim",
-        metadata(server, settings, f"{server.name}-cache"),
-        claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce"),
-    )
-
-
 def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     if settings.several:
         rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
@@ -130,32 +217,25 @@ def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, 
     else:
         strategy = Commented("The new pod needs the cards and the volume of the old one.", {"type": "Recreate"})
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
+    pod = pod_spec(server, settings)
+    if settings.several:
+        constraint = {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector(server)},
+        }
+        why = "On nodes of their own where there are enough: one that fails takes one replica."
+        pod["topologySpreadConstraints"] = Commented(why, [constraint])
     spec: dict[str, Any] = {
         **replicas,
         "strategy": strategy,
         "selector": {"matchLabels": selector(server)},
-        "template": {
-            "metadata": pod_metadata(server),
-            "spec": {**pod_spec(server, settings), **_apart(server, settings)},
-        },
+        "template": {"metadata": pod_metadata(server), "spec": pod},
     }
     deadline_s = server.times.limit_s * (settings.replicas if settings.several else 1) + 600
     spec["progressDeadlineSeconds"] = Commented("A rollout that is still loading is not late.", deadline_s)
     return manifest("apps/v1", "Deployment", metadata(server, settings), spec)
-
-
-def _apart(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """Spread replicas over nodes."""
-    if not settings.several:
-        return {}
-    constraint = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(server)},
-    }
-    why = "On nodes of their own where there are enough: one that fails takes one replica."
-    return {"topologySpreadConstraints": Commented(why, [constraint])}
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -174,8 +254,8 @@ CLIENT = {"legroom.dev/vllm-client": "true"}
 def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     why = (
         "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: all of its "
+        "pods leave and come back together."
     )
-    why += "pods leave and come back together."
     spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": selector(server)}}
     return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 
@@ -187,14 +267,10 @@ def network_policy(server: ExportedServer, settings: ClusterSettings, over: Node
     clients = [{"podSelector": {"matchLabels": CLIENT}}, {"namespaceSelector": {"matchLabels": CLIENT}}]
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     what = "the guard, which is asked before the pool" if server.options.guard else "the server"
+    why = f"Pods with this label, or all of a namespace with it, reach {what}."
+    why += " Its /-/legroom/ paths need the token as well." if server.options.guard else ""
     rules: list[Any] = [
-        Commented(
-            f"Pods with this label, or all of a namespace with it, reach {what}. Its /-/legroom/ paths need the token "
-            "as well."
-            if server.options.guard
-            else f"Pods with this label, or all of a namespace with it, reach {what}.",
-            {"from": clients, "ports": ports},
-        ),
+        Commented(why, {"from": clients, "ports": ports}),
         Commented("Prometheus, in the namespace that it usually has.", {"from": monitoring, "ports": scraped}),
     ]
     if over.nodes > 1:

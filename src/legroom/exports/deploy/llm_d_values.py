@@ -7,20 +7,16 @@ decode; a split into prefill and decode needs a KV connector and a plan for each
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 from legroom.exports.deploy.cluster.pod import container, pod_spec, secrets_created
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
-from legroom.exports.deploy.kubernetes import cluster_server
+from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.export_request import ExportedFile
+from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.units import GIB
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
 
 NAME = "llm-d-values"
 HELP = "values for the chart llm-d-modelservice (llm-d)"

@@ -47,31 +47,29 @@ _WRITTEN = frozenset(
 )
 """Flags that name folders which vLLM writes to."""
 _OF_THE_IMAGE = frozenset(
-    f"/{name}".rstrip("/")
-    for name in (
-        "",
-        "bin",
-        "dev",
-        "etc",
-        "home",
-        "lib",
-        "lib64",
-        "opt",
-        "proc",
-        "root",
-        "run",
-        "sbin",
-        "sys",
-        "tmp",
-        "usr",
-        "var",
-        "dev/shm",
-        "root/.cache",
-        "usr/local",
-        "usr/lib",
-        "usr/bin",
-    )
-)
+    [
+        "/bin",
+        "/dev",
+        "/etc",
+        "/home",
+        "/lib",
+        "/lib64",
+        "/opt",
+        "/proc",
+        "/root",
+        "/run",
+        "/sbin",
+        "/sys",
+        "/tmp",
+        "/usr",
+        "/var",
+        "/dev/shm",
+        "/root/.cache",
+        "/usr/local",
+        "/usr/lib",
+        "/usr/bin",
+    ]
+) | {""}
 """Folders of the image, over which nothing is mounted."""
 
 
@@ -88,6 +86,10 @@ class NamedPath:
     def private(self) -> bool:
         """Whether it is a key or a certificate."""
         return self.flag.startswith("--ssl-")
+
+    def is_provided_by(self, other: NamedPath) -> bool:
+        """Whether the mount of a parent folder contains it."""
+        return self.path != other.path and _under(self.path, other.path) and other.writable >= self.writable
 
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
@@ -116,7 +118,8 @@ def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
                 continue
             folder = not there.is_file()
             by_path.setdefault(path, NamedPath(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
-    return tuple(named for named in by_path.values() if not any(_inside(named, other) for other in by_path.values()))
+    all_paths = by_path.values()
+    return tuple(named for named in all_paths if not any(named.is_provided_by(other) for other in all_paths))
 
 
 def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
@@ -186,10 +189,6 @@ def _exists(path: Path) -> bool:
 
 def _under(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
-
-
-def _inside(named: NamedPath, other: NamedPath) -> bool:
-    return named.path != other.path and _under(named.path, other.path) and other.writable >= named.writable
 
 
 _MOST_BYTES = 900_000

@@ -99,11 +99,9 @@ def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
 
 
 def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
-    lines = [line for text in _head(result) for line in comment_lines(text)]
     units = " ".join(f"{server.name}.service" for server in servers)
-    lines += ["[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", ""]
-    lines += ["[Install]", "WantedBy=multi-user.target"]
-    return "\n".join(lines) + "\n"
+    unit = ("[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", "")
+    return "\n".join([*comment_lines(*_head(result)), *unit, "[Install]", "WantedBy=multi-user.target"]) + "\n"
 
 
 def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, guard_drain, server_of
 from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines, headline
 from legroom.exports.deploy.named_paths import check_paths
 from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY, check_probes
-from legroom.exports.export_request import ExportedFile
+from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.facts.flags import env_default
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
 
 NAME = "systemd"
 HELP = "a systemd unit"
@@ -65,13 +61,12 @@ def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace |
     place = place or UnitPlace()
     sections = [_unit(server, place), _service(server, user, folder)]
     if place.starts_with_target:
-        sections.append(_install(place))
+        sections.append(iter(("[Install]", f"WantedBy={place.target}")))
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
 def _unit(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
-    for text in headline(server.plan):
-        yield from comment_lines(text)
+    yield from comment_lines(*headline(server.plan))
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
     yield "Wants=network-online.target"
@@ -107,8 +102,7 @@ def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
 
 
 def _environment(server: ExportedServer) -> Iterator[str]:
-    for remark in server.remarks:
-        yield from comment_lines(remark)
+    yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"Environment={quoted(f'{line.name}={line.value}', expanded=False)}"
@@ -148,11 +142,6 @@ def _stopping(server: ExportedServer) -> Iterator[str]:
     yield "KillSignal=SIGTERM"
     stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
     yield f"TimeoutStopSec={stop_s}"
-
-
-def _install(place: UnitPlace) -> Iterator[str]:
-    yield "[Install]"
-    yield f"WantedBy={place.target}"
 
 
 def watch_text(server: ExportedServer, user: str, folder: str) -> str:

@@ -6,15 +6,12 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.exports.export_request import ExportedFile
-from legroom.exports.grafana.own_rows import own_rows
-from legroom.exports.grafana.panels import INSTANCE, DashboardRow, Panel
-from legroom.exports.grafana.vllm_rows import vllm_rows
+from legroom.exports.export_request import ExportedFile, ExportRequest
+from legroom.exports.grafana.dashboard_rows import INSTANCE, Panel, dashboard_rows
 from legroom.exports.prometheus.alert_levels import levels_for
 from legroom.exports.prometheus.measures import Measures
 
 if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
     from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"
@@ -22,7 +19,6 @@ HELP = "a dashboard with the plan beside what the servers measure"
 TAKES_ANY = True
 
 FILE = "legroom-vllm.json"
-_STAT_HEIGHT, _HEIGHT = 4, 8
 _VARIABLES = (
     ("cluster", "cluster", "Cluster"),
     ("namespace", "namespace", "Namespace"),
@@ -40,20 +36,14 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    _sdk()
-    from grafana_foundation_sdk.cog.encoder import JSONEncoder
-
-    text = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request))
-    return (ExportedFile(FILE, text + "\n"),)
-
-
-def _sdk() -> None:
     try:
         import grafana_foundation_sdk  # noqa: F401
+        from grafana_foundation_sdk.cog.encoder import JSONEncoder
     except ImportError as error:
-        raise LegroomError(
-            "the Grafana Foundation SDK is not installed", "pip install 'legroom[export]'", UNREACHABLE
-        ) from error
+        hint = "pip install 'legroom[export]'"
+        raise LegroomError("the Grafana Foundation SDK is not installed", hint, UNREACHABLE) from error
+    text = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request))
+    return (ExportedFile(FILE, text + "\n"),)
 
 
 def uid(plan: PlanDocument | None) -> str:
@@ -83,23 +73,28 @@ def _dashboard(request: ExportRequest) -> Any:
     )
     for variable in _variables(Measures(request.release)):
         builder.with_variable(variable)
-    for annotation in _annotations():
-        builder.annotation(annotation)
+    up = f"up{{{INSTANCE}}}"
+    annotations = {
+        "Incidents": ("sum by (cluster, namespace, job, kind) (legroom_incidents_open) > 0", "red"),
+        "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
+        "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
+    }
+    for name, (expr, colour) in annotations.items():
+        annotation = dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True)
+        builder.annotation(annotation.icon_color(colour).expr(expr))
     number = 0
-    for row in (*vllm_rows(request.release, levels, request.plan), *own_rows(levels)):
+    for row in dashboard_rows(request.release, levels, request.plan):
         number += 1
-        builder.with_row(_row(row).id(number))
+        title = f"{row.title} (needs {row.needs})" if row.needs else row.title
+        builder.with_row(dashboard.Row(title).id(number))
         for panel in row.panels:
             number += 1
             builder.with_panel(_panel(panel).id(number))
-    return _without_interval_settings(builder.build())
-
-
-def _without_interval_settings(dashboard: Any) -> Any:
-    """Remove settings of interval variables, which the SDK writes for every kind of variable."""
-    for variable in dashboard.templating.list_val:
+    built: Any = builder.build()
+    for variable in built.templating.list_val:
+        # The SDK writes these settings of interval variables for every kind of variable.
         variable.auto = variable.auto_count = variable.auto_min = None
-    return dashboard
+    return built
 
 
 def _source() -> Any:
@@ -114,9 +109,9 @@ def _variables(measures: Measures) -> list[Any]:
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
     running = measures.series("running")[0]
-    asked, chosen = {}, ""
+    queries_by_name, chosen = {}, ""
     for name, label, title in _VARIABLES:
-        asked[name] = (title, f"label_values({running}{{{chosen}}}, {label})")
+        queries_by_name[name] = (title, f"label_values({running}{{{chosen}}}, {label})")
         chosen += f'{", " if chosen else ""}{label}=~"${name}"'
     queries = [
         dashboard.QueryVariable(name)
@@ -129,31 +124,9 @@ def _variables(measures: Measures) -> list[Any]:
         .include_all(True)
         .all_value(".*")
         .current(VariableOption(selected=True, text="All", value="$__all"))
-        for name, (label, query) in asked.items()
+        for name, (label, query) in queries_by_name.items()
     ]
     return [dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"), *queries]
-
-
-def _annotations() -> list[Any]:
-    """Annotations on every panel: incidents of the sidecar, alerts and started servers."""
-    from grafana_foundation_sdk.builders import dashboard
-
-    up = f"up{{{INSTANCE}}}"
-    queries = {
-        "Incidents": ("sum by (cluster, namespace, job, kind) (legroom_incidents_open) > 0", "red"),
-        "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
-        "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
-    }
-    return [
-        dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True).icon_color(colour).expr(expr)
-        for name, (expr, colour) in queries.items()
-    ]
-
-
-def _row(row: DashboardRow) -> Any:
-    from grafana_foundation_sdk.builders import dashboard
-
-    return dashboard.Row(f"{row.title} (needs {row.needs})" if row.needs else row.title)
 
 
 def _panel(panel: Panel) -> Any:
@@ -161,7 +134,7 @@ def _panel(panel: Panel) -> Any:
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
     builder = kinds[panel.kind].Panel().title(panel.title).description(panel.description).datasource(_source())
-    builder.unit(panel.unit).min(0).span(panel.width).height(_STAT_HEIGHT if panel.kind == "stat" else _HEIGHT)
+    builder.unit(panel.unit).min(0).span(panel.width).height(4 if panel.kind == "stat" else 8)
     builder.thresholds(_thresholds(panel))
     if panel.max is not None:
         builder.max(panel.max)

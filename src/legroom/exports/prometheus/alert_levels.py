@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.exported_server import checkpoint_bytes
@@ -15,9 +16,6 @@ from legroom.records import dataclass
 from legroom.units import parse_seconds, parse_speed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from legroom.planning.plan_document import PlanDocument
 
 MOST_SPEED_UP = 60.0
@@ -25,17 +23,17 @@ MOST_SPEED_UP = 60.0
 
 @dataclass(frozen=True)
 class AlertLevels:
-    """Every level and time of the alerts. Times are real time; `speed_up` divides them when they are written.
+    """The thresholds and times that only rules use; `detect` has those shared with the detectors of `legroom watch`.
 
-    What a detector of `legroom watch` also looks at is in its thresholds; here is what only a rule needs.
+    Times are real time; `speed_up` divides them when they are written.
     """
 
     detect: Thresholds = DEFAULT
     down_for_s: float = 600
     """Longer than a start takes; a plan replaces it."""
     crash_window_s: float = DEFAULT.crash_over_s
-    """Within which so many restarts are a loop. A plan makes it as long as they take: a server that loads for seven
-    minutes never starts three times in fifteen."""
+    """The window of a restart loop. A plan makes it long enough: a server that loads for seven minutes cannot start
+    three times in fifteen."""
     failed_ratio: float = 0.5
     """The share of failed requests above which the server itself fails."""
     failed_least_per_s: float = 1 / 60
@@ -103,9 +101,9 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     if plan is None:
         return levels
     checkpoint = checkpoint_bytes(plan, parse_command(plan.command, plan.release))
-    # Not a first start, which also downloads: nobody would hear of an outage for as long.
+    # Without the download of a first start, which would delay the report of an outage.
     start = StartTimes(checkpoint, disk_bytes_s, 0)
-    # One more than the restarts: between two of them lies a start, and before the first some serving.
+    # One start more than the counted restarts, for the time served before the first.
     window_s = max(levels.crash_window_s, (levels.detect.crash_restarts + 1) * start.expected_s)
     return replace(levels, down_for_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from legroom.exports.export_request import MARK, ExportedFile
+from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration, levels_for
 from legroom.exports.prometheus.alerts import (
     AlertCondition,
@@ -15,11 +16,6 @@ from legroom.exports.prometheus.alerts import (
     vllm_conditions,
 )
 from legroom.exports.prometheus.measures import Measures
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from legroom.exports.export_request import ExportRequest
 
 NAME = "alert-runbooks"
 HELP = "a page for each exported alert: what it means, where to look, how to fix it"
@@ -39,7 +35,6 @@ _IN_A_PAGE = {
 
 
 def add_options(parser: Any) -> None:
-    """Add the options of the pages."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument("--ttft-p99", metavar="TIME", help="target for the p99 of the first token (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="target for the p99 between tokens (150ms)")
@@ -55,6 +50,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def page(condition: AlertCondition, levels: AlertLevels) -> str:
+    from legroom.explain.catalog_entries import entry  # reads the whole catalog
+
     texts = alert_texts()[condition.name]
     slots = {**_IN_A_PAGE, **level_words(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
@@ -65,8 +62,8 @@ def page(condition: AlertCondition, levels: AlertLevels) -> str:
         f"**What it costs.** {fill(texts['harm'], slots)}",
         _listed("Look", texts["look"]),
         _listed("Fix", texts["fix"]),
-        _dead_ends(texts["dead_ends"]),
-        _long_story(texts["entries"]),
+        _listed("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
+        _listed("The long story", [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
         f"{MARK}: `legroom export alert-runbooks`.",
     ]
@@ -74,35 +71,18 @@ def page(condition: AlertCondition, levels: AlertLevels) -> str:
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
-    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
-
-
-def _dead_ends(pairs: Sequence[Sequence[str]]) -> str:
-    if not pairs:
-        return ""
-    return "## What does not help\n\n" + "\n".join(f"- {action}: {why}." for action, why in pairs)
-
-
-def _long_story(entries: Sequence[str]) -> str:
-    if not entries:
-        return ""
-    from legroom.explain.catalog_entries import entry
-
-    lines = [f"- `legroom explain {name}`: {entry(name).title.en}" for name in entries]
-    return "## The long story\n\n" + "\n".join(lines)
+    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
 def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
-    names = [condition.name for condition in conditions]
-    rows = [f"| [{name}]({name}.md) | {alert_texts()[name]['severity']} | {_short(name, levels)} |" for name in names]
+    slots = {**_IN_A_PAGE, **level_words(levels)}
+    rows = []
+    for name in (condition.name for condition in conditions):
+        texts = alert_texts()[name]
+        first_sentence = fill(texts["meaning"], slots).split(". ")[0].rstrip(".")
+        rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {first_sentence} |")
     head = (
         f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
         "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     )
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"
-
-
-def _short(name: str, levels: AlertLevels) -> str:
-    """The first sentence of what it means."""
-    slots: Mapping[str, str] = {**_IN_A_PAGE, **level_words(levels)}
-    return fill(alert_texts()[name]["meaning"], slots).split(". ")[0].rstrip(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,11 @@ from typing import TYPE_CHECKING, Any
 from legroom.exports.prometheus import recording_rules as record
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration
 from legroom.exports.prometheus.measures import Measures
-from legroom.exports.prometheus.recording_rules import recordings
 from legroom.facts.metrics import role_of
 from legroom.records import dataclass
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from legroom.exports.prometheus.alert_levels import AlertLevels
-    from legroom.exports.prometheus.measures import Measures
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -30,24 +26,16 @@ _BY_INSTANCE = record.BY_INSTANCE
 NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
-_UNSEEN_KINDS = (
-    "fragmentation",
-    "gpu_neighbour",
-    "host_memory_creep",
-    "memory_burst",
-    "memory_creep",
-    "plan_drift",
-    "prefix_cache_waste",
-)
-"""Incidents of the sidecar that no rule over vLLM's metrics can see."""
+_UNSEEN_KINDS = "fragmentation|gpu_neighbour|host_memory_creep|memory_burst|memory_creep|plan_drift|prefix_cache_waste"
+"""Incidents of the sidecar that no rule over vLLM's metrics can detect."""
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'
-"""Where `humanize` would say 100m for a tenth."""
+"""`humanize` would print 100m for a tenth."""
 _WHERE = (
     "{{ $labels.model_name }} on {{ $labels.instance }}"
     '{{ with $labels.engine }}{{ if ne . "0" }}, engine {{ . }}{{ end }}{{ end }}'
 )
-"""A server with one engine calls it 0."""
+"""The engine is named only where it is not 0, the number of a single engine."""
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 _SUBQUERY_S = 300
 """The resolution of subqueries over a day."""
@@ -56,8 +44,8 @@ _WANTED_REPLICAS = (
     "kube_deployment_spec_replicas",
     "kube_statefulset_replicas",
 )
-"""How many pods are wanted, by kube-state-metrics (docs/metrics/workload of github.com/kubernetes/kube-state-metrics).
-KEDA scales through a HorizontalPodAutoscaler of its own."""
+"""Metrics of kube-state-metrics with the wanted number of pods (docs/metrics/workload of
+github.com/kubernetes/kube-state-metrics). KEDA scales through a HorizontalPodAutoscaler."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,6 @@ class AlertCondition:
     name: str
     expr: str
     for_s: float
-    """The `for` of the alert."""
 
 
 @cache
@@ -76,35 +63,32 @@ def alert_texts() -> Mapping[str, Mapping[str, Any]]:
 
 
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
-    """The alerts on vLLM's metrics, as far as the release has them. `batch` are label matchers of servers that work off
-    a backlog: a full pool and a queue are what they are for."""
-    conditions = [*_pool(measures, levels, batch), *_engine(levels, job), _traffic(levels)]
-    conditions += [*_failing(measures, levels), *_blind(levels, job)]
-    targets = (
-        ("VllmTimeToFirstTokenHigh", "ttft", levels.ttft_p99_s, levels.ttft_floor_s),
-        ("VllmInterTokenLatencyHigh", "inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s),
+    """The alerts on vLLM's metrics, as far as the release has them. `batch` has label matchers of batch servers, whose
+    full pool and queue are intended."""
+    ttft = _slow("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
+    inter_token = _slow("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
+    return (
+        *_pool(measures, levels, batch),
+        *_engine(levels, job),
+        _traffic(levels),
+        *_failing(measures, levels),
+        *_missing(levels, job),
+        AlertCondition("VllmTimeToFirstTokenHigh", ttft, levels.latency_for_s),
+        AlertCondition("VllmInterTokenLatencyHigh", inter_token, levels.latency_for_s),
     )
-    conditions += [
-        AlertCondition(name, _slow(role, target, floor, levels), levels.latency_for_s)
-        for name, role, target, floor in targets
-    ]
-    return tuple(conditions)
 
 
 def _pool_full(levels: AlertLevels) -> str:
-    """The pool was full, or one more request like those that ran did not fit it: where requests are large to the pool,
-    it is as full as it gets well below 1. The same as the detector of `legroom watch`.
+    """PromQL of a pool that was full, or had no room for one more request of the mean running size, as in the detector
+    of `legroom watch`.
 
-    Looked at over the window of the rates: what a request held is free until the next one is computed, and one look
-    into that gap would begin the time of the alert anew.
+    The maximum over the rate window: freed blocks stay free until the next request is computed, and a sample in that
+    gap would restart the alert's `for`.
     """
-    use, running = _peak(record.KV_USE, levels), _peak(record.RUNNING, levels)
+    window = levels.time(levels.rate_window_s)
+    use, running = (f"max_over_time({name}[{window}])" for name in (record.KV_USE, record.RUNNING))
     one_more = f"{use} * (1 + 1 / {running}) > 1"
     return f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
-
-
-def _peak(name: str, levels: AlertLevels) -> str:
-    return f"max_over_time({name}[{levels.time(levels.rate_window_s)}])"
 
 
 def _pool(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
@@ -134,7 +118,7 @@ def _pool(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCond
 
 def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
     there = f"{record.RUNNING} + {record.WAITING} > 0"
-    # A prompt counts with its first output (0.32): through one long prefill only the blocks it takes move.
+    # A prompt counts with its first output token (0.32): during a long prefill only the KV use changes.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
     stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
     return [
@@ -145,8 +129,8 @@ def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _traffic(levels: AlertLevels) -> AlertCondition:
-    """Nothing to do, where this server had requests a week ago; or while others of the model have some and this one had
-    them steadily until now. A router that keeps sessions together leaves a replica idle that never had many."""
+    """An idle server that had requests a week ago, or that had steady traffic until now while other servers of its
+    model still have some. Session affinity may leave a replica idle that never had many requests."""
     served = f"sum by ({_SERVER}) ({record.FINISHED_COUNT})"
     week = f"sum by ({_SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
     busiest = f"max by ({_GROUP}, model_name) ({served})"
@@ -170,7 +154,7 @@ def _failing(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     return conditions
 
 
-def _blind(levels: AlertLevels, job: str) -> list[AlertCondition]:
+def _missing(levels: AlertLevels, job: str) -> list[AlertCondition]:
     """Alerts on missing targets, and on servers without the expected series."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
@@ -184,10 +168,11 @@ def _blind(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _one_fewer(targets: str, levels: AlertLevels) -> str:
-    """Fewer targets than usual in a group whose number stood still for a day: one that is scaled has no usual number.
+    """PromQL of fewer targets than usual in a group whose number was constant for a day; a scaled group has no usual
+    number.
 
-    The middle and the tenths of the day, not its extremes: a rolling update adds a pod for minutes. Where
-    kube-state-metrics is scraped, a number that was lowered within the hour explains a missing target.
+    Deciles of the day instead of its extremes, because a rolling update adds a pod for minutes. With
+    kube-state-metrics, a number of replicas that was lowered within the hour explains a missing target.
     """
     day = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
     low, usual, high = (f"quantile_over_time({share:g}, {day})" for share in (0.1, 0.5, 0.9))
@@ -207,9 +192,23 @@ def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels
 
 
 def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
-    """The alerts on legroom's own metrics: the guard's, the sidecar's, and those from inside the workers. A rule over a
-    metric that nobody exposes never fires, so these are written whether or not the guard or the sidecar runs."""
-    return (*_memory(levels), *_guard(levels), *_sidecar(levels))
+    """The alerts on metrics of the guard, the sidecar and the workers. They are always written: a rule over a missing
+    metric never fires."""
+    detect, guard_for_s = levels.detect, levels.guard_for_s
+    window, hour = levels.time(guard_for_s), levels.time(3600)
+    upstream = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}[{window}]))'
+    broken = f"sum {_BY_INSTANCE} (increase(legroom_guard_policy_reload_errors_total[{hour}]))"
+    incidents = f'sum by ({_GROUP}, instance, kind) (legroom_incidents_open{{kind=~"{_UNSEEN_KINDS}"}})'
+    alerts = {
+        "LegroomGuardTurnsAway": (f"{turned_away(window)} >= {levels.guard_turned_away_ratio:g}", guard_for_s),
+        "LegroomGuardUpstreamDown": (f"{upstream} > 0", detect.alert_unreachable_for_s),
+        "LegroomGuardFailsOpen": (f"max {_BY_INSTANCE} (legroom_guard_fail_open) == 1", guard_for_s),
+        "LegroomGuardDraining": (f"max {_BY_INSTANCE} (legroom_guard_draining) == 1", levels.drain_for_s),
+        "LegroomGuardPolicyBroken": (f"{broken} > 0", 0),
+        "LegroomIncident": (f"{incidents} > 0", detect.alert_unreachable_for_s),
+        "LegroomJournalNotWritable": (f"max {_BY_INSTANCE} (legroom_journal_writable) == 0", guard_for_s),
+    }
+    return (*_memory(levels), *(AlertCondition(name, expr, for_s) for name, (expr, for_s) in alerts.items()))
 
 
 def turned_away(window: str, keep: str = _BY_INSTANCE) -> str:
@@ -229,7 +228,7 @@ def _memory(levels: AlertLevels) -> list[AlertCondition]:
     detect = levels.detect
     window = levels.time(detect.creep_least_hours * 3600)
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
-    # The value of two hours ago must be there: a start and its warm-up are no leak.
+    # The value of two hours ago must exist, because the warm-up after a start is no leak.
     growing, host = (
         f"3600 * deriv({series}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{series} offset {window}"
         for series in (used, "legroom_worker_host_rss_bytes")
@@ -240,37 +239,6 @@ def _memory(levels: AlertLevels) -> list[AlertCondition]:
         AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
         AlertCondition("VllmHostMemoryCreep", host, levels.rate_window_s),
         AlertCondition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),
-    ]
-
-
-def _guard(levels: AlertLevels) -> list[AlertCondition]:
-    window = levels.time(levels.guard_for_s)
-    upstream = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}[{window}]))'
-    broken = f"sum {_BY_INSTANCE} (increase(legroom_guard_policy_reload_errors_total[{levels.time(3600)}]))"
-    return [
-        AlertCondition(
-            "LegroomGuardTurnsAway", f"{turned_away(window)} >= {levels.guard_turned_away_ratio:g}", levels.guard_for_s
-        ),
-        AlertCondition("LegroomGuardUpstreamDown", f"{upstream} > 0", levels.detect.alert_unreachable_for_s),
-        AlertCondition(
-            "LegroomGuardFailsOpen", f"max {_BY_INSTANCE} (legroom_guard_fail_open) == 1", levels.guard_for_s
-        ),
-        AlertCondition("LegroomGuardDraining", f"max {_BY_INSTANCE} (legroom_guard_draining) == 1", levels.drain_for_s),
-        AlertCondition("LegroomGuardPolicyBroken", f"{broken} > 0", 0),
-    ]
-
-
-def _sidecar(levels: AlertLevels) -> list[AlertCondition]:
-    kinds = "|".join(_UNSEEN_KINDS)
-    return [
-        AlertCondition(
-            "LegroomIncident",
-            f'sum by ({_GROUP}, instance, kind) (legroom_incidents_open{{kind=~"{kinds}"}}) > 0',
-            levels.detect.alert_unreachable_for_s,
-        ),
-        AlertCondition(
-            "LegroomJournalNotWritable", f"max {_BY_INSTANCE} (legroom_journal_writable) == 0", levels.guard_for_s
-        ),
     ]
 
 
@@ -326,8 +294,7 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
 
 
 def _planned(plan: PlanDocument | None) -> dict[str, str]:
-    """What the plan says of the pool and the batch, as a sentence to add; nothing without a plan, nor of a pool that
-    the model does not have."""
+    """Sentences about the planned pool and batch; empty without a plan, or for a model without a KV cache."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
     full = f"{plan.kv.max_concurrency:.1f} requests of {plan.args['max_model_len']:,} tokens"
@@ -358,20 +325,16 @@ def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
 
 
-_JOB = "vllm"
-_SERIES = re.compile(r"vllm:[a-z0-9_]+")
-
-
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
-    """The alerts of `legroom export prometheus` for one release that read a measure whose every series of that release
-    is among the vanished ones: they raise no error, and never fire again."""
+    """The names of exported alerts that could never fire after an upgrade, because all series of a measure that they
+    read have vanished."""
     measures, levels = Measures(old), AlertLevels()
-    records = recordings(measures, levels, _JOB)
+    records = record.recordings(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
-    conditions = vllm_conditions(measures, levels, _JOB)
+    conditions = vllm_conditions(measures, levels, "vllm")
     return tuple(condition.name for condition in conditions if any(name in condition.expr for name in broken))
 
 
 def _has_lost_measure(expr: str, measures: Measures, vanished: Collection[str]) -> bool:
-    roles = {role_of(name) for name in _SERIES.findall(expr)} - {None}
+    roles = {role_of(name) for name in re.findall(r"vllm:[a-z0-9_]+", expr)} - {None}
     return any(role and all(name in vanished for name in measures.series(role)) for role in roles)

@@ -7,18 +7,13 @@ have, so nothing is counted twice; aggregating first removes the name and the la
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from legroom.facts.metrics import metrics_of, name_of, names_of, role_of
-from legroom.facts.releases import known_releases, release
+from legroom.facts.releases import Release, known_releases, release
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from legroom.facts.releases import Release
 
 IDENTITY = ("model_name", "engine", "le")
 """Labels of servers, engines and buckets; every other label splits one measure into parts."""
@@ -47,39 +42,29 @@ class Measures:
 
     def value(self, role: str, how: str = "sum") -> str:
         """The current value of a gauge."""
-        return self._each(role, lambda name: f"{how} {self._labels(role)} ({name}{self._matching()})")
+        return self._aggregated(role, how)
 
     def peak(self, role: str, window: str, how: str = "sum") -> str:
         """The maximum of a gauge within a window."""
-        inner = f"{self._matching()}[{window}]"
-        return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
+        return self._aggregated(role, how, "max_over_time", window)
 
     def mean(self, role: str, window: str, how: str = "sum") -> str:
         """The average of a gauge over a window."""
-        inner = f"{self._matching()}[{window}]"
-        return self._each(role, lambda name: f"{how} {self._labels(role)} (avg_over_time({name}{inner}))")
+        return self._aggregated(role, how, "avg_over_time", window)
 
     def queued(self) -> str:
         """Requests that wait for capacity; from 0.20.0 on without those that wait for other reasons."""
-        ways = []
-        if self.has("waiting_by_reason"):
-            chosen = replace(self, selector=", ".join(filter(None, (self.selector, 'reason="capacity"'))))
-            ways.append(chosen.value("waiting_by_reason"))
-        return either(*ways, self.value("waiting"))
+        if not self.has("waiting_by_reason"):
+            return self.value("waiting")
+        return either(self._where('reason="capacity"').value("waiting_by_reason"), self.value("waiting"))
 
     def rate(self, role: str, window: str) -> str:
         """The rate of a counter per second."""
-        return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{self._matching()}[{window}]))")
-
-    def increase(self, role: str, window: str, offset: str = "") -> str:
-        """The increase of a counter over a window."""
-        back = f" offset {offset}" if offset else ""
-        inner = f"{self._matching()}[{window}]{back}"
-        return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
+        return self._aggregated(role, "sum", "rate", window)
 
     def resets(self, role: str, window: str) -> str:
         """The number of resets of a counter."""
-        return self._each(role, lambda name: f"max {self._labels(role)} (resets({name}{self._matching()}[{window}]))")
+        return self._aggregated(role, "max", "resets", window)
 
     def quantile(self, role: str, share: float, window: str) -> str:
         """A percentile of a histogram over a window."""
@@ -93,48 +78,50 @@ class Measures:
 
     def observed(self, role: str, window: str) -> str:
         """The number of observations of a histogram over a window."""
-        inner = f"_count{self._matching()}[{window}]"
-        return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
-
-    def observation_rate(self, role: str, window: str) -> str:
-        """The observations of a histogram per second."""
-        inner = f"_count{self._matching()}[{window}]"
-        return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{inner}))")
+        return self._aggregated(role, "sum", "increase", window, "_count")
 
     def finished_rate(self, window: str) -> str:
         """Requests finished per second."""
-        return self._finished(self.rate, self.observation_rate, window)
+        return self._finished("rate", window)
 
     def failed_rate(self, window: str) -> str:
         """Requests per second that ended with an error of the server."""
-        where = ", ".join(filter(None, (self.selector, 'finished_reason="error"')))
-        return replace(self, selector=where).rate("request_success", window)
+        return self._where('finished_reason="error"').rate("request_success", window)
 
     def finished_count(self, window: str) -> str:
         """Requests finished over a window."""
-        return self._finished(self.increase, self.observed, window)
+        return self._finished("increase", window)
 
     def prefix_hit_ratio(self, window: str) -> str:
         """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
-        ways = []
-        if self.has("prefix_hits"):
-            hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
-            labels, inner = self._labels("prefix_hits"), f"{self._matching()}[{window}]"
-            ways += [
-                f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
-                for hit, query in zip(hits, queries, strict=True)
-            ]
+        hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
+        labels, inner = self._labels("prefix_hits"), f"{self._matching()}[{window}]"
+        ratios = [
+            f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
+            for hit, query in zip(hits, queries, strict=True)
+        ]
         if self.has("prefix_hit_rate"):
             # V0 says -1 where prefix caching is off.
-            ways.append(self.value("prefix_hit_rate", "avg") + " >= 0")
-        return either(*ways)
+            ratios.append(self.value("prefix_hit_rate", "avg") + " >= 0")
+        return either(*ratios)
 
-    def _finished(self, counted: Callable[..., str], observed: Callable[..., str], window: str) -> str:
+    def _finished(self, function: str, window: str) -> str:
         """0.4.0 and 0.4.1 count finished requests in the latency histogram alone."""
+        observed = self._aggregated("e2e_latency", "sum", function, window, "_count")
         if not self.has("request_success"):
-            return observed("e2e_latency", window)
-        known = counted("request_success", window)
-        return either(known, observed("e2e_latency", window)) if self.release is None else known
+            return observed
+        known = self._aggregated("request_success", "sum", function, window)
+        return either(known, observed) if self.release is None else known
+
+    def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
+        """An aggregation over a gauge, or over a function of a window."""
+        labels, inner = self._labels(role), f"{suffix}{self._matching()}{f'[{window}]' if window else ''}"
+        if not function:
+            return self._each(role, lambda name: f"{how} {labels} ({name}{inner})")
+        return self._each(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
+
+    def _where(self, matcher: str) -> Measures:
+        return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
     def _each(self, role: str, expression: Callable[[str], str]) -> str:
         return either(*(expression(name) for name in self.series(role)))

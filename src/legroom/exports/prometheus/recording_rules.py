@@ -29,26 +29,25 @@ RECOMPUTED = "engine:legroom_vllm_recomputed:ratio"
 SERVER_ERRORS = "instance:legroom_vllm_server_errors:rate"
 RESTARTS = "instance:legroom_vllm_restarts:count"
 _MODEL = "cluster, namespace, job, model_name"
-MODEL_LEVEL = {
+_MODEL_LEVEL = {
     "model:legroom_vllm_kv_use:avg": f"avg by ({_MODEL}) ({KV_USE})",
     "model:legroom_vllm_running:sum": f"sum by ({_MODEL}) ({RUNNING})",
     "model:legroom_vllm_queued:sum": f"sum by ({_MODEL}) ({QUEUED})",
     "model:legroom_vllm_generation_tokens:rate": f"sum by ({_MODEL}) ({GENERATION_TOKENS})",
 }
 """Aggregates over the servers of a model."""
-LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e", "queue_time": "queue_time"}
+_LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e", "queue_time": "queue_time"}
 BY_INSTANCE = "by (cluster, namespace, job, instance)"
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def latency(role: str, share: str) -> str:
     """The recorded series of a latency's percentile."""
-    return f"engine:legroom_vllm_{LATENCIES[role]}_seconds:{share}"
+    return f"engine:legroom_vllm_{_LATENCIES[role]}_seconds:{share}"
 
 
 def observed(role: str) -> str:
     """The recorded series of a latency's number of observations."""
-    return f"engine:legroom_vllm_{LATENCIES[role]}:count"
+    return f"engine:legroom_vllm_{_LATENCIES[role]}:count"
 
 
 def recordings(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
@@ -63,10 +62,15 @@ def recordings(measures: Measures, levels: AlertLevels, job: str) -> dict[str, s
     }
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
         records[PREFIX_HITS] = measures.prefix_hit_ratio(window)
-    records |= _latencies(measures, levels)
+    over = levels.time(levels.latency_window_s)
+    for role in filter(measures.has, _LATENCIES):
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            records[latency(role, name)] = measures.quantile(role, share, over)
+        records[observed(role)] = measures.observed(role, over)
     records[RESTARTS] = restarts(measures, levels.time(levels.crash_window_s), job)
-    records[SERVER_ERRORS] = server_errors(window, job)
-    return records | MODEL_LEVEL
+    # vLLM counts HTTP 5xx even when its engine is dead.
+    records[SERVER_ERRORS] = f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'
+    return records | _MODEL_LEVEL
 
 
 def _rates(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
@@ -87,38 +91,26 @@ def _rates(measures: Measures, levels: AlertLevels, window: str) -> dict[str, st
     return records
 
 
-def _latencies(measures: Measures, levels: AlertLevels) -> dict[str, str]:
-    window = levels.time(levels.latency_window_s)
-    records = {}
-    for role in filter(measures.has, LATENCIES):
-        for name, share in SHARES.items():
-            records[latency(role, name)] = measures.quantile(role, share, window)
-        records[observed(role)] = measures.observed(role, window)
-    return records
-
-
 def restarts(measures: Measures, window: str, job: str) -> str:
-    """Starts within a window: the process's own start time where it is shown (not with several API servers, nor by
-    V0's separate engine process), else how often a counter began again. That of prompts: an embedder generates none."""
+    """PromQL of a server's restarts within a window: changes of the process start time, else counter resets.
+
+    The start time is missing with several API servers and with V0's separate engine process. The counter is that of
+    prompt tokens, because an embedder generates none.
+    """
     by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
-    begun = either(
+    return either(
         f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
         by_instance.resets("prompt_tokens", window),
+        _replaced_pods(window, job),
     )
-    return f"{begun}\nor\n{_replaced(window, job)}"
 
 
-def _replaced(window: str, job: str) -> str:
-    """How often a pod came back under its name with another address, whether or not it ever served: the pods of a
-    LeaderWorkerSet are made anew when one of them ends, and every one of their addresses is an instance of its own."""
+def _replaced_pods(window: str, job: str) -> str:
+    """PromQL of how often a pod was recreated under its name, with a new address. A LeaderWorkerSet recreates all of
+    its pods when one ends."""
     by_pod = "by (cluster, namespace, job, pod)"
     addresses = (
         f'count by (cluster, namespace, job, pod, instance) (count_over_time(up{{job="{job}", pod!=""}}[{window}]))'
     )
     again = f"(count {by_pod} ({addresses}) > 1) - 1"
     return f'max {BY_INSTANCE} (label_replace({again}, "instance", "$1", "pod", "(.+)"))'
-
-
-def server_errors(window: str, job: str) -> str:
-    """The rate of HTTP 5xx, which vLLM counts even when its engine is dead."""
-    return f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'

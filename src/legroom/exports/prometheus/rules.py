@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.cluster.pod import WATCH_PORT_NAME
 from legroom.exports.deploy.serve_command import Address, address_of, parse_command
 from legroom.exports.deploy.yaml_text import manifest
-from legroom.exports.export_request import MARK, ExportedFile
+from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.exports.prometheus.alert_levels import AlertLevels, levels_for
 from legroom.exports.prometheus.alerts import (
     AlertCondition,
@@ -23,11 +23,6 @@ from legroom.exports.prometheus.alerts import (
 from legroom.exports.prometheus.measures import Measures
 from legroom.exports.prometheus.recording_rules import recordings
 from legroom.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from legroom.exports.export_request import ExportRequest
 
 NAME = "prometheus"
 HELP = "recording rules, alerts and scrape config, in the metric names of the release"
@@ -45,10 +40,14 @@ _MATCHERS = re.compile(
     r'[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:, ?[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*")*'
 )
 _JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
+_API = "monitoring.coreos.com/v1"
+_JOB_LABEL = "app.kubernetes.io/name"
+"""Its value becomes the job: `legroom export kubernetes` labels every pod and Service with `vllm`."""
+_MONITORS = {"pod": ("PodMonitor", "podMetricsEndpoints"), "service": ("ServiceMonitor", "endpoints")}
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 def add_options(parser: Any) -> None:
-    """Add the options of the rules."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument(
         "--target",
@@ -114,19 +113,17 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
     measures = Measures(request.release)
     records = [{"record": name, "expr": expr} for name, expr in recordings(measures, levels, job).items()]
-    batch = checked_matchers(str(options.get("batch") or ""), "--batch")
+    batch = str(options.get("batch") or "")
+    if batch and not _MATCHERS.fullmatch(batch):
+        raise LegroomError(f"--batch {batch!r} is not a list of label matchers", """write --batch 'job="batch"'""")
     alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
     own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
-    groups = [
-        _group("legroom-vllm-measures", records, levels),
-        _group("legroom-vllm", alerts, levels),
-        _group("legroom", own, levels),
-    ]
+    rules = {"legroom-vllm-measures": records, "legroom-vllm": alerts, "legroom": own}
+    interval = levels.time(_EVALUATION_S)
+    groups = [{"name": name, "interval": interval, "rules": listed} for name, listed in rules.items()]
     head = _head(request)
     if options.get("operator"):
-        from legroom.exports.prometheus.rules import operator_objects
-
-        return (ExportedFile(OPERATOR_FILE, head + rules_text(*operator_objects(groups, job, _WATCH_JOB, request))),)
+        return (ExportedFile(OPERATOR_FILE, head + rules_text(*_operator_objects(groups, job, request))),)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
         ExportedFile(CONFIG_FILE, head + rules_text(_config(job, request, levels))),
@@ -139,10 +136,6 @@ def _head(request: ExportRequest) -> str:
         f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
     )
     return f"# {MARK} {__version__} for {release}.\n{plan}"
-
-
-def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -> dict[str, Any]:
-    return {"name": name, "interval": levels.time(_EVALUATION_S), "rules": list(rules)}
 
 
 def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
@@ -162,15 +155,14 @@ def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest
 
 
 def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
-    options, plan = request.options, request.plan
-    address = address_of(parse_command(plan.command, plan.release)) if plan else Address()
+    options, address = request.options, _planned_address(request)
     servers = _scrape(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
     if address.tls:
-        # As with every probe that is exported: the certificate is made for the server's name.
+        # The certificate is for the server's name, not for the scraped address.
         servers |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
     scrapes = [servers]
     if guards := _targets(options.get("guard"), "--guard"):
-        # A guard's page holds the server's series too: taken from there as well, each would be another server.
+        # A guard's page repeats the server's series, which would count as another server.
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
         scrapes.append({**_scrape("legroom-guard", guards), "metric_relabel_configs": [only_own]})
     if watchers := _targets(options.get("watch"), "--watch"):
@@ -180,13 +172,6 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
         "rule_files": [RULES_FILE],
         "scrape_configs": scrapes,
     }
-
-
-def checked_matchers(text: str, option: str) -> str:
-    """Validate label matchers of PromQL."""
-    if text and not _MATCHERS.fullmatch(text):
-        raise LegroomError(f"{option} {text!r} is not a list of label matchers", f"""write {option} 'job="batch"'""")
-    return text
 
 
 def _scrape(job: str, targets: list[str]) -> dict[str, Any]:
@@ -205,7 +190,7 @@ def rules_text(*documents: Any) -> str:
 
     class Dumper(yaml.SafeDumper):
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            # Lists stand under their key, indented, as hand-written files have them.
+            # Indents lists below their key.
             super().increase_indent(flow, False)
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -216,45 +201,28 @@ def rules_text(*documents: Any) -> str:
     return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
 
 
-_API = "monitoring.coreos.com/v1"
-_NAME = "legroom-vllm"
-_JOB_LABEL = "app.kubernetes.io/name"
-"""Its value becomes the job: `legroom export kubernetes` labels every pod and Service with `vllm`."""
-_MONITORS = {"pod": ("PodMonitor", "podMetricsEndpoints"), "service": ("ServiceMonitor", "endpoints")}
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_SCRAPE_S = 15
-
-
-def operator_objects(
-    groups: Sequence[Mapping[str, Any]], job: str, watch_job: str, request: ExportRequest
-) -> list[dict[str, Any]]:
-    """A PrometheusRule with the groups, and a monitor of the pods or Services with the label that names the job."""
+def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: ExportRequest) -> list[dict[str, Any]]:
+    """A PrometheusRule with the groups, and a monitor of the pods or Services whose label names the job."""
     about = _metadata(request.options)
-    rules = manifest(_API, "PrometheusRule", about, {"groups": list(groups)})
     kind, endpoints = _MONITORS[request.options.get("monitor") or "pod"]
-    spec = {
-        "jobLabel": _JOB_LABEL,
-        "selector": {"matchLabels": {_JOB_LABEL: job}},
-        endpoints: [_endpoint(request), *([_sidecar(watch_job)] if kind == "PodMonitor" else [])],
-    }
+    # The operator skips pods without the named port, such as workers of a server over several nodes.
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{_SCRAPE_S}s"}
+    if _planned_address(request).tls:
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    scraped = [endpoint]
+    if kind == "PodMonitor":
+        # The sidecar has its own job, because it has none of vLLM's series.
+        own_job = [{"targetLabel": "job", "replacement": _WATCH_JOB}]
+        sidecar = {"port": WATCH_PORT_NAME, "path": "/metrics", "interval": f"{_SCRAPE_S}s", "relabelings": own_job}
+        scraped.append(sidecar)
+    spec = {"jobLabel": _JOB_LABEL, "selector": {"matchLabels": {_JOB_LABEL: job}}, endpoints: scraped}
+    rules = manifest(_API, "PrometheusRule", about, {"groups": list(groups)})
     return [rules, manifest(_API, kind, about, spec)]
 
 
-def _endpoint(request: ExportRequest) -> dict[str, Any]:
+def _planned_address(request: ExportRequest) -> Address:
     plan = request.plan
-    address = address_of(parse_command(plan.command, plan.release)) if plan else Address()
-    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{_SCRAPE_S}s"}
-    # A worker of a group over several nodes has the label too, and no port: the operator scrapes no pod without it.
-    if address.tls:
-        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
-    return endpoint
-
-
-def _sidecar(job: str) -> dict[str, Any]:
-    """`legroom watch` beside a server, under a job of its own: it is no server that lacks vLLM's series. The operator
-    scrapes no pod that has no such port."""
-    named = {"targetLabel": "job", "replacement": job}
-    return {"port": WATCH_PORT_NAME, "path": "/metrics", "interval": f"{_SCRAPE_S}s", "relabelings": [named]}
+    return address_of(parse_command(plan.command, plan.release)) if plan else Address()
 
 
 def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,4 +236,4 @@ def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:
         labels[key] = value
     namespace = options.get("namespace")
     where = {"namespace": namespace} if namespace else {}
-    return {"name": _NAME, **where, "labels": labels}
+    return {"name": "legroom-vllm", **where, "labels": labels}

@@ -7,73 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from legroom.errors import LegroomError
+from legroom.facts.config.fields import int_field
 from legroom.facts.model import Dense, Experts, FeedForward
 from legroom.units import round_up
 
 Config = Mapping[str, Any]
 
-_PLAIN = frozenset(
-    {
-        "gpt2",
-        "gpt_bigcode",
-        "gptj",
-        "gpt_neox",
-        "opt",
-        "bloom",
-        "mpt",
-        "falcon",
-        "RefinedWeb",
-        "RefinedWebModel",
-        "starcoder2",
-        "phi",
-        "phi-msft",
-        "persimmon",
-        "nemotron",
-        "nemotron_h",
-        "bert",
-        "roberta",
-        "xlm-roberta",
-        "whisper",
-        "arcee",
-        "apertus",
-        "fuyu",
-        "codegen",
-        "bart",
-        "mbart",
-        "nomic_bert_plain",
-        "deberta-v2",
-        "nemotron_h_puzzle",
-    }
-)
-"""Model types with an ungated block: up, activation, down."""
-
 _BIASED = frozenset(
-    {
-        "gpt2",
-        "gpt_bigcode",
-        "gptj",
-        "gpt_neox",
-        "opt",
-        "bloom",
-        "phi",
-        "phi-msft",
-        "persimmon",
-        "bert",
-        "roberta",
-        "xlm-roberta",
-        "whisper",
-        "starcoder2",
-        "codegen",
-        "bart",
-        "mbart",
-        "gpt_oss",
-        "fuyu",
-        "deberta-v2",
-    }
+    {"gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "phi", "phi-msft", "persimmon", "starcoder2", "codegen"}
+    | {"bert", "roberta", "xlm-roberta", "deberta-v2", "whisper", "bart", "mbart", "gpt_oss", "fuyu"}
 )
 """Model types whose linear layers have biases without a config field."""
-
+_UNGATED = (_BIASED - {"gpt_oss"}) | frozenset(
+    {"mpt", "falcon", "RefinedWeb", "RefinedWebModel", "nemotron", "nemotron_h", "nemotron_h_puzzle", "arcee"}
+    | {"apertus", "nomic_bert_plain"}
+)
+"""Model types with an ungated block: up, activation, down."""
 _EXPERT_COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
@@ -99,7 +48,7 @@ _SHARED_WIDTH = (
 
 def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None, ...]:
     """The feed-forward block of every layer; None for layers without one (Mamba, attention-only)."""
-    count = layer_count(config)
+    count = int_field(config, "num_hidden_layers")
     special = _SPECIAL.get(_model_type(config, architecture))
     if special:
         return special(config, count)
@@ -108,18 +57,6 @@ def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None,
         return (dense,) * count
     shared = {sparse: experts if sparse else dense for sparse in (True, False)}
     return tuple(shared[sparse] for sparse in _sparse_layers(config, count))
-
-
-def layer_count(config: Config) -> int:
-    """The number of decoder layers, under any of its field names."""
-    for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"):
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    pattern = config.get("hybrid_override_pattern") or config.get("layers_block_type")
-    if isinstance(pattern, (str, list, tuple)) and pattern:
-        return len(pattern)
-    raise LegroomError("config.json does not say how many layers the model has", "it needs num_hidden_layers")
 
 
 def _model_type(config: Config, architecture: str) -> str:
@@ -158,15 +95,8 @@ def _first(config: Config, names: Sequence[str]) -> int:
     return 0
 
 
-def hidden_size(config: Config) -> int:
-    width = _first(config, ("hidden_size", "n_embd", "d_model", "dim", "model_dim"))
-    if not width:
-        raise LegroomError("config.json does not say how wide the model is", "it needs hidden_size")
-    return width
-
-
 def _width(config: Config, model_type: str) -> int:
-    hidden = hidden_size(config)
+    hidden = int_field(config, "hidden_size")
     if model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
         return _first(config, ("ffn_hidden_size",)) or 4 * hidden
     if model_type == "mpt":
@@ -192,7 +122,7 @@ def _bias(config: Config, model_type: str) -> bool:
 def _dense(config: Config, architecture: str) -> Dense:
     kind = _model_type(config, architecture)
     width = _first(config, ("dense_intermediate_size",)) or _width(config, kind)
-    return Dense(hidden_size(config), width, kind not in _PLAIN, _bias(config, kind))
+    return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _bias(config, kind))
 
 
 def _experts(config: Config, architecture: str) -> Experts | None:
@@ -206,11 +136,11 @@ def _experts(config: Config, architecture: str) -> Experts | None:
     width = _first(config, _EXPERT_WIDTH) or _width(config, kind)
     shared = _shared_width(config, kind, width)
     return Experts(
-        hidden_size(config),
+        int_field(config, "hidden_size"),
         width,
         count,
         _first(config, _EXPERTS_PER_TOKEN) or 1,
-        gated=kind not in _PLAIN,
+        gated=kind not in _UNGATED,
         bias=kind == "gpt_oss",
         shared_intermediate_size=shared,
         shared_gate=bool(shared) and kind in _SHARED_GATES,
@@ -223,32 +153,15 @@ def _experts(config: Config, architecture: str) -> Experts | None:
 
 _SHARED_GATES = frozenset({"qwen2_moe", "qwen3_next", "qwen3_5_moe"})
 _FLOAT_ROUTERS = frozenset(
-    {
-        "minimax_m2",
-        "minimax_m3",
-        "minimax_m3_vl",
-        "step3p5",
-        "step3p7",
-        "glm4_moe",
-        "ernie4_5_moe",
-        "grok-1",
-        "mimo_v2_flash",
-        "afmoe",
-    }
+    {"minimax_m2", "minimax_m3", "minimax_m3_vl", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1", "afmoe"}
+    | {"mimo_v2_flash"}
 )
+"""Model types whose router weight is float32."""
 _CORRECTED = frozenset(
-    {
-        "minimax_m2",
-        "minimax_m3",
-        "minimax_m3_vl",
-        "nemotron_h",
-        "ernie4_5_moe",
-        "glm4_moe",
-        "dots1",
-        "kimi_linear",
-        "afmoe",
-    }
+    {"minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear"}
+    | {"afmoe"}
 )
+"""Model types with e_score_correction_bias and no config field for it."""
 
 
 def _correction_bias(config: Config, kind: str) -> bool:
@@ -301,7 +214,7 @@ def _nemotron_h(config: Config, count: int) -> tuple[FeedForward | None, ...]:
         if isinstance(pattern, str)
         else [_BLOCK_LETTERS.get(str(x), "M") for x in config.get("layers_block_type") or ()]
     )
-    hidden = hidden_size(config)
+    hidden = int_field(config, "hidden_size")
     widths = config.get("intermediate_size")
     widths = list(widths) if isinstance(widths, (list, tuple)) else [widths or 4 * hidden]
     experts = _experts(config, "NemotronHForCausalLM")
@@ -321,7 +234,7 @@ _BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 
 def _deci(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden = hidden_size(config)
+    hidden = int_field(config, "hidden_size")
     out: list[FeedForward | None] = []
     for block in config.get("block_configs") or ():
         ffn = (block.get("ffn") if isinstance(block, Mapping) else None) or {}
@@ -345,7 +258,7 @@ def _none(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _granite_hybrid(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden, experts = hidden_size(config), _experts({**config, "shared_intermediate_size": 0}, "")
+    hidden, experts = int_field(config, "hidden_size"), _experts({**config, "shared_intermediate_size": 0}, "")
     width = _first(config, ("shared_intermediate_size",))
     shared = Dense(hidden, width) if width else None
     return ((replace(experts, shared_intermediate_size=width) if experts else shared),) * count
@@ -359,7 +272,7 @@ def _at(widths: object, index: int) -> int:
 
 
 def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden, width = hidden_size(config), _width(config, "gemma4")
+    hidden, width = int_field(config, "hidden_size"), _width(config, "gemma4")
     widths = config.get("intermediate_size")
     shared = int(config.get("num_kv_shared_layers") or 0)
     wide = bool(config.get("use_double_wide_mlp"))
@@ -373,13 +286,13 @@ def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _gemma3n(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden, widths = hidden_size(config), config.get("intermediate_size")
+    hidden, widths = int_field(config, "hidden_size"), config.get("intermediate_size")
     usual = _dense(config, "")
     return tuple(Dense(hidden, _at(widths, i) or usual.intermediate_size) for i in range(count))
 
 
 def _llama4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden = hidden_size(config)
+    hidden = int_field(config, "hidden_size")
     experts = _experts(config, "Llama4ForCausalLM")
     dense = Dense(hidden, _first(config, ("intermediate_size_mlp",)) or _width(config, "llama4"))
     if experts is None:
@@ -392,7 +305,7 @@ def _lfm2(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
         width = round_up(width, _first(config, ("block_multiple_of",)) or 256)
-    dense, experts = Dense(hidden_size(config), width), _experts(config, "")
+    dense, experts = Dense(int_field(config, "hidden_size"), width), _experts(config, "")
     return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
 
 
@@ -408,7 +321,7 @@ def _arctic(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 def _phi3_small(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     width = _first(config, ("ff_intermediate_size",)) or _width(config, "phi3small")
-    return (Dense(hidden_size(config), width, True, True),) * count
+    return (Dense(int_field(config, "hidden_size"), width, True, True),) * count
 
 
 def _deepseek_v4(config: Config, count: int) -> tuple[FeedForward | None, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from legroom.facts import read_data
 from legroom.facts.config.fields import config_defaults, nested_text_config
 from legroom.facts.config.media_items import live_tensors, media_items
 from legroom.facts.model import Linear, MediaItem, Modality, Split
+from legroom.records import dataclass
 
 Config = Mapping[str, Any]
 
@@ -32,11 +34,10 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:
-        known.append(
-            _tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, row is not None)
-        )
+        encoder = _Encoder(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width)
+        known.append(_tower(encoder, exact=row is not None))
     elif row and (config.get("has_vision") or row.get("always")):
-        known.append(_tower(row, _defaults(row, width), config, width, False))
+        known.append(_tower(_Encoder(row, _defaults(row, width), config, width), exact=False))
     audio = config.get("audio_config")
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
         known.append(_audio_tower(audio, width))
@@ -82,56 +83,94 @@ def _defaults(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
     return chosen
 
 
-def _field(row: Mapping[str, Any], vision: Config, name: str, fallback: int = 0) -> int:
-    for key in (row.get("names", {}).get(name), name):
-        value = vision.get(key) if key else None
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return int(value)
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], int):
-            return int(value[0])
-    return fallback
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """A vision encoder: its family's row, its vision config, the whole config and the language model's width."""
+
+    row: Mapping[str, Any]
+    vision: Config
+    config: Config
+    text_width: int
+
+    def field(self, name: str, fallback: int = 0) -> int:
+        """A number of the vision config, under the family's name or the usual one."""
+        for key in (self.row.get("names", {}).get(name), name):
+            value = self.vision.get(key) if key else None
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return int(value)
+            if isinstance(value, (list, tuple)) and value and isinstance(value[0], int):
+                return int(value[0])
+        return fallback
+
+    @property
+    def style(self) -> set[str]:
+        return set(self.row.get("style", ()))
+
+    @property
+    def hidden(self) -> int:
+        return self.field("hidden_size", 1024)
+
+    @property
+    def inner(self) -> int:
+        ratio = self.vision.get("mlp_ratio")
+        return self.field("intermediate_size", int(self.hidden * float(ratio)) if ratio else 4 * self.hidden)
+
+    @property
+    def heads(self) -> int:
+        return self.field("num_attention_heads", 16)
+
+    @property
+    def patch(self) -> int:
+        return self.field("patch_size", 14)
+
+    @property
+    def patch_pixels(self) -> int:
+        """Input values of one patch: channels x frames x height x width."""
+        return self.field("in_channels", 3) * self.field("temporal_patch_size", 1) * self.patch**2
+
+    @property
+    def tapped_blocks(self) -> int:
+        """Blocks whose features DeepStack adds to the last block's."""
+        tapped = self.vision.get("deepstack_visual_indexes")
+        return len(tapped) if isinstance(tapped, (list, tuple)) else 0
+
+    def norm(self, name: str, size: int, count: int = 1) -> Linear:
+        return Linear(name, size, bias="layer_norm" in self.style, count=count)
 
 
-def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, exact: bool) -> Modality:
-    hidden = _field(row, vision, "hidden_size", 1024)
-    layers = _field(row, vision, "num_hidden_layers", 24)
-    heads = _field(row, vision, "num_attention_heads", 16)
-    ratio = vision.get("mlp_ratio")
-    inner = _field(row, vision, "intermediate_size", int(hidden * float(ratio)) if ratio else 4 * hidden)
-    layers += int(row.get("layers_offset", 0)) if "vision_feature_layer" in config or row.get("always_offset") else 0
-    style = set(row.get("style", ()))
-    weights = (
-        *_embedding(row, vision, style, hidden),
-        *_blocks(style, hidden, inner, layers, (_field(row, vision, "qkv_hidden_size", hidden), heads)),
-        *_PROJECTORS[str(row.get("projector", "none"))](row, vision, config, hidden, width),
-    )
-    patch, merge = _field(row, vision, "patch_size", 14), int(row.get("merge", 1))
-    items = media_items(row, config, patch=patch, merge=merge, image_size=_field(row, vision, "image_size", 24 * patch))
+def _tower(encoder: _Encoder, exact: bool) -> Modality:
+    row, hidden, patch = encoder.row, encoder.hidden, encoder.patch
+    layers = encoder.field("num_hidden_layers", 24)
+    if "vision_feature_layer" in encoder.config or row.get("always_offset"):
+        layers += int(row.get("layers_offset", 0))
+    projector = _PROJECTORS[str(row.get("projector", "none"))]
+    weights = (*_embedding(encoder), *_blocks(encoder, layers), *projector(encoder))
+    image_size = encoder.field("image_size", 24 * patch)
+    items = media_items(row, encoder.config, patch=patch, merge=int(row.get("merge", 1)), image_size=image_size)
     largest = max(items, key=lambda item: item.tokens)
-    frames = _field(row, vision, "temporal_patch_size", 1)
-    class_token = 1 if "class_token" in style else 0
+    tile_patches = (image_size // patch) ** 2 + ("class_token" in encoder.style)
     return Modality(
         str(row.get("kind", "image")),
         hidden,
-        inner,
+        encoder.inner,
         layers,
-        heads,
+        encoder.heads,
         sum(weight.parameters for weight in weights if weight.name != "rotary_table"),
         largest.tokens,
         largest.patches,
         weights,
-        1 + _tapped_blocks(vision),
-        exact,
-        items,
-        live_tensors(_live(str(row.get("live", "plain")))),
-        _field(row, vision, "in_channels", 3) * frames * patch * patch,
-        str(row.get("raw_pixels_since", "")),
-        int(row.get("chunk_bytes_per_patch", 0)),
-        str(row.get("chunked_since", "")),
-        _tapped_blocks(vision),
-        (_field(row, vision, "image_size", 24 * patch) // patch) ** 2 + class_token if row.get("tiled") else 0,
-        int(row.get("table_bytes", 0)),
-        float(row.get("spread", 0.3)),
+        feature_levels=1 + encoder.tapped_blocks,
+        exact=exact,
+        items=items,
+        moments=live_tensors(_live(str(row.get("live", "plain")))),
+        pixels_per_patch=encoder.patch_pixels,
+        raw_pixels_since=str(row.get("raw_pixels_since", "")),
+        chunk_bytes_per_patch=int(row.get("chunk_bytes_per_patch", 0)),
+        chunked_since=str(row.get("chunked_since", "")),
+        buffer_levels=encoder.tapped_blocks,
+        attending_patches=tile_patches if row.get("tiled") else 0,
+        table_bytes=int(row.get("table_bytes", 0)),
+        spread=float(row.get("spread", 0.3)),
     )
 
 
@@ -140,9 +179,9 @@ def _audio_tower(audio: Config, width: int) -> Modality:
     hidden, layers = int(audio["d_model"]), int(audio["encoder_layers"])
     inner = int(audio.get("encoder_ffn_dim") or 4 * hidden)
     heads = int(audio.get("encoder_attention_heads") or 20)
-    frames = int(audio.get("max_source_positions") or 1500)
+    frames, bins = int(audio.get("max_source_positions") or 1500), int(audio.get("num_mel_bins") or 128)
     weights = (
-        Linear("conv1", hidden, 3 * int(audio.get("num_mel_bins") or 128), True),
+        Linear("conv1", hidden, 3 * bins, True),
         Linear("conv2", hidden, 3 * hidden, True),
         Linear("positions", frames, hidden),
         Linear("k_proj", hidden, hidden, count=layers),
@@ -153,205 +192,147 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         Linear("projector", width, hidden, True),
     )
     tokens = frames // 2
-    parameters = sum(weight.parameters for weight in weights)
     return Modality(
         "audio",
         hidden,
         inner,
         layers,
         heads,
-        parameters,
+        sum(weight.parameters for weight in weights),
         tokens,
         frames,
         weights,
         items=(MediaItem("audio", tokens, frames),),
         moments=live_tensors(_live("whisper")),
-        pixels_per_patch=2 * int(audio.get("num_mel_bins") or 128),
+        pixels_per_patch=2 * bins,
         spread=0.1,
     )
 
 
-def _norm(name: str, size: int, style: set[str], count: int = 1) -> Linear:
-    return Linear(name, size, bias="layer_norm" in style, count=count)
-
-
-def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: int) -> list[Linear]:
-    patch = _field(row, vision, "patch_size", 14)
-    channels = _field(row, vision, "in_channels", 3) * _field(row, vision, "temporal_patch_size", 1) * patch * patch
+def _embedding(encoder: _Encoder) -> list[Linear]:
+    style, hidden, patch, field = encoder.style, encoder.hidden, encoder.patch, encoder.field
     split: Split = "out" if "split_patch" in style else ""
-    out = [Linear("patch_embed", hidden, channels, "patch_bias" in style, split)]
-    positions = _field(row, vision, "num_position_embeddings", 0)
+    out = [Linear("patch_embed", hidden, encoder.patch_pixels, "patch_bias" in style, split)]
+    positions = field("num_position_embeddings", 0)
     if "square_positions" in style:
-        positions = (_field(row, vision, "image_size", 336) // patch) ** 2
+        positions = (field("image_size", 336) // patch) ** 2
     if "grid_positions" in style:
-        positions = _field(row, vision, "init_pos_emb_height", 64) * _field(row, vision, "init_pos_emb_width", 64)
+        positions = field("init_pos_emb_height", 64) * field("init_pos_emb_width", 64)
     if "table_positions" in style:
-        positions = 2 * _field(row, vision, "position_embedding_size", 10240)
+        positions = 2 * field("position_embedding_size", 10240)
     if "class_token" in style:
         positions += 1
         out.append(Linear("class_embedding", hidden))
     if positions:
         out.append(Linear("position_embedding", positions, hidden))
     if "rotary_table" in style:
-        heads = _field(row, vision, "num_attention_heads", 16)
-        out.append(Linear("rotary_table", 8192, hidden // heads // 2))
-    if "pre_norm" in style:
-        out.append(_norm("pre_norm", hidden, style))
-    if "post_norm" in style:
-        out.append(_norm("post_norm", hidden, style))
-    return out
+        out.append(Linear("rotary_table", 8192, hidden // encoder.heads // 2))
+    return out + [encoder.norm(name, hidden) for name in ("pre_norm", "post_norm") if name in style]
 
 
-def _blocks(style: set[str], hidden: int, inner: int, layers: int, attention: tuple[int, int]) -> list[Linear]:
+def _blocks(encoder: _Encoder, layers: int) -> list[Linear]:
     """Attention and feed-forward blocks. vLLM splits them over the tensor-parallel ranks like a decoder's."""
-    qkv, heads = attention
-    parts = 3 if "split_qkv" in style else 1
+    style, hidden, inner = encoder.style, encoder.hidden, encoder.inner
+    qkv = encoder.field("qkv_hidden_size", hidden)
+    parts, gates = 3 if "split_qkv" in style else 1, 2 if "split_gate" in style else 1
+    pairs = {"four_norms": ("norm3", "norm4"), "qk_norm": ("q_norm", "k_norm"), "layer_scale": ("ls1", "ls2")}
     out = [
-        _norm("norm1", hidden, style, layers),
-        _norm("norm2", hidden, style, layers),
+        encoder.norm("norm1", hidden, layers),
+        encoder.norm("norm2", hidden, layers),
         Linear("qkv", 3 * qkv // parts, hidden, "qkv_bias" in style, "out", parts * layers),
         Linear("proj", hidden, qkv, bias="o_bias" in style, split="in", count=layers),
     ]
-    if "four_norms" in style:
-        out += [_norm("norm3", hidden, style, layers), _norm("norm4", hidden, style, layers)]
-    if "qk_norm" in style:
-        out += [Linear("q_norm", qkv // heads, count=layers), Linear("k_norm", qkv // heads, count=layers)]
-    if "layer_scale" in style:
-        out += [Linear("ls1", hidden, count=layers), Linear("ls2", hidden, count=layers)]
-    gates = 2 if "split_gate" in style else 1
+    for name in pairs["four_norms"] if "four_norms" in style else ():
+        out.append(encoder.norm(name, hidden, layers))
+    for option, size in (("qk_norm", qkv // encoder.heads), ("layer_scale", hidden)):
+        out += [Linear(name, size, count=layers) for name in pairs[option] if option in style]
     up = (2 * inner if "gated" in style else inner) // gates
     out.append(Linear("fc1", up, hidden, "mlp_bias" in style, "out", gates * layers))
     out.append(Linear("fc2", hidden, inner, bias="mlp_bias" in style, split="in", count=layers))
-    if "unsplit" in style:
-        return [Linear(w.name, w.outputs, w.inputs, w.bias, "", w.count) for w in out]
-    return out
+    return [replace(weight, split="") for weight in out] if "unsplit" in style else out
 
 
-def _resampler(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+def _pair(inputs: int, width: int, bias: bool = True, split: bool = True) -> list[Linear]:
+    """Two linear layers into the language model's width, tensor-parallel where `split`."""
+    pair = [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
+    return pair if split else [replace(weight, split="") for weight in pair]
+
+
+def _resampler(encoder: _Encoder) -> list[Linear]:
     """MiniCPM-V: learned queries attend to all patches of a slice, at the language model's width."""
+    width = encoder.text_width
     return [
-        Linear("resampler.query", int(config.get("query_num") or 64), width),
-        Linear("resampler.kv_proj", width, hidden),
+        Linear("resampler.query", int(encoder.config.get("query_num") or 64), width),
+        Linear("resampler.kv_proj", width, encoder.hidden),
         Linear("resampler.attn", width, width, True, count=4),
         Linear("resampler.norms", width, bias=True, count=3),
         Linear("resampler.proj", width, width),
     ]
 
 
-def _phi4mm(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    """The projector, separators of tiles, and the speech encoder, which is loaded beside the tower."""
-    return [
-        Linear("separators", 2 * hidden),
-        Linear("linear_1", width, hidden, True),
-        Linear("linear_2", width, width, True),
-        Linear("speech", int(row["speech_parameters"])),
-    ]
+def _phi4mm(encoder: _Encoder) -> list[Linear]:
+    """Separators of tiles, the projector, and the speech encoder, which is loaded beside the tower."""
+    hidden, speech = encoder.hidden, Linear("speech", int(encoder.row["speech_parameters"]))
+    return [Linear("separators", 2 * hidden), *_pair(hidden, encoder.text_width, split=False), speech]
 
 
-def _deepseek_vl2(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    """Two by two patches joined, then two linears; a row for line ends and one between the views."""
-    return [
-        Linear("linear_1", width, 4 * hidden, True),
-        Linear("linear_2", width, width, True),
-        Linear("separators", 2 * width),
-    ]
+def _mlp(encoder: _Encoder) -> list[Linear]:
+    tapped = encoder.config.get("vision_feature_layer")
+    levels = len(tapped) if isinstance(tapped, (list, tuple)) else int(encoder.row.get("projector_inputs", 1))
+    bias = bool(encoder.config.get("multimodal_projector_bias", True))
+    return _pair(encoder.hidden * levels, encoder.text_width, bias)
 
 
-Projector = Callable[[Mapping[str, Any], Config, Config, int, int], list[Linear]]
-
-
-def _no_projector(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    return []
-
-
-def _mlp_projector(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    bias = bool(config.get("multimodal_projector_bias", True))
-    tapped = config.get("vision_feature_layer")
-    inputs = hidden * (len(tapped) if isinstance(tapped, (list, tuple)) else int(row.get("projector_inputs", 1)))
-    return [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
-
-
-def _merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+def _merger(encoder: _Encoder) -> list[Linear]:
     """Qwen-VL: merge squares of patches, then two linears; DeepStack adds one merger a tapped layer."""
-    style = set(row.get("style", ()))
-    wide = hidden * _field(row, vision, "spatial_merge_size", 2) ** 2
-    out_size = _field(row, vision, "out_hidden_size", width) or width
-    count = _tapped_blocks(vision)
-    mergers = [("merger", 1, hidden)] + ([("deepstack", count, wide)] if count else [])
+    hidden, width = encoder.hidden, encoder.text_width
+    wide = hidden * encoder.field("spatial_merge_size", 2) ** 2
+    out_size = encoder.field("out_hidden_size", width) or width
+    count = encoder.tapped_blocks
     out: list[Linear] = []
-    for name, copies, normed in mergers:
-        out.append(_norm(f"{name}.norm", normed, style, copies))
+    for name, copies, normed in [("merger", 1, hidden)] + ([("deepstack", count, wide)] if count else []):
+        out.append(encoder.norm(f"{name}.norm", normed, copies))
         out.append(Linear(f"{name}.fc1", wide, wide, True, "out", copies))
         out.append(Linear(f"{name}.fc2", out_size, wide, True, "in", copies))
     return out
 
 
-def _tapped_blocks(vision: Config) -> int:
-    tapped = vision.get("deepstack_visual_indexes")
-    return len(tapped) if isinstance(tapped, (list, tuple)) else 0
-
-
-def _patch_merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    """Moonshot: like the merger above, but on every rank whole."""
-    wide = hidden * 4
-    out = [
+def _moonshot(encoder: _Encoder) -> list[Linear]:
+    """Moonshot: like Qwen-VL's merger, but replicated on every rank."""
+    hidden, wide = encoder.hidden, 4 * encoder.hidden
+    return [
         Linear("projector.norm", hidden, bias=True),
         Linear("projector.fc1", wide, wide, True),
-        Linear("projector.fc2", width, wide, True),
-    ]
-    return [*out, Linear("final_norm", hidden, bias=True)]
-
-
-def _mistral3(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    merge = int(config.get("spatial_merge_size") or 2)
-    bias = bool(config.get("multimodal_projector_bias", False))
-    return [
-        Linear("projector.norm", hidden),
-        Linear("projector.merge", hidden, hidden * merge * merge),
-        Linear("linear_1", width, hidden, bias, "out"),
-        Linear("linear_2", width, width, bias, "in"),
+        Linear("projector.fc2", encoder.text_width, wide, True),
+        Linear("final_norm", hidden, bias=True),
     ]
 
 
-def _gemma(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    return [Linear("projector", hidden, width), Linear("projector.norm", hidden)]
+def _mistral3(encoder: _Encoder) -> list[Linear]:
+    hidden, merge = encoder.hidden, int(encoder.config.get("spatial_merge_size") or 2)
+    merging = [Linear("projector.norm", hidden), Linear("projector.merge", hidden, hidden * merge**2)]
+    return merging + _pair(hidden, encoder.text_width, bool(encoder.config.get("multimodal_projector_bias", False)))
 
 
-def _cohere(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+def _cohere(encoder: _Encoder) -> list[Linear]:
     """Pixel shuffle, then a gated pair: the first makes two halves, the second takes their product."""
-    factor = int(config.get("downsample_factor") or 2)
-    inner = int(config.get("alignment_intermediate_size") or 36864)
+    factor = int(encoder.config.get("downsample_factor") or 2)
+    inner = int(encoder.config.get("alignment_intermediate_size") or 36864)
     return [
-        Linear("linear_1", inner, hidden * factor * factor, True, "out"),
-        Linear("linear_2", width, inner // 2, True, "in"),
+        Linear("linear_1", inner, encoder.hidden * factor**2, True, "out"),
+        Linear("linear_2", encoder.text_width, inner // 2, True, "in"),
     ]
 
 
-def _pixel_shuffle(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    factor = int(config.get("scale_factor") or 2)
-    return [Linear("connector", width, hidden * factor * factor)]
-
-
-def _linear(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    return [Linear("projector", width, hidden, True)]
-
-
-def _gemma4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    return [Linear("projector", width, hidden)]
-
-
-def _minimax(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+def _minimax(encoder: _Encoder) -> list[Linear]:
     """A projector, then a merger of two by two patches."""
-    return [
-        Linear("linear_1", width, hidden, True, "out"),
-        Linear("linear_2", width, width, True, "in"),
-        Linear("merge_1", width, 4 * width, True, "out"),
-        Linear("merge_2", width, width, True, "in"),
-    ]
+    width = encoder.text_width
+    merging = [Linear("merge_1", width, 4 * width, True, "out"), Linear("merge_2", width, width, True, "in")]
+    return _pair(encoder.hidden, width) + merging
 
 
-def _internvl(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    wide = int(hidden * (1 / float(config.get("downsample_ratio") or 0.5)) ** 2)
+def _internvl(encoder: _Encoder) -> list[Linear]:
+    width, wide = encoder.text_width, int(encoder.hidden / float(encoder.config.get("downsample_ratio") or 0.5) ** 2)
     return [
         Linear("projector.norm", wide, bias=True),
         Linear("projector.fc1", width, wide, True),
@@ -359,11 +340,12 @@ def _internvl(row: Mapping[str, Any], vision: Config, config: Config, hidden: in
     ]
 
 
-def _glm(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+def _glm(encoder: _Encoder) -> list[Linear]:
     """A convolution that merges two by two patches, then a gated block of the language model's width."""
-    out, inner = _field(row, vision, "out_hidden_size", width), int(vision.get("intermediate_size") or 13696)
+    out = encoder.field("out_hidden_size", encoder.text_width)
+    inner = int(encoder.vision.get("intermediate_size") or 13696)
     return [
-        Linear("downsample", out, 4 * hidden, True),
+        Linear("downsample", out, 4 * encoder.hidden, True),
         Linear("merger.proj", out, out, split="out"),
         Linear("merger.norm", out, bias=True),
         Linear("merger.gate_up", 2 * inner, out, split="out"),
@@ -371,33 +353,43 @@ def _glm(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, wi
     ]
 
 
-def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
-    into, out = _field(row, vision, "projector_input_dim", 4096), _field(row, vision, "projector_output_dim", 4096)
-    inner = _field(row, vision, "intermediate_size", 5632)
-    wide = _field(row, vision, "vision_output_dim", out)
+def _llama4(encoder: _Encoder) -> list[Linear]:
+    into, out = encoder.field("projector_input_dim", 4096), encoder.field("projector_output_dim", 4096)
     return [
-        Linear("adapter.fc1", into, inner, split="out"),
+        Linear("adapter.fc1", into, encoder.field("intermediate_size", 5632), split="out"),
         Linear("adapter.fc2", out, into, split="in"),
-        Linear("projector", width, wide, split="out"),
+        Linear("projector", encoder.text_width, encoder.field("vision_output_dim", out), split="out"),
     ]
 
 
-_PROJECTORS: dict[str, Projector] = {
-    "none": _no_projector,
-    "mlp": _mlp_projector,
+def _pixel_shuffle(encoder: _Encoder) -> list[Linear]:
+    factor = int(encoder.config.get("scale_factor") or 2)
+    return [Linear("connector", encoder.text_width, encoder.hidden * factor**2)]
+
+
+_PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
+    "none": lambda encoder: [],
+    "mlp": _mlp,
     "merger": _merger,
-    "patch_merger": _patch_merger,
+    "patch_merger": _moonshot,
     "mistral3": _mistral3,
-    "gemma": _gemma,
-    "gemma4": _gemma4,
+    "gemma": lambda encoder: [
+        Linear("projector", encoder.hidden, encoder.text_width),
+        Linear("projector.norm", encoder.hidden),
+    ],
+    "gemma4": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden)],
     "minimax": _minimax,
     "internvl": _internvl,
     "llama4": _llama4,
     "glm": _glm,
     "cohere": _cohere,
     "pixel_shuffle": _pixel_shuffle,
-    "linear": _linear,
+    "linear": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden, True)],
     "resampler": _resampler,
     "phi4mm": _phi4mm,
-    "deepseek_vl2": _deepseek_vl2,
+    # Two by two patches joined, then two linears; a row for line ends and one between the views.
+    "deepseek_vl2": lambda encoder: [
+        *_pair(4 * encoder.hidden, encoder.text_width, split=False),
+        Linear("separators", 2 * encoder.text_width),
+    ],
 }

@@ -24,14 +24,12 @@ from legroom.guard.pool.guard_metrics import GuardMetrics
 from legroom.guard.pool.projection import BlockNeed, ReservationState
 from legroom.guard.request import refusals
 from legroom.guard.request.body import Demand, demand_of, parse_body
-from legroom.guard.request.bounds import apply, changes_of, refusal_of
 from legroom.guard.request.endpoints import Kind, weights_by_client
 from legroom.guard.request.prompts import Prompt
-from legroom.guard.request.refusals import Refusal
-from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
+from legroom.guard.request.refusals import Refusal, apply_changes, changes_of, refusal_of
+from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, NULL_BLOCK, EngineLimits, native_flags
 from legroom.guard.weight.guarded_request import GuardedRequest, need_of, weight_of
-from legroom.guard.weight.token_estimates import LikelyLengths
-from legroom.guard.weight.usage_learner import Tokenize, UsageLearner, prior_quantiles
+from legroom.guard.weight.usage_learner import LikelyLengths, Tokenize, UsageLearner, prior_quantiles
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20
@@ -78,7 +76,7 @@ class Admission:
         return self.limits.block_size or DEFAULT_BLOCK
 
     def learn_engine(self, limits: EngineLimits) -> None:
-        """Use the engine's own limits; the plan then only fills in what the engine does not say."""
+        """Use the engine's own limits; unknown ones are taken from the plan."""
         self._engine = limits
         self._apply_limits()
 
@@ -99,8 +97,8 @@ class Admission:
         limits, pool = self._engine.over(self._plan), self.policy.pool
         if pool.tokens:
             size = limits.block_size or DEFAULT_BLOCK
-            named = limits_of_tokens(pool.tokens, size)
-            limits = replace(limits, num_blocks=named.num_blocks, block_size=size, source=named.source, ranks=1)
+            blocks = max(1, pool.tokens // size) + NULL_BLOCK
+            limits = replace(limits, num_blocks=blocks, block_size=size, source="the policy", ranks=1)
         self.limits = limits
         self.pool.weights = weights_by_client(self.policy.weights)
         pool_limits = PoolLimits(
@@ -124,13 +122,13 @@ class Admission:
             document = parse_body(body)
             if not isinstance(document, dict):
                 return self.refuse(refusals.malformed(f"it is a {type(document).__name__}"))
-            return self._bound(kind, body, document, client)
+            return self._apply_bounds(kind, body, document, client)
         except ValueError as error:
             return self.refuse(refusals.malformed(str(error)))
         except RecursionError:  # json.dumps nests less deeply than json.loads
             return self.refuse(refusals.malformed("it is nested too deeply"))
 
-    def _bound(self, kind: Kind, body: bytes, document: dict[str, Any], client: str) -> GuardedRequest | Refusal:
+    def _apply_bounds(self, kind: Kind, body: bytes, document: dict[str, Any], client: str) -> GuardedRequest | Refusal:
         unit = self.limits.prefix_unit
         demand = demand_of(kind, document, unit)
         if kind is Kind.TEXT:
@@ -140,7 +138,7 @@ class Admission:
             return self.refuse(refusal)
         changes = changes_of(demand, self.policy, self.limits)
         if changes:
-            apply(changes, demand.kind, document)
+            apply_changes(changes, demand.kind, document)
             body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
             demand = demand_of(kind, document, unit)
             self.metrics.capped.update(change.counted for change in changes)
@@ -198,7 +196,7 @@ class Admission:
         if is_full:
             self.pool.release(reservation, now_s)
         if is_full or reservation.state is ReservationState.QUEUE_FULL:
-            return self.refuse(self._busy("queue_full", request, need))
+            return self.refuse(self._busy_refusal("queue_full", request, need))
         request.reservation = reservation
         if not is_waiting:
             self._on_admitted(request, 0.0)
@@ -258,14 +256,14 @@ class Admission:
             self._on_admitted(request, self.clock() - reservation.requested_s)
             return None
         self.pool.release(reservation, self.clock())
-        return self.refuse(self._busy("queue_timeout", request, reservation.need))
+        return self.refuse(self._busy_refusal("queue_timeout", request, reservation.need))
 
     def _schedule_recheck(self) -> None:
         """Check for room now and then while requests wait."""
         if self._recheck is None and not self.pool.limits.is_strict:
-            self._recheck = asyncio.get_running_loop().call_later(RECHECK_INTERVAL_S, self._check_again)
+            self._recheck = asyncio.get_running_loop().call_later(RECHECK_INTERVAL_S, self._recheck_waiting)
 
-    def _check_again(self) -> None:
+    def _recheck_waiting(self) -> None:
         self._recheck, now_s = None, self.clock()
         if self._read_steps is not None and now_s - self._steps_read_s >= STEPS_INTERVAL_S:
             self._steps_read_s = now_s
@@ -315,7 +313,7 @@ class Admission:
         if self.policy.pool.count == "auto":
             self.learner.on_admitted(request)
 
-    def _busy(self, reason: str, request: GuardedRequest, need: BlockNeed) -> Refusal:
+    def _busy_refusal(self, reason: str, request: GuardedRequest, need: BlockNeed) -> Refusal:
         blocks = self.pool.limits.blocks
         free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * self._block_size
         retry_s = self.pool.retry_after_s(need, self.clock(), has_waited=reason == "queue_timeout")

@@ -118,7 +118,7 @@ class Pool:
         self._step_clock = StepClock()
         self._small_blocks = 0
         self._running: dict[int, Reservation] = {}
-        self._queue: FairQueue[Reservation] = FairQueue()
+        self._queue = FairQueue()
         self._clients: dict[str, float] = {}
         self._now_s = now_s
         self._small_until_s = -math.inf
@@ -154,8 +154,8 @@ class Pool:
         """Admit, queue or refuse a request; the reservation's state says which."""
         reservation = Reservation(need, now_s, client)
         limits = self.limits
-        self._note_client(client, now_s)
-        if need.blocks <= self._small_capacity():
+        self._record_client(client, now_s)
+        if need.blocks <= self._blocks_for_small():
             self._small_until_s = now_s + ACTIVE_CLIENT_S
         if limits.blocks is not None and need.blocks > limits.blocks:
             reservation.state = ReservationState.TOO_LARGE
@@ -183,7 +183,7 @@ class Pool:
             self._blocks.add(need.blocks, now_s)
             self._sequences.add(need.sequences, now_s)
             if reservation.projected_blocks is not None:
-                self._projection.remove(reservation.projected_blocks)
+                self._projection.add(reservation.projected_blocks, -1)
         elif state is ReservationState.WAITING:
             self._dequeue(reservation)
         else:
@@ -279,18 +279,18 @@ class Pool:
         recompute_steps = RECOMPUTE_STEPS * (need.prompt_tokens + need.sequences * steps)
         return 0 < recompute_steps * slowed_down / (need.sequences * SEQUENCE_GAIN) <= steps
 
-    def _projection_stands(self, now_s: float) -> bool:
+    def _projection_is_current(self, now_s: float) -> bool:
         return 0 <= now_s - self._projection.made_s < max(RECHECK_INTERVAL_S, 0.0005 * len(self._running))
 
     def _projection_at(self, now_s: float, steps: float) -> Projection:
         """A projection over at least so many steps."""
-        if self._projection_stands(now_s) and steps <= self._projection.steps:
+        if self._projection_is_current(now_s) and steps <= self._projection.steps:
             return self._projection
         pace, running = self._step_clock.rate or self.steps_per_s, self._running.values()
         doubt = SMALL_DOUBT if self._reserved_for_small() else 0.0
         progress = [each.progress(self._estimated_steps(each, now_s), doubt) for each in running]
         projection = Projection(now_s, pace * LEAD_S, steps, progress)
-        parts = [projection.blocks_of_running(each) for each in progress]
+        parts = [each.expected_blocks_at(projection.moments_from_now) for each in progress]
         for reservation, part in zip(running, parts, strict=True):
             reservation.projected_blocks = part
         if parts:
@@ -305,9 +305,9 @@ class Pool:
 
     def _reserved_for_small(self) -> int:
         """Blocks kept for small requests: none unless several clients send and one of them sent a small one lately."""
-        return self._small_capacity() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
+        return self._blocks_for_small() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
 
-    def _small_capacity(self) -> int:
+    def _blocks_for_small(self) -> int:
         blocks, share = self.limits.blocks, self.limits.small_share
         return max(1, int(blocks * share)) if blocks and share else 0
 
@@ -342,8 +342,8 @@ class Pool:
         self._needed_blocks += reservation.need.blocks
         self._prefixes.add(reservation)
         self.held_sequences += reservation.need.sequences
-        if self._projection_stands(now_s):
-            reservation.projected_blocks = self._projection.blocks_of_new(reservation.progress(0.0))
+        if self._projection_is_current(now_s):
+            reservation.projected_blocks = reservation.progress(0.0).expected_blocks_at(self._projection.moments)
             self._projection.add(reservation.projected_blocks)
         if reservation.on_admitted is not None:
             reservation.on_admitted()
@@ -356,7 +356,7 @@ class Pool:
     def _weight(self, client: str) -> float:
         return self.weights.get(client, 1.0)
 
-    def _note_client(self, client: str, now_s: float) -> None:
+    def _record_client(self, client: str, now_s: float) -> None:
         """Record who sends, and forget clients that were silent for `ACTIVE_CLIENT_S`."""
         self._now_s = now_s
         clients = self._clients

@@ -1,4 +1,4 @@
-"""The engine's step counter, which says how far the answers of running requests have come.
+"""The engine's step counter, which shows the progress of running requests.
 
 A sequence generates one token a step. Steps between two scrapes are taken to be evenly spaced.
 """
@@ -22,15 +22,15 @@ RATE_WINDOW_S = 0.4
 
 
 @cache
-def _counter_names() -> frozenset[str]:
+def _step_counter_names() -> frozenset[str]:
     return frozenset(f"{name}_count" for name in metrics.names_of("iteration_tokens"))
 
 
 def steps_of_page(page: str) -> float | None:
     """Steps per engine on a metrics page; None where the release does not count them."""
-    names = "|".join(map(re.escape, _counter_names()))
+    names = "|".join(map(re.escape, _step_counter_names()))
     samples = re.findall(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+)$", page, re.MULTILINE)
-    return _steps((name, float(value)) for name, value in samples)
+    return _steps_per_engine((name, float(value)) for name, value in samples)
 
 
 def steps_of_registry() -> float | None:
@@ -42,14 +42,14 @@ def steps_of_registry() -> float | None:
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         return None
     try:
-        families = prometheus.REGISTRY.restricted_registry(list(_counter_names())).collect()
-        return _steps((sample.name, sample.value) for family in families for sample in family.samples)
+        families = prometheus.REGISTRY.restricted_registry(list(_step_counter_names())).collect()
+        return _steps_per_engine((sample.name, sample.value) for family in families for sample in family.samples)
     except Exception:  # an incompatible prometheus_client
         return None
 
 
-def _steps(samples: Iterable[tuple[str, float]]) -> float | None:
-    engines = [value for name, value in samples if name in _counter_names()]
+def _steps_per_engine(samples: Iterable[tuple[str, float]]) -> float | None:
+    engines = [value for name, value in samples if name in _step_counter_names()]
     return sum(engines) / len(engines) if engines else None
 
 

@@ -11,29 +11,19 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+
+from legroom.guard.pool.projection import Reservation
 
 MOST_CLIENTS = 4096
 """Clients whose last tag is kept (0.5 MB); a forgotten one starts like a new one."""
 
 
-class Queued(Protocol):
-    """A request that can wait."""
+class FairQueue:
+    """Waiting reservations; their `cost` is counted towards their client's share."""
 
-    client: str
-
-    @property
-    def cost(self) -> float:
-        """What it takes of the server, in any one unit."""
-
-
-Q = TypeVar("Q", bound=Queued)
-
-
-class FairQueue(Generic[Q]):
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Q]] = []
-        self._waiting: OrderedDict[int, Q] = OrderedDict()
+        self._heap: list[tuple[float, int, Reservation]] = []
+        self._waiting: OrderedDict[int, Reservation] = OrderedDict()
         self._ends: OrderedDict[str, float] = OrderedDict()
         self._virtual_time = 0.0
         self._numbers = itertools.count()
@@ -42,7 +32,7 @@ class FairQueue(Generic[Q]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Q]:
+    def __iter__(self) -> Iterator[Reservation]:
         """In order of arrival."""
         return iter(self._waiting.values())
 
@@ -51,13 +41,13 @@ class FairQueue(Generic[Q]):
         """Clients with waiting requests."""
         return len(self._per_client)
 
-    def add(self, item: Q, weight: float = 1.0) -> None:
+    def add(self, item: Reservation, weight: float = 1.0) -> None:
         tag = self.count(item, weight)
         heapq.heappush(self._heap, (tag, next(self._numbers), item))
         self._waiting[id(item)] = item
         self._per_client[item.client] = self._per_client.get(item.client, 0) + 1
 
-    def count(self, item: Q, weight: float = 1.0) -> float:
+    def count(self, item: Reservation, weight: float = 1.0) -> float:
         """Count a request towards its client's share, also one that need not wait; returns its tag."""
         tag = max(self._virtual_time, self._ends.get(item.client, 0.0))
         self._ends[item.client] = tag + item.cost / weight
@@ -66,12 +56,12 @@ class FairQueue(Generic[Q]):
             self._ends.popitem(last=False)
         return tag
 
-    def first(self) -> Q | None:
+    def first(self) -> Reservation | None:
         while self._heap and id(self._heap[0][2]) not in self._waiting:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
-    def remove(self, item: Q) -> None:
+    def remove(self, item: Reservation) -> None:
         """Remove a request that was admitted or whose client left."""
         if self._heap and self._heap[0][2] is item:
             self._virtual_time = max(self._virtual_time, heapq.heappop(self._heap)[0])

@@ -43,24 +43,20 @@ class GuardMetrics:
 
         names, own = list(labels), list(labels.values())
 
-        def counter(name: str, about: str, value: float) -> Metric:
-            family = CounterMetricFamily(f"legroom_guard_{name}", about, labels=names)
-            family.add_metric(own, value)
-            return family
-
-        def counters(name: str, about: str, label: str, keys: tuple[str, ...], counts: Counter[str]) -> Metric:
-            family = CounterMetricFamily(f"legroom_guard_{name}", about, labels=[*names, label])
-            for key in keys:
-                family.add_metric([*own, key], counts[key])
+        def counter(name: str, about: str, counts: Mapping[str, float] | float, label: str = "") -> Metric:
+            family = CounterMetricFamily(f"legroom_guard_{name}", about, labels=[*names, label] if label else names)
+            for key, count in counts.items() if isinstance(counts, Mapping) else (("", counts),):
+                family.add_metric([*own, key] if label else own, count)
             return family
 
         def collect() -> Iterator[Metric]:
             yield counter("admitted", "Requests admitted.", self.admitted)
             about = "Requests on paths that are not guarded, or without the key that vLLM asks for."
             yield counter("passed", about, self.passed)
-            yield counters("rejected", "Requests refused, by reason.", "reason", REASONS, self.rejected)
+            refused = {reason: self.rejected[reason] for reason in REASONS}
+            yield counter("rejected", "Requests refused, by reason.", refused, "reason")
             about = "Values written into requests, by what was capped."
-            yield counters("capped", about, "what", CAPPED, self.capped)
+            yield counter("capped", about, {what: self.capped[what] for what in CAPPED}, "what")
             yield counter("left_queue", "Clients that went away while they waited.", self.left_queue)
             for name, (about, value) in values.items():
                 if name.endswith("_total"):

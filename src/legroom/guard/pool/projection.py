@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -141,43 +142,34 @@ class ReservationState(Enum):
     RELEASED = "released"
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
     """One request's place in the pool or in its queue."""
 
-    __slots__ = (
-        "_own_need",
-        "_own_units",
-        "admitted_s",
-        "blocks_per_unit",
-        "chains",
-        "client",
-        "is_small",
-        "need",
-        "on_admitted",
-        "projected_blocks",
-        "requested_s",
-        "shared_units",
-        "state",
-        "steps_seen",
-    )
+    need: BlockNeed
+    requested_s: float
+    client: str = ""
+    steps_seen: int = 0
+    """Tokens of each sequence that were streamed so far."""
+    projected_blocks: list[float] | None = None
+    """Its part of the current projection."""
+    shared_units: int = 0
+    """Units of its prefixes that other running requests hold too."""
+    is_small: bool = False
+    """Admitted to the share of the pool that is kept for small requests."""
+    state: ReservationState = ReservationState.WAITING
+    on_admitted: Callable[[], None] | None = None
+    admitted_s: float = field(init=False)
+    chains: tuple[PrefixChain, ...] = field(init=False)
+    blocks_per_unit: float = field(init=False)
+    _own_units: int = field(default=0, init=False)
+    _own_need: BlockNeed = field(init=False)
+    """The need without the units that other requests hold too."""
 
-    def __init__(self, need: BlockNeed, requested_s: float, client: str = "") -> None:
-        self.need = need
-        self.requested_s = requested_s
-        self.client = client
-        self.admitted_s = requested_s
-        self.steps_seen = 0
-        """Tokens of each sequence that were streamed so far."""
-        self.projected_blocks: list[float] | None = None
-        """Its part of the current projection."""
-        self.chains = need.chains
-        self.blocks_per_unit = need.blocks_per_unit
-        self.shared_units = 0
-        self._own_units, self._own_need = 0, need
-        self.is_small = False
-        """Admitted to the share of the pool that is kept for small requests."""
-        self.state = ReservationState.WAITING
-        self.on_admitted: Callable[[], None] | None = None
+    def __post_init__(self) -> None:
+        self.admitted_s = self.requested_s
+        self.chains, self.blocks_per_unit = self.need.chains, self.need.blocks_per_unit
+        self._own_need = self.need
 
     @property
     def cost(self) -> float:
@@ -217,7 +209,7 @@ class Projection:
     when a new request would start to run, `lead_steps` from now.
     """
 
-    __slots__ = ("_moments_from_now", "lead_steps", "made_s", "moments", "steps", "totals")
+    __slots__ = ("lead_steps", "made_s", "moments", "moments_from_now", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, running: Sequence[Progress] = ()) -> None:
         self.made_s = made_s
@@ -229,20 +221,12 @@ class Projection:
         if len(ends) > most:
             ends = [ends[at * (len(ends) - 1) // (most - 1)] for at in range(most)]
         self.moments = (0.0, *sorted({*ends, *(steps * share for share in PROBE_SHARES)}))
-        self._moments_from_now = [lead_steps + moment for moment in self.moments]
+        self.moments_from_now = [lead_steps + moment for moment in self.moments]
         self.totals = [0.0] * len(self.moments)
 
-    def blocks_of_running(self, progress: Progress) -> list[float]:
-        return progress.expected_blocks_at(self._moments_from_now)
-
-    def blocks_of_new(self, progress: Progress) -> list[float]:
-        return progress.expected_blocks_at(self.moments)
-
-    def add(self, blocks: Sequence[float]) -> None:
-        self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
-
-    def remove(self, blocks: Sequence[float]) -> None:
-        self.totals = [total - less for total, less in zip(self.totals, blocks, strict=True)]
+    def add(self, blocks: Sequence[float], sign: int = 1) -> None:
+        """Add the blocks of one request to the sums, or with -1 remove them."""
+        self.totals = [total + sign * more for total, more in zip(self.totals, blocks, strict=True)]
 
     def steps_to_overflow(self, candidate: Progress, pool_blocks: float, ahead_steps: float) -> float:
         """Steps until the pool no longer holds all requests and the candidate; infinite if not within `ahead_steps`.

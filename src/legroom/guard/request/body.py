@@ -86,7 +86,7 @@ OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
 
 
 class Demand(NamedTuple):
-    """What a request asks of the server."""
+    """The prompts, output length and media of a request."""
 
     kind: Kind
     model: str
@@ -131,7 +131,7 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         unit = None  # vLLM computes such prompts in full, or their prefix is not the one in the body
     walk = BodyWalk(unit, 0 if unit is None else hash((kind, *[str(body.get(key)) for key in _PREFIX_SEED_KEYS])))
     prompts = tuple(islice(prompts_of(kind, body, walk), MOST_PROMPTS + 1))
-    output, key = _output(kind, sampling)
+    output, key = _output_limit(kind, sampling)
     model = body.get("model")
     return Demand(
         kind=kind,
@@ -139,7 +139,7 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         prompts=prompts,
         output_tokens=output,
         output_key=key,
-        sequences=_sequences(sampling),
+        sequences=_num_copies(sampling),
         logprobs=0 if usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
         prompt_logprobs=prompt_logprobs,
         media=tuple(walk.media),
@@ -151,13 +151,13 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
     )
 
 
-def _sequences(sampling: dict[str, Any]) -> int:
+def _num_copies(sampling: dict[str, Any]) -> int:
     if "n" not in sampling and "best_of" not in sampling:
         return 1
     return max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1)
 
 
-def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
+def _output_limit(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
     keys = OUTPUT_KEYS.get(kind)
     if keys is None:
         return 0, None
@@ -175,11 +175,11 @@ def count_of(value: Any) -> int | None:
     """A count as pydantic reads it: 5, 5.0, "5", "5.0"; None for anything else."""
     if value is None:
         return None
-    count = value if type(value) is int else _whole(value)
+    count = value if type(value) is int else _whole_number(value)
     return None if count is None else min(max(0, count), MOST)
 
 
-def _whole(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         return None
     try:
@@ -194,7 +194,7 @@ def _logprobs(value: Any) -> int:
         return 0
     if value is True:
         return 1
-    count = _whole(value) or 0
+    count = _whole_number(value) or 0
     return WHOLE_VOCABULARY if count < 0 else min(count, WHOLE_VOCABULARY)
 
 

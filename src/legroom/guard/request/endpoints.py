@@ -1,4 +1,4 @@
-"""What a request's path and headers say: how its body must be read, and which client sent it."""
+"""How a request's body must be read, by its path, and which client sent it, by its headers."""
 
 from __future__ import annotations
 

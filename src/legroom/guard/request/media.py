@@ -56,11 +56,11 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
     if text[:5].lower() == "data:":
         head, _, data = text.partition(",")
         size = len(data) * 3 // 4 if ";base64" in head else len(data)
-        pixels = _pixels(data) if kind == "image" and ";base64" in head else None
+        pixels = _base64_image_pixels(data) if kind == "image" and ";base64" in head else None
         return Media(kind, size, pixels, remote=False)
     if "://" in text[:12]:
         return Media(kind, 0, None, remote=True)
-    return Media(kind, len(text) * 3 // 4, _pixels(text) if kind == "image" else None, remote=False)
+    return Media(kind, len(text) * 3 // 4, _base64_image_pixels(text) if kind == "image" else None, remote=False)
 
 
 def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
@@ -86,16 +86,16 @@ def _url_or_data(part: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _pixels(data: str) -> int | None:
+def _base64_image_pixels(data: str) -> int | None:
     for size in (64 << 10, 1 << 20, None):  # metadata may come before the size
-        head = _head(data, size)
+        head = _decoded_head(data, size)
         pixels = image_pixels(head)
         if pixels is not None or head[:2] != _JPEG or size is None or len(data) < size:
             return pixels
     return None
 
 
-def _head(data: str, size: int | None) -> bytes:
+def _decoded_head(data: str, size: int | None) -> bytes:
     start = data if size is None else data[: size * 4 // 3 // 4 * 4]
     try:
         return base64.b64decode(start + "=" * (-len(start) % 4), validate=False)

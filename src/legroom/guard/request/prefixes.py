@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from legroom.guard.pool.projection import Reservation
 
 CHARS_PER_TOKEN = 4
 """Of English text; it only sets the length of a unit."""
@@ -32,7 +35,7 @@ class PrefixUnit(NamedTuple):
     """Last tokens of a prompt that vLLM always computes: one, and with speculative decoding a block more."""
 
     @property
-    def letters(self) -> int:
+    def characters(self) -> int:
         return self.block_size * CHARS_PER_TOKEN
 
 
@@ -50,19 +53,19 @@ def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = M
     except (TypeError, ValueError, OverflowError):  # not token ids; the server refuses it
         return None
     size = 8 * unit.block_size
-    return _chain(tokens, size, (len(ids) - unit.own_tokens) // unit.block_size, seed, most_keys)
+    return _hash_chain(tokens, size, (len(ids) - unit.own_tokens) // unit.block_size, seed, most_keys)
 
 
 def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
-    letters = unit.letters
+    characters = unit.characters
     # The last unit may end within a token or block, so it is not shared.
-    chain = _chain(text, letters, len(text) // letters - 1, seed, most_keys)
+    chain = _hash_chain(text, characters, len(text) // characters - 1, seed, most_keys)
     return chain and chain._replace(exact=False)
 
 
-def _chain(content: bytes | str, size: int, units: int, seed: int, most_keys: int) -> PrefixChain | None:
+def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_keys: int) -> PrefixChain | None:
     keys, key, start = [], seed, 0
-    for end in _ends(units):
+    for end in _unit_ends(units):
         key = hash((key, content[start * size : end * size]))
         keys.append(key)
         start = end
@@ -71,23 +74,14 @@ def _chain(content: bytes | str, size: int, units: int, seed: int, most_keys: in
     return PrefixChain(tuple(keys)) if keys else None
 
 
-def _ends(units: int) -> Iterator[int]:
+def _unit_ends(units: int) -> Iterator[int]:
     yield from range(1, min(units, SINGLE_UNITS) + 1)
     yield from range(SINGLE_UNITS + 8, min(units, EIGHT_UNITS) + 1, 8)
     yield from range(EIGHT_UNITS + 64, units + 1, 64)
 
 
-_ENDS = tuple(_ends(EIGHT_UNITS + 64 * MOST_KEYS))[:MOST_KEYS]
+_ENDS = tuple(_unit_ends(EIGHT_UNITS + 64 * MOST_KEYS))[:MOST_KEYS]
 _WIDTHS = tuple(end - start for start, end in zip((0, *_ENDS), _ENDS, strict=False))
-
-
-class PrefixHolder(Protocol):
-    """A running request."""
-
-    chains: tuple[PrefixChain, ...]
-    blocks_per_unit: float
-    shared_units: int
-    """Units that other running requests hold too."""
 
 
 class _HeldUnits:
@@ -111,7 +105,7 @@ class PrefixLedger:
         self.saved_blocks = 0.0
         """Further blocks that would be held without sharing."""
         self._places: dict[int, _HeldUnits] = {}
-        self._holders: dict[int, PrefixHolder] = {}
+        self._holders: dict[int, Reservation] = {}
 
     def units_of(self, chains: Sequence[PrefixChain]) -> int:
         """Units of these prefixes that running requests hold."""
@@ -124,7 +118,7 @@ class PrefixLedger:
                     units += width
         return units
 
-    def add(self, holder: PrefixHolder) -> None:
+    def add(self, holder: Reservation) -> None:
         if not holder.chains or len(self._places) > MOST_KEYS_HELD:
             return
         number, places = id(holder), self._places
@@ -136,13 +130,13 @@ class PrefixLedger:
                     places[key] = _HeldUnits(width * holder.blocks_per_unit, number)
                     continue
                 if place.holders == 1:
-                    self._add_shared(self._holders[place.holder_sum], width)
-                    self._add_saved(place.blocks)
+                    self._add_shared_units(self._holders[place.holder_sum], width)
+                    self._move_to_shared(place.blocks)
                 place.holders += 1
                 place.holder_sum += number
-                self._add_shared(holder, width)
+                self._add_shared_units(holder, width)
 
-    def remove(self, holder: PrefixHolder) -> None:
+    def remove(self, holder: Reservation) -> None:
         number, places = id(holder), self._places
         if number not in self._holders:
             return
@@ -154,18 +148,18 @@ class PrefixLedger:
                     continue
                 place.holders -= 1
                 place.holder_sum -= number
-                self._add_shared(holder, -width)
+                self._add_shared_units(holder, -width)
                 if place.holders == 1:
-                    self._add_shared(self._holders[place.holder_sum], -width)
-                    self._add_saved(-place.blocks)
+                    self._add_shared_units(self._holders[place.holder_sum], -width)
+                    self._move_to_shared(-place.blocks)
         del self._holders[number]
         if not places:  # resets rounding errors
             self.shared_blocks = self.saved_blocks = 0.0
 
-    def _add_shared(self, holder: PrefixHolder, units: int) -> None:
+    def _add_shared_units(self, holder: Reservation, units: int) -> None:
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 
-    def _add_saved(self, blocks: float) -> None:
+    def _move_to_shared(self, blocks: float) -> None:
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

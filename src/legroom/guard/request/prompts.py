@@ -92,15 +92,15 @@ def prompts_of(kind: Kind, body: dict[str, Any], walk: BodyWalk) -> Iterator[Pro
         case Kind.GENERATE:
             yield from _texts_or_ids(body.get("token_ids"), walk)
         case Kind.CHAT | Kind.MESSAGES:
-            talk = _conversation(body, body.get("messages"), walk)
+            talk = _chat_prompt(body, body.get("messages"), walk)
             yield talk._replace(tokens=_transferred_tokens(body)) if "kv_transfer_params" in body else talk
         case Kind.CHAT_BATCH:
             conversations = body.get("messages")
             for conversation in conversations if isinstance(conversations, list) else ():
-                yield _conversation(body, conversation, walk)
+                yield _chat_prompt(body, conversation, walk)
         case Kind.RESPONSES:
             input_items = body.get("input")
-            talk = _conversation(body, input_items if isinstance(input_items, list) else [input_items], walk)
+            talk = _chat_prompt(body, input_items if isinstance(input_items, list) else [input_items], walk)
             elsewhere = body.get("previous_response_id") is not None or body.get("prompt") is not None
             yield talk._replace(open_ended=True) if elsewhere else talk
         case Kind.POOLING:
@@ -114,38 +114,38 @@ def prompts_of(kind: Kind, body: dict[str, Any], walk: BodyWalk) -> Iterator[Pro
 def _texts_or_ids(value: Any, walk: BodyWalk) -> Iterator[Prompt]:
     """A text, token ids, or a list of either."""
     if isinstance(value, str):
-        yield _text(value, walk)
+        yield _text_prompt(value, walk)
     elif isinstance(value, list) and value:
         if isinstance(value[0], int):
             yield Prompt(tokens=len(value), chain=walk.chain_of(value))
             return
         for item in value:
             if isinstance(item, str):
-                yield _text(item, walk)
+                yield _text_prompt(item, walk)
             elif isinstance(item, list):
                 yield Prompt(tokens=len(item), chain=walk.chain_of(item))
             else:
-                yield _measure(item, walk, 1)
+                yield _measured_prompt(item, walk, 1)
 
 
 def _pooling_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
     """Prompts of embeddings and similar, by OpenAI's or Cohere's keys."""
     if isinstance(body.get("messages"), list):
-        yield _conversation(body, body["messages"], walk)
+        yield _chat_prompt(body, body["messages"], walk)
         return
     named = next((body[key] for key in ("input", "texts", "inputs") if body.get(key) is not None), None)
     yield from _texts_or_ids(named, walk)
     images = body.get("images")
     for image in images if isinstance(images, list) else ():
-        yield _measure({"image_url": image}, walk, 1)
+        yield _measured_prompt({"image_url": image}, walk, 1)
     if named is None and body.get("data") is not None:  # input of a plugin
         yield Prompt(open_ended=True)
 
 
 def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
     """Prompts of scores: each text of one side with the query, or its partner, of the other."""
-    first, second = _score_side(body, _SCORE_LEFT, walk), _score_side(body, _SCORE_RIGHT, walk)
-    each = _further_text(body, ("instruction", "chat_template_kwargs"))
+    first, second = _score_side_prompts(body, _SCORE_LEFT, walk), _score_side_prompts(body, _SCORE_RIGHT, walk)
+    each = _text_of_keys(body, ("instruction", "chat_template_kwargs"))
     if not second:
         first, second = [Prompt()], first
     longest = max(first, key=lambda prompt: prompt.text_bytes + prompt.tokens, default=Prompt())
@@ -159,14 +159,14 @@ def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
             yield Prompt(tokens, text, ascii_only, 1, open_ended)
 
 
-def _score_side(body: dict[str, Any], keys: tuple[str, ...], walk: BodyWalk) -> list[Prompt]:
+def _score_side_prompts(body: dict[str, Any], keys: tuple[str, ...], walk: BodyWalk) -> list[Prompt]:
     prompts: list[Prompt] = []
     for side in (body[key] for key in keys if key in body):
         if isinstance(side, list) and side and isinstance(side[0], int | list):
             prompts += islice(_texts_or_ids(side, walk), MOST_PROMPTS + 1)
         else:
             many = side[: MOST_PROMPTS + 1] if isinstance(side, list) else [side]
-            prompts += [_measure(text, walk, 1) for text in many]
+            prompts += [_measured_prompt(text, walk, 1) for text in many]
     return prompts
 
 
@@ -175,15 +175,15 @@ def _decision_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
     for key, kind in (("images", "image_url"), ("audio", "audio_url"), ("videos", "video_url")):
         named = body.get(key)
         for address in named if isinstance(named, list) else ():
-            _measure({kind: address}, walk, 1)
+            _measured_prompt({kind: address}, walk, 1)
     asked = body.get("questions")
-    about = _text(json.dumps([body.get("state"), body.get("instructions")], ensure_ascii=False))
+    about = _text_prompt(json.dumps([body.get("state"), body.get("instructions")], ensure_ascii=False))
     for question in asked.items() if isinstance(asked, dict) else ():
-        own = _text(json.dumps(question, ensure_ascii=False))
+        own = _text_prompt(json.dumps(question, ensure_ascii=False))
         yield Prompt(0, about.text_bytes + own.text_bytes, about.ascii_only and own.ascii_only, 1)
 
 
-def _text(text: str, walk: BodyWalk | None = None) -> Prompt:
+def _text_prompt(text: str, walk: BodyWalk | None = None) -> Prompt:
     ascii_only = text.isascii()
     size = len(text) if ascii_only else len(text.encode("utf-8", "surrogatepass"))
     if not size:
@@ -191,10 +191,10 @@ def _text(text: str, walk: BodyWalk | None = None) -> Prompt:
     return Prompt(0, size, ascii_only, chain=walk.chain_of(text) if walk is not None else None)
 
 
-def _conversation(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
+def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
     turns = messages if isinstance(messages, list) else []
-    talk = _measure(turns, walk, max(1, len(turns)))
-    more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _further_text(body, _PROMPT_KEYS)
+    talk = _measured_prompt(turns, walk, max(1, len(turns)))
+    more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _text_of_keys(body, _PROMPT_KEYS)
     open_ended = talk.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
     return Prompt(
         0,
@@ -234,10 +234,10 @@ def _message_text(turn: Any) -> str | None:
     return f"{turn.get('role')}\0{content}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
 
 
-def _further_text(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
+def _text_of_keys(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
     """The text of further keys, which templates write as JSON."""
     values = [body[key] for key in keys if body.get(key)]
-    return _text(json.dumps(values, ensure_ascii=False)) if values else Prompt()
+    return _text_prompt(json.dumps(values, ensure_ascii=False)) if values else Prompt()
 
 
 def _transferred_tokens(body: dict[str, Any]) -> int:
@@ -247,7 +247,7 @@ def _transferred_tokens(body: dict[str, Any]) -> int:
     return len(ids) if isinstance(ids, list) else 0
 
 
-def _measure(value: Any, walk: BodyWalk, messages: int) -> Prompt:
+def _measured_prompt(value: Any, walk: BodyWalk, messages: int) -> Prompt:
     """Measure all text in a JSON value, keys included, without media."""
     size, ascii_only, todo = 0, True, [value]
     while todo and walk.left:

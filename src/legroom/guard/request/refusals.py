@@ -1,9 +1,16 @@
-"""Responses to refused requests, with OpenAI-style bodies."""
+"""The policy's bounds on a request, and the responses to refused requests, with OpenAI-style bodies."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from legroom.guard.policy import Policy, RequestBounds
+from legroom.guard.request.body import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand, count_of
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.request.media import Media
+from legroom.guard.request.prompts import MOST_PROMPTS
+from legroom.guard.weight.engine_limits import EngineLimits
 from legroom.records import dataclass
 
 INVALID = "invalid_request_error"
@@ -108,3 +115,117 @@ def pool_unknown(why: str) -> Refusal:
     """503 under `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
     return Refusal(503, "pool_unknown", message, SERVER, None, 5)
+
+
+_MEDIA_KEYS = {"image": "max_images", "audio": "max_audios", "video": "max_videos"}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value to write into the body; `counted` is its label in `legroom_guard_capped_total`."""
+
+    key: str
+    value: int
+    counted: str
+
+
+def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
+    """The first bound that a request exceeds."""
+    bounds = policy.requests
+    most = bounds.max_sequences
+    if most and demand.sequences > most:
+        text = f"n, best_of or the beam width is {demand.sequences:,}; at most {most:,} sequences a request are served."
+        return bad_value("too_many_sequences", text, "n")
+    most = min(bounds.max_prompts or MOST_PROMPTS, MOST_PROMPTS)
+    if len(demand.prompts) > most:
+        count = f"{len(demand.prompts):,}" if len(demand.prompts) <= MOST_PROMPTS else f"over {MOST_PROMPTS:,}"
+        text = f"The request has {count} prompts; at most {most:,} are served."
+        return bad_value("too_many_sequences", text, "prompt")
+    output = (demand.output_tokens or 0) if demand.output_key else 0
+    if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
+        text = f"{demand.output_key} is {output:,}; answers of at most {bounds.max_output_tokens:,} tokens are served."
+        return bad_value("output_too_long", text, demand.output_key)
+    return _logprobs_refusal(demand, bounds, limits) or (
+        _media_refusal(demand, bounds, limits) if demand.media else None
+    )
+
+
+def most_logprobs(named: int | None, limits: EngineLimits) -> int:
+    """The policy's bound, else the server's, else vLLM's default."""
+    if named is not None:
+        return named
+    if limits.max_logprobs is None:
+        return 20  # vLLM's default of --max-logprobs
+    return limits.max_logprobs if limits.max_logprobs >= 0 else WHOLE_VOCABULARY
+
+
+def _logprobs_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) -> Refusal | None:
+    if bounds.logprobs_over == "cap":
+        return None
+    requested = (
+        ("too_many_logprobs", "logprobs", demand.logprobs, bounds.max_logprobs),
+        ("too_many_prompt_logprobs", "prompt_logprobs", demand.prompt_logprobs, bounds.max_prompt_logprobs),
+    )
+    for reason, name, value, named in requested:
+        if value and value > (most := most_logprobs(named, limits)):
+            amount = "the whole vocabulary" if value >= WHOLE_VOCABULARY else f"{value:,}"
+            return bad_value(reason, f"{name} asks for {amount} a token; at most {most:,} are served.", name)
+    return None
+
+
+def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) -> Refusal | None:
+    for kind, key in _MEDIA_KEYS.items():
+        most = getattr(bounds, key)
+        if most is None and limits.media is not None:
+            most = limits.media.get(kind)
+        count = sum(item.kind == kind for item in demand.media)
+        if most is not None and count > most:
+            text = f"The request has {count:,} {kind} inputs; at most {most:,} are served."
+            return bad_value("too_many_media", text, "messages")
+    return next((refusal for item in demand.media if (refusal := _media_item_refusal(item, bounds))), None)
+
+
+def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
+    if item.remote and bounds.remote_media == "reject":
+        return bad_value(
+            "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"
+        )
+    if item.sent_bytes > bounds.media_bytes:
+        text = f"One {item.kind} has {item.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
+        return bad_value("media_too_large", text, "messages")
+    if item.pixels is not None and item.pixels > bounds.image_pixels:
+        text = f"One image has {item.pixels:,} pixels; at most {bounds.image_pixels:,} are served."
+        return bad_value("media_too_large", text, "messages")
+    return None
+
+
+def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Change, ...]:
+    """Values to write into the body: caps, and the output length where none is given."""
+    bounds, changes = policy.requests, []
+    key = demand.output_key or OUTPUT_KEYS.get(demand.kind, (None,))[0]
+    if key is not None:
+        most = bounds.max_output_tokens
+        if demand.output_tokens is None:
+            if chosen := bounds.default_output_tokens or most:
+                changes.append(Change(key, min(chosen, most or chosen), "default_output"))
+        elif most and demand.output_tokens > most:
+            changes.append(Change(key, most, "output"))
+    if bounds.logprobs_over == "cap":
+        if demand.logprobs > (most := most_logprobs(bounds.max_logprobs, limits)):
+            name = "logprobs" if demand.kind in (Kind.COMPLETION, Kind.GENERATE) else "top_logprobs"
+            changes.append(Change(name, most, "logprobs"))
+        if demand.prompt_logprobs > (most := most_logprobs(bounds.max_prompt_logprobs, limits)):
+            changes.append(Change("prompt_logprobs", most, "prompt_logprobs"))
+    return tuple(changes)
+
+
+def apply_changes(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None:
+    nested = kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict)
+    target = body["sampling_params"] if nested else body
+    for change in changes:
+        target[change.key] = change.value
+        # Chats have two keys, and the release decides which one counts, so both are capped.
+        if change.counted == "output":
+            for other in OUTPUT_KEYS.get(kind, ()):
+                if (count_of(target.get(other)) or 0) > change.value:
+                    target[other] = change.value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from legroom.guard.pool.admission import Admission
@@ -21,6 +22,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Pending = asyncio.Future[Message] | None
+
+ON_CHUNK = "legroom.on_chunk"
+"""The scope's key of a function that an application calls with chunks it does not pass to `send`."""
 
 
 class AdmissionApp:
@@ -60,6 +64,17 @@ class AdmissionApp:
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the server's metrics page with the guard's series appended."""
         raise NotImplementedError
+
+    async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
+        """The body of the server's response to a request of the guard's own; None where its status is not 200."""
+        raise NotImplementedError
+
+    async def tokenize(self, body: bytes) -> int | None:
+        """Token count of a `/tokenize` body by the server's tokenizer."""
+        try:
+            return int(json.loads(await self.call_server("POST", "/tokenize", body) or b"{}")["count"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
         """Apply a drain to the other API servers of this vLLM, and merge their status into `status`."""
@@ -121,7 +136,8 @@ class AdmissionApp:
 
         if request.changed:
             scope = _with_content_length(scope, len(request.body))
-        replay = ReplayedBody(request.body, receive, pending)
+        scope[ON_CHUNK] = partial(admission.on_chunk, request)
+        replay = replayed_body(request.body, receive, pending)
         request.body = b""
         try:
             await self.app(scope, replay, observe_and_send)
@@ -170,26 +186,21 @@ async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) 
     return None
 
 
-class ReplayedBody:
+def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
     """An ASGI `receive` that returns a body already read, then the client's further messages (its disconnect)."""
+    bodies, messages = [body], [pending] if pending is not None else []
 
-    __slots__ = ("_body", "_pending", "_receive")
+    async def receive_again() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        if not messages:
+            return await receive()
+        # Shielded: a reader that stops waiting must not cancel the receive that sees the disconnect.
+        message = await asyncio.shield(messages[0])
+        messages.clear()
+        return message
 
-    def __init__(self, body: bytes, receive: Receive, pending: Pending) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-        self._pending = pending
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        if self._pending is not None:
-            # Shielded: a reader that stops waiting must not cancel the receive that sees the disconnect.
-            message = await asyncio.shield(self._pending)
-            self._pending = None
-            return message
-        return await self._receive()
+    return receive_again
 
 
 async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:

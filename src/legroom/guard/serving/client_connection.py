@@ -8,17 +8,17 @@ import fcntl
 import struct
 import termios
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httptools
-from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from legroom.guard.log import log_bug
-from legroom.guard.pool.admission import Admission
 from legroom.guard.request import refusals
 from legroom.guard.request.refusals import INVALID, SERVER, Refusal
+
+if TYPE_CHECKING:
+    from legroom.guard.serving.proxy import Proxy
 
 HEADER_TIMEOUT_S = 10.0
 """From the first byte of a request to the end of its headers, as in nginx's order of magnitude (60 s) but shorter."""
@@ -30,23 +30,12 @@ MOST_HEADER_BYTES = 64 << 10
 SCOPE_KEY = "legroom.connection"
 
 
-class ProxyState(Protocol):
-    """What all connections share."""
-
-    admission: Admission
-    config: Config
-    server_state: ServerState
-    now_s: float
-    buffered_bytes: int
-    most_buffered_bytes: int
-
-
 class Stop(Exception):
     """Ends the parsing of a connection that was refused."""
 
 
 class ClientConnection(HttpToolsProtocol):
-    def __init__(self, proxy: ProxyState) -> None:
+    def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.config, proxy.server_state, {})
         self._proxy = proxy
         self._head_bytes = self._body_bytes = self._buffered_bytes = 0
@@ -103,31 +92,31 @@ class ClientConnection(HttpToolsProtocol):
         self._is_reading, self._has_cycle = True, False
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
+        self._count_header_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)
+        self._count_header_bytes(len(name) + len(value) + 4)
         if not self._has_cycle:  # after the head these are trailers, which must not become headers
             super().on_header(name, value)
 
-    def _count_head(self, size: int) -> None:
+    def _count_header_bytes(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > MOST_HEADER_BYTES:
             text = f"The head of the request is larger than {MOST_HEADER_BYTES:,} bytes."
-            self._refuse(Refusal(431, "bad_request", text, INVALID))
+            self._refuse_and_stop(Refusal(431, "bad_request", text, INVALID))
 
     def on_headers_complete(self) -> None:
         self.url = origin_form(self.url)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT" or b"websocket" in (self._get_upgrade() or b""):
                 text = "The guard passes no upgraded connections (WebSocket); connect to the server itself."
-                self._refuse(Refusal(501, "bad_request", text, INVALID))
+                self._refuse_and_stop(Refusal(501, "bad_request", text, INVALID))
             return
         most_bytes = self._proxy.admission.policy.requests.body_bytes
         for name, value in self.headers:
             if name == b"content-length" and int(value) > most_bytes:
-                self._refuse(refusals.too_large(most_bytes))
+                self._refuse_and_stop(refusals.too_large(most_bytes))
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False
         self.deadline_s = self._proxy.now_s + self._proxy.admission.policy.queue.body_timeout_s
@@ -140,10 +129,10 @@ class ClientConnection(HttpToolsProtocol):
         self._buffered_bytes += len(body)
         proxy.buffered_bytes += len(body)
         if self._body_bytes > most_bytes:
-            self._refuse(refusals.too_large(most_bytes))
+            self._refuse_and_stop(refusals.too_large(most_bytes))
         if proxy.buffered_bytes > proxy.most_buffered_bytes:
             text = "The guard holds as many request bodies as it may; retry soon."
-            self._refuse(Refusal(503, "queue_full", text, SERVER, None, 1))
+            self._refuse_and_stop(Refusal(503, "queue_full", text, SERVER, None, 1))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -153,6 +142,15 @@ class ClientConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     # Responding.
+
+    @property
+    def can_write_chunk(self) -> bool:
+        """Whether a part of the response may be written directly: it is chunked, and the client keeps up."""
+        return bool(self.cycle.chunked_encoding) and not self.cycle.disconnected and not self.flow.write_paused
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write a part of a chunked response."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:
         self.release_body()
@@ -164,7 +162,7 @@ class ClientConnection(HttpToolsProtocol):
         self._proxy.buffered_bytes -= self._buffered_bytes
         self._buffered_bytes = 0
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse_and_stop(self, refusal: Refusal) -> None:
         self.refuse_unread(refusal)
         raise Stop
 

@@ -36,16 +36,16 @@ def answer(
         return 200, admission.status()
     if path == DRAIN and method == "POST":
         return _drain(admission, body)
-    return _error(405, "method_not_allowed", f"{method} is not answered here.")
+    return _error_response(405, "method_not_allowed", f"{method} is not answered here.")
 
 
 def denied(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
     """The error response to a request without the token; None if it has the token."""
     if token is None:
-        return _error(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
+        return _error_response(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
     scheme, _, given = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token.encode()):
-        return _error(401, "unauthorized", "Send the token as Authorization: Bearer TOKEN.")
+        return _error_response(401, "unauthorized", "Send the token as Authorization: Bearer TOKEN.")
     return None
 
 
@@ -55,11 +55,11 @@ def _drain(admission: Admission, body: bytes) -> tuple[int, Status]:
     except (ValueError, KeyError, TypeError, RecursionError):
         wanted = None
     if not isinstance(wanted, bool):
-        return _error(400, "bad_request", 'Say {"on": true} or {"on": false}.')
+        return _error_response(400, "bad_request", 'Say {"on": true} or {"on": false}.')
     return 200, admission.drain(wanted)
 
 
-def _error(status: int, code: str, message: str) -> tuple[int, Status]:
+def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
     kind = "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
@@ -89,10 +89,10 @@ class Peers:
                 return True
         return False
 
-    async def ask(self, drain: bool | None) -> list[Status]:
+    async def statuses(self, drain: bool | None) -> list[Status]:
         """Statuses of the other API servers that reply, after they applied `drain`."""
         others = [name for name in self._names if name != self._own]
-        statuses = await asyncio.gather(*(self._ask(name, drain) for name in others))
+        statuses = await asyncio.gather(*(self._request_status(name, drain) for name in others))
         return [status for status in statuses if status is not None]
 
     def leave(self) -> None:
@@ -100,7 +100,7 @@ class Peers:
         if self._server is not None:
             self._server.close()
 
-    async def _ask(self, name: str, drain: bool | None) -> Status | None:
+    async def _request_status(self, name: str, drain: bool | None) -> Status | None:
         line = json.dumps({"drain": drain, "proof": self._proof(name, drain)}).encode() + b"\n"
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):

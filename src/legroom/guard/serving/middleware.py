@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import os
 import sys
 from pathlib import Path
@@ -30,7 +29,7 @@ from legroom.process_table import engines_below, is_stopped, shares_engines
 _CHECKED_PATHS = (("0.0.0", ("/v1",)), ("0.22.0", ("/v2", "/inference")), ("0.27.0", ("/cohere",)))
 """Paths that vLLM's API-key check covers, each with the first release that covers it."""
 RETRY_INTERVAL_S = 5.0
-"""How often the pool size is asked for while vLLM does not say it."""
+"""How often the pool size is read again while it is unknown."""
 
 
 def checked_paths(version: str) -> tuple[str, ...]:
@@ -62,7 +61,7 @@ class Guard(AdmissionApp):
         try:
             planned = read_limits(Path(plan)) if plan else None
             file = Path(policy) if policy else None
-            admission = Admission(file, planned, self._tokenize, read_steps=steps_of_registry)
+            admission = Admission(file, planned, self.tokenize, read_steps=steps_of_registry)
         except LegroomError as error:
             # vLLM prints a traceback for other exceptions of a middleware.
             raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None
@@ -104,7 +103,7 @@ class Guard(AdmissionApp):
         return sum(map(is_stopped, self._engine_pids)) if self._engine_pids else None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        return status if self._peers is None else merge_statuses(status, await self._peers.ask(drain))
+        return status if self._peers is None else merge_statuses(status, await self._peers.statuses(drain))
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Listen for the other API servers of this vLLM while it runs, because a drain must reach all of them."""
@@ -133,7 +132,7 @@ class Guard(AdmissionApp):
         self._server = scope.get("app")
         state = getattr(self._server, "state", None)
         limits = limits_of_vllm(getattr(state, "vllm_config", None), getattr(state, "args", None))
-        if not limits.known and (page := await self._call("GET", METRICS)) is not None:
+        if not limits.known and (page := await self.call_server("GET", METRICS)) is not None:
             limits = limits_of_metrics(page.decode("utf-8", "replace")).over(limits)
         self.admission.learn_engine(limits)
         if (summary := self.admission.summary()) == self._summary:
@@ -144,15 +143,7 @@ class Guard(AdmissionApp):
         if hint and limits.known:
             LOG.info("%s", hint)
 
-    async def _tokenize(self, body: bytes) -> int | None:
-        """Token count of a `/tokenize` body by vLLM's own tokenizer."""
-        try:
-            return int(json.loads(await self._call("POST", "/tokenize", body) or b"{}")["count"])
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    async def _call(self, method: str, path: str, body: bytes = b"") -> bytes | None:
-        """The body of a 200 response of the wrapped application; None for any other outcome."""
+    async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},

@@ -136,6 +136,7 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
+    """502 for a server that does not answer."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER)
 
 
@@ -162,6 +163,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_complete = self._is_reusable = False
         self.failure: Refusal | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.on_chunks: Callable[[], bool] | None = None
+        """Called with chunks while the reader waits; False: the reader must be woken."""
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -207,9 +210,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         """Keep the connection for the next request if the response is complete, else close it."""
+        self.on_chunks = None
         if self.is_complete and self._is_reusable and not self.unsent and not self.transport.is_closing():
             self.is_used = True
-            self._pool.give_back(self)
+            self._pool.keep_idle(self)
         else:
             self._pool.busy.discard(self)
             self.transport.abort()
@@ -233,11 +237,13 @@ class UpstreamConnection(asyncio.Protocol):
             if isinstance(error, httptools.HttpParserCallbackError):
                 log_bug(error)
             self.fail(down(f"the server's answer is not HTTP ({error})"))
-        self._wake()
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        if not (is_waiting and self.chunks and self.on_chunks is not None and self.on_chunks()):
+            self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
-        self._pool.forget(self)
+        self._pool.remove_idle(self)
         if self.status and not self._has_length and not self._is_chunked and error is None:
             self.is_complete = True  # the end of the connection is the end of such a body
         elif self.failure is None:
@@ -348,13 +354,14 @@ class UpstreamPool:
             raise UpstreamError(down(_connect_error(error))) from error
         return connection
 
-    def give_back(self, connection: UpstreamConnection) -> None:
+    def keep_idle(self, connection: UpstreamConnection) -> None:
+        """Keep a connection for the next request."""
         self.busy.discard(connection)
         connection.method = ""
         connection.idle_since_s = self.clock()
         self._idle.append(connection)
 
-    def forget(self, connection: UpstreamConnection) -> None:
+    def remove_idle(self, connection: UpstreamConnection) -> None:
         if connection in self._idle:
             self._idle.remove(connection)
 

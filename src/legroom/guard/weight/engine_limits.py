@@ -136,12 +136,6 @@ class EngineLimits:
         return replace(self, **missing)
 
 
-def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
-    """Limits of a pool whose size is in the policy."""
-    blocks = max(1, tokens // block_size)
-    return EngineLimits(num_blocks=blocks + NULL_BLOCK, block_size=block_size, source="the policy")
-
-
 _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs")
 
 
@@ -180,7 +174,7 @@ def limits_of_metrics(page: str) -> EngineLimits:
     for line in page.splitlines():
         if line.startswith("vllm:cache_config_info{"):
             servers[frozenset(pair for pair in _LABEL.findall(line) if pair[0] != "engine")] += 1
-    engine_limits = [limits for row, engines in servers.items() if (limits := _row(dict(row), engines)).known]
+    engine_limits = [limits for row, engines in servers.items() if (limits := _limits_of_row(dict(row), engines)).known]
     if not engine_limits:
         return EngineLimits(source="no vllm:cache_config_info on the metrics page")
     engine_limits = [limits for limits in engine_limits if not limits.cacheless] or engine_limits
@@ -188,7 +182,7 @@ def limits_of_metrics(page: str) -> EngineLimits:
     return replace(smallest, ranks=sum(limits.ranks for limits in engine_limits))
 
 
-def _row(row: Mapping[str, str], engines: int) -> EngineLimits:
+def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
     blocks = _per_engine(_positive_int(row.get("num_gpu_blocks")), engines)
     size = _positive_int(row.get("effective_attention_block_size")) or _positive_int(row.get("block_size"))
     full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
@@ -217,7 +211,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     """Limits from vLLM's configuration inside its API server; attributes that a release lacks stay unknown."""
     cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
-    ranks = _ranks(parallel)
+    ranks = _num_engines(parallel)
     blocks = _per_engine(_positive_int(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _block_tokens(cache, parallel)
     full, _ = _full_request(
@@ -233,9 +227,9 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         ranks=ranks,
         api_servers=_positive_int(getattr(args, "api_server_count", None)) or 1,
         extra_tokens=SLOTS_PER_DRAFT * (_positive_int(getattr(speculation, "num_speculative_tokens", None)) or 0),
-        default_output_tokens=_default_output(model),
-        max_logprobs=_logprobs(getattr(model, "max_logprobs", None)),
-        media=_media(model),
+        default_output_tokens=_default_output_tokens(model),
+        max_logprobs=_max_logprobs(getattr(model, "max_logprobs", None)),
+        media=_media_limits(model),
         max_num_queued_reqs=_positive_int(getattr(scheduler, "max_num_queued_reqs", None)),
         max_num_queued_tokens=_positive_int(getattr(scheduler, "max_num_queued_tokens", None)),
         prefix_caching=_bool_or_none(getattr(cache, "enable_prefix_caching", None)),
@@ -256,7 +250,7 @@ def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
     return math.prod(_positive_int(flag(name, None)) or 1 for name in names)
 
 
-def _ranks(parallel: Any) -> int:
+def _num_engines(parallel: Any) -> int:
     """Engines that this server's requests can go to; behind an external load balancer only its own."""
     if getattr(parallel, "data_parallel_external_lb", False):
         return 1
@@ -264,19 +258,19 @@ def _ranks(parallel: Any) -> int:
     return _positive_int(getattr(parallel, own, None)) or 1
 
 
-def _logprobs(value: Any) -> int | None:
+def _max_logprobs(value: Any) -> int | None:
     """vLLM's max_logprobs; -1 is the whole vocabulary."""
     return value if isinstance(value, int) and value >= -1 else None
 
 
-def _default_output(model: Any) -> int | None:
+def _default_output_tokens(model: Any) -> int | None:
     try:
         return _positive_int(model.get_diff_sampling_param().get("max_tokens"))
     except Exception:  # a model config of another release
         return None
 
 
-def _media(model: Any) -> Mapping[str, int] | None:
+def _media_limits(model: Any) -> Mapping[str, int] | None:
     try:
         limit = model.multimodal_config.get_limit_per_prompt
         return {name: int(limit(name)) for name in ("image", "audio", "video")}

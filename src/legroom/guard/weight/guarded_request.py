@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from legroom.guard.policy import PoolPolicy
@@ -11,7 +12,7 @@ from legroom.guard.request.body import Demand
 from legroom.guard.request.prefixes import CHARS_PER_TOKEN, PrefixChain
 from legroom.guard.request.prompts import Prompt
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits
-from legroom.guard.weight.token_estimates import FEWEST, LikelyLengths, ModelTokens
+from legroom.guard.weight.usage_learner import FEWEST, LikelyLengths, ModelTokens
 
 
 class Weight(NamedTuple):
@@ -43,7 +44,7 @@ def weight_of(
     Copies share the prompt's full blocks where the server caches prefixes.
     """
     longest_len = limits.max_model_len or 0
-    output = _output_tokens(demand, limits, policy, learnt)
+    reserved_output, named_output = _output_tokens(demand, limits, policy, learnt)
     blocks = tokens = certain = longest = start = shared = 0
     unit = limits.prefix_unit if demand.sequences > 1 and not demand.prompt_logprobs else None
     share = media_tokens(demand, limits, learnt)
@@ -51,7 +52,7 @@ def weight_of(
         size, sure, here = _prompt_tokens(prompt, limits, learnt, share)
         if exact_tokens is not None and len(demand.prompts) == 1:
             size = sure = here = exact_tokens
-        whole, surely = size + output.reserved, sure + output.certain
+        whole, surely = size + reserved_output, sure + named_output
         if longest_len:  # the server refuses a longer one, or ends it there
             whole, surely, here = min(whole, longest_len), min(surely, longest_len), min(here, longest_len)
         tokens += whole
@@ -77,7 +78,7 @@ def weight_of(
         longest,
         certain,
         start * copies - saved,
-        output.reserved,
+        reserved_output,
         chains,
         rate,
         max(1, len(demand.prompts)),
@@ -97,13 +98,15 @@ def need_of(
     or by projection as half of it.
     """
     fewer = 1 if answer is None else 2
-    most_blocks = weight.blocks if blocks is None or weight.blocks <= blocks else max(1, blocks // fewer)
-    most_seats = weight.sequences if sequences is None or weight.sequences <= sequences else max(1, sequences // fewer)
+    most_blocks, most_sequences = (
+        needed if limit is None or needed <= limit else max(1, limit // fewer)
+        for needed, limit in ((weight.blocks, blocks), (weight.sequences, sequences))
+    )
     whole = most_blocks == weight.blocks
     if answer is None or not weight.most_steps:
         # Prefixes of texts are estimates, which strict admission does not use.
         exact = weight.chains if whole and all(chain.exact for chain in weight.chains) else ()
-        return BlockNeed(most_blocks, most_seats, chains=exact)
+        return BlockNeed(most_blocks, most_sequences, chains=exact)
     part = most_blocks / max(1, weight.blocks)
     steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
@@ -119,25 +122,21 @@ def need_of(
         block_size if by_blocks else 0,
     )
     chains = weight.chains if whole else ()
-    return BlockNeed(most_blocks, most_seats, growth, weight.prompt_tokens, chains, weight.blocks_per_unit)
+    return BlockNeed(most_blocks, most_sequences, growth, weight.prompt_tokens, chains, weight.blocks_per_unit)
 
 
-class _Output(NamedTuple):
-    reserved: int
-    certain: int
-
-
-def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> _Output:
+def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> tuple[int, int]:
+    """Output tokens to reserve, and those that the request names."""
     if not demand.generates:
-        return _Output(0, 0)
+        return 0, 0
     if demand.output_tokens is not None:
-        return _Output(demand.output_tokens, demand.output_tokens)
+        return demand.output_tokens, demand.output_tokens
     worst = limits.default_output_tokens or limits.max_model_len or 4096
     if isinstance(policy.open_ended, int):
-        return _Output(min(worst, policy.open_ended), 0)
+        return min(worst, policy.open_ended), 0
     if policy.open_ended == "learnt" and learnt.outputs.count >= FEWEST:
-        return _Output(min(worst, learnt.outputs.at(0.99)), 0)
-    return _Output(worst, 0)
+        return min(worst, learnt.outputs.at(0.99)), 0
+    return worst, 0
 
 
 def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
@@ -159,37 +158,27 @@ def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> i
     return int(learnt.media_tokens.value * 1.25) * len(demand.media)
 
 
+@dataclass(slots=True, eq=False)
 class GuardedRequest:
     """A request from its body to the end of its response."""
 
-    __slots__ = (
-        "answered",
-        "body",
-        "changed",
-        "client",
-        "copies",
-        "demand",
-        "events",
-        "informative",
-        "reservation",
-        "usage",
-        "weight",
-    )
+    body: bytes
+    demand: Demand
+    changed: bool = False
+    """The body was rewritten by the policy's caps."""
+    client: str = ""
+    weight: Weight | None = None
+    reservation: Reservation | None = None
+    usage: tuple[int, int] | None = None
+    """Prompt and output tokens by the latest `usage` of its response."""
+    answered: bool = False
+    """A response with status 200 began."""
+    events: int = 0
+    """Events streamed so far."""
+    copies: int = field(init=False)
+    """Answers of one request."""
+    informative: bool = field(init=False)
 
-    def __init__(self, body: bytes, demand: Demand, changed: bool = False, client: str = "") -> None:
-        self.body = body
-        self.demand = demand
-        self.changed = changed
-        """The body was rewritten by the policy's caps."""
-        self.client = client
-        self.copies = max(1, demand.sequences * len(demand.prompts))
-        """Answers of one request."""
-        self.informative = demand.informative
-        self.weight: Weight | None = None
-        self.reservation: Reservation | None = None
-        self.usage: tuple[int, int] | None = None
-        """Prompt and output tokens by the latest `usage` of its response."""
-        self.answered = False
-        """A response with status 200 began."""
-        self.events = 0
-        """Events streamed so far."""
+    def __post_init__(self) -> None:
+        self.copies = max(1, self.demand.sequences * len(self.demand.prompts))
+        self.informative = self.demand.informative

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, DetectorFinding, Severity, Situation
+from legroom.live.detectors.base import Detector, DetectorFinding
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation
 from legroom.live.detectors.gpu_neighbour import GpuNeighbour
@@ -24,7 +24,7 @@ from legroom.live.metrics.window import WINDOW_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 
-__all__ = ["DETECTORS", "Condition", "Detector", "DetectorFinding", "Severity", "Situation", "Watcher", "watch_all"]
+__all__ = ["DETECTORS", "Detector", "DetectorFinding", "Watcher"]
 
 DETECTORS: tuple[type[Detector], ...] = (
     Unreachable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from legroom.live.metrics.window import Window
@@ -14,9 +15,6 @@ from legroom.records import dataclass, field
 Severity = Literal["info", "warning", "critical"]
 Situation = Literal["start-up", "burst", "chronic", "prefix-cache", ""]
 """Which of the four memory situations a finding is about; empty for none of them."""
-
-_JITTER = 0.9
-"""Tolerates scrapes that come a tenth of a duration early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,7 @@ class Condition:
 
 
 GOOD = Condition(False)
+AT_ONCE = Hold(1, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,11 @@ class Detector(ABC):
     situation: ClassVar[Situation] = ""
     restart_helps: ClassVar[bool] = False
     """Whether a restart with the same flags can end this."""
+    begins_after: ClassVar[Hold | str] = "hold"
+    """How long it must be bad before the finding begins: a duration, or the name of a threshold."""
+    ends_after: ClassVar[Hold | str] = "calm"
+    """How long it must not be bad before the finding ends. The name of a threshold in seconds is the window in which
+    a detector counts events."""
 
     def __init__(self, thresholds: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.levels = thresholds
@@ -96,20 +100,14 @@ class Detector(ABC):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The condition in the last scrape; None where the server does not report what is needed."""
 
-    @property
-    def hold(self) -> Hold:
-        """How long it must be bad before the finding begins."""
-        return self.levels.hold
-
-    @property
-    def calm(self) -> Hold:
-        """How long it must not be bad before the finding ends."""
-        return self.levels.calm
+    def _duration(self, given: Hold | str) -> Hold:
+        duration = getattr(self.levels, given) if isinstance(given, str) else given
+        return duration if isinstance(duration, Hold) else Hold(1, duration)
 
     @property
     def warm_up_s(self) -> float:
         """How long a server must be watched before no finding means no problem: rates are over a minute."""
-        return 60.0 + self.hold.seconds
+        return 60.0 + self._duration(self.begins_after).seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
         """The finding while it lasts, with the numbers of the last bad scrape."""
@@ -124,13 +122,19 @@ class Detector(ABC):
             self._calm_since_s, self._calm_scrapes = None, 0
         elif condition is not None or self.is_active or self._unknown_scrapes >= 2:  # one lost scrape changes nothing
             self._count_calm(now_s)
-        return self._finding(window, now_s, condition) if self.is_active else None
+        if not self.is_active:
+            return None
+        shown = self._last_bad = condition if condition is not None and condition.is_bad else self._last_bad
+        since_s = now_s if self._bad_since_s is None else self._bad_since_s
+        return replace(self.finding(window, now_s, shown), since_s=since_s, is_seen_now=shown is condition)
 
     def _count_bad(self, now_s: float) -> None:
         self._calm_since_s, self._calm_scrapes = None, 0
         self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
         self._bad_scrapes += 1
-        self.is_active = self.is_active or _passed(self.hold, self._bad_scrapes, now_s - self._bad_since_s)
+        self.is_active = self.is_active or _passed(
+            self._duration(self.begins_after), self._bad_scrapes, now_s - self._bad_since_s
+        )
 
     def _count_calm(self, now_s: float) -> None:
         if not self.is_active:
@@ -138,7 +142,7 @@ class Detector(ABC):
             return
         self._calm_since_s = now_s if self._calm_since_s is None else self._calm_since_s
         self._calm_scrapes += 1
-        if _passed(self.calm, self._calm_scrapes, now_s - self._calm_since_s):
+        if _passed(self._duration(self.ends_after), self._calm_scrapes, now_s - self._calm_since_s):
             self.is_active = False
             self._reset_durations()
 
@@ -146,28 +150,29 @@ class Detector(ABC):
         self._bad_since_s = self._calm_since_s = None
         self._bad_scrapes = self._calm_scrapes = 0
 
-    def _finding(self, window: Window, now_s: float, condition: Condition | None) -> DetectorFinding:
-        shown = self._last_bad = condition if condition is not None and condition.is_bad else self._last_bad
+    def finding(self, window: Window, now_s: float, condition: Condition) -> DetectorFinding:
+        """A finding that begins now."""
+        restart_helps = self.restart_helps if condition.restart_helps is None else condition.restart_helps
         return DetectorFinding(
             kind=self.kind,
             server=window.server,
-            severity=shown.severity or self.severity,
-            title=shown.title or self.title,
-            reason=shown.reason,
-            since_s=now_s if self._bad_since_s is None else self._bad_since_s,
+            severity=condition.severity or self.severity,
+            title=condition.title or self.title,
+            reason=condition.reason,
+            since_s=now_s,
             time_s=now_s,
-            numbers=shown.numbers,
-            engine=shown.engine,
+            numbers=condition.numbers,
+            engine=condition.engine,
             cause=self.cause,
             entry=self.entry,
             situation=self.situation,
-            restart_helps=self.restart_helps if shown.restart_helps is None else shown.restart_helps,
-            is_seen_now=shown is condition,
+            restart_helps=restart_helps,
         )
 
 
 def _passed(hold: Hold, scrapes: int, seconds: float) -> bool:
-    return scrapes >= hold.samples and seconds >= hold.seconds * _JITTER
+    # Scrapes may come a tenth of the duration early.
+    return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 
 
 def worst_condition(conditions: Sequence[Condition]) -> Condition | None:

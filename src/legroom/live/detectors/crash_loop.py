@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import GOOD, Condition, Detector
+from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
-from legroom.live.thresholds import Hold
 
 
 class CrashLoop(Detector):
@@ -14,16 +13,9 @@ class CrashLoop(Detector):
     cause = "not_memory"
     entry = "LR908"
     situation = "start-up"
-
-    @property
-    def hold(self) -> Hold:
-        """The count of restarts is the duration."""
-        return Hold(1, 0.0)
-
-    @property
-    def calm(self) -> Hold:
-        """As long as the window, so that slow crash loops do not flap."""
-        return Hold(1, self.levels.crash_over_s)
+    begins_after = AT_ONCE
+    ends_after = "crash_over_s"
+    """As long as the window of counted restarts, so that slow crash loops do not flap."""
 
     @property
     def warm_up_s(self) -> float:

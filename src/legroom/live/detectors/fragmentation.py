@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
-from legroom.live.thresholds import Hold
 from legroom.units import human_bytes
 
 
@@ -17,11 +16,7 @@ class Fragmentation(Detector):
     entry = "LR406"
     situation = "chronic"
     restart_helps = True
-
-    @property
-    def hold(self) -> Hold:
-        """Longer than a burst, whose memory the allocator keeps for a while."""
-        return self.levels.fragmentation_hold
+    begins_after = "fragmentation_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Compares reserved with allocated bytes; None without telemetry."""

@@ -48,7 +48,7 @@ class LongPromptBurst(Detector):
 def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
     """Whether the steps before `first` cover this many seconds."""
     covered_s = 0.0
-    for step in window.newest_first():
+    for step in reversed(window.steps):
         if step.time_s < first.time_s:
             covered_s += step.seconds
         if covered_s >= seconds:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import GOOD, Condition, Detector, counted
+from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector, counted
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.window import Window
-from legroom.live.thresholds import Hold
 from legroom.units import human_bytes
 
 
@@ -17,16 +16,13 @@ class MemoryBurst(Detector):
     cause = "runtime_activation_burst"
     entry = "LR401"
     situation = "burst"
+    begins_after = AT_ONCE
+    """The next step of that size may fail."""
 
     _first: Sample | None = None
     _last: Sample | None = None
     _retried_s: float | None = None
     _retries: float = 0.0
-
-    @property
-    def hold(self) -> Hold:
-        """Immediately: the next step of that size may fail."""
-        return Hold(1, 0.0)
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Retries since the last scrape; a retry counts for a minute."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.live.detectors.base import GOOD, Condition, Detector, worst_condition
+from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector, worst_condition
 from legroom.live.forecast import Trend, trend
 from legroom.live.metrics.window import MemoryPoint, Window
-from legroom.live.thresholds import Hold
 from legroom.units import human_bytes
 
 _HOUR_S = 3600.0
@@ -30,14 +29,11 @@ class MemoryCreep(Detector):
     entry = "LR405"
     situation = "chronic"
     restart_helps = True
+    begins_after = AT_ONCE
+    """The slope already covers hours."""
 
     _seen: tuple[int, float] = (0, 0.0)
     _last: Condition | None = None
-
-    @property
-    def hold(self) -> Hold:
-        """The slope already covers hours."""
-        return Hold(1, 0.0)
 
     @property
     def warm_up_s(self) -> float:

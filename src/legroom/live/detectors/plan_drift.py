@@ -7,7 +7,7 @@ from typing import Literal
 from legroom.live.detectors.base import GOOD, Condition, Detector, engine_label
 from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.live.metrics.window import Window
-from legroom.live.thresholds import DEFAULT, Hold, Thresholds
+from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 
@@ -62,11 +62,7 @@ class PlanDrift(Detector):
     title = "The pool is not the planned one"
     cause = "gpu_shared_or_not_free"
     entry = "LR205"
-
-    @property
-    def hold(self) -> Hold:
-        """Short, because a pool never changes its size."""
-        return self.levels.drift_hold
+    begins_after = "drift_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The engine that deviates most; None without a plan or a reported pool."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import GOOD, Condition, Detector
+from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
-from legroom.live.thresholds import Hold
 
 
 class SeveralServers(Detector):
@@ -12,16 +11,8 @@ class SeveralServers(Detector):
 
     kind = "several_servers"
     title = "Several servers answer behind one address"
-
-    @property
-    def hold(self) -> Hold:
-        """The count of switches is the duration."""
-        return Hold(1, 0.0)
-
-    @property
-    def calm(self) -> Hold:
-        """As long as the window in which switches are counted."""
-        return Hold(1, self.levels.switch_over_s)
+    begins_after = AT_ONCE
+    ends_after = "switch_over_s"
 
     @property
     def warm_up_s(self) -> float:

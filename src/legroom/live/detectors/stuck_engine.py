@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted, engine_label
 from legroom.live.metrics.window import EngineStep, Window
-from legroom.live.thresholds import Hold
 
 
 class StuckEngine(Detector):
@@ -16,11 +15,7 @@ class StuckEngine(Detector):
     cause = "not_memory"
     entry = "LR908"
     restart_helps = True
-
-    @property
-    def hold(self) -> Hold:
-        """Longer than one step."""
-        return self.levels.stuck_hold
+    begins_after = "stuck_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The first engine without progress in the last step."""
@@ -68,7 +63,7 @@ def _has_computed(window: Window, key: tuple[str, str]) -> bool:
 
 def _still_s(window: Window, key: tuple[str, str]) -> float:
     total = 0.0
-    for step in window.newest_first():
+    for step in reversed(window.steps):
         engine = next((candidate for candidate in step.engines if candidate.key == key), None)
         if engine is None or engine.has_progress:
             break

@@ -18,16 +18,9 @@ class Unreachable(Detector):
     entry = "LR908"
     situation = "start-up"
     restart_helps = True
-
-    @property
-    def hold(self) -> Hold:
-        """More than one lost scrape."""
-        return self.levels.unreachable_hold
-
-    @property
-    def calm(self) -> Hold:
-        """Two answers in a row."""
-        return Hold(2, 0.0)
+    begins_after = "unreachable_hold"
+    ends_after = Hold(2, 0.0)
+    """Two answers in a row."""
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Counts failures since the last sample."""

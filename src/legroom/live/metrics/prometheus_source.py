@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.exposition import LABELLED_ROLES, SERVER_SERIES, VALUE_ROLES, sample_of_series
@@ -42,7 +43,7 @@ would be half a gigabyte."""
 _TURNS = 3
 """A large fleet is polled in three parts, one per five-second poll, so that polls take equally long."""
 _SERVERS_A_QUERY = 250
-"""Prometheus scrapes a list of label values up in its index, in some releases only one of up to 256 values."""
+"""Prometheus uses its index for a list of label values, in some releases only for one of up to 256 values."""
 _META = re.compile(r"([\\.+*?()|\[\]{}^$])")
 """Characters to escape for Go's regexp. With more escaped, as re.escape does, Prometheus skips its index."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
@@ -142,39 +143,39 @@ class PrometheusSource:
 
         With `is_past` the queries are evaluated at `time_s`; past times must be polled before the present.
         """
-        asked = {"time": f"{time_s:.3f}"} if is_past else {}
+        form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
-            return await self._poll_in_turns(session, asked, time_s, timeout_s)
-        values, times, up = await self._answers(session, asked, self.queries(), timeout_s)
+            return await self._poll_in_turns(session, form, time_s, timeout_s)
+        values, times, up = await self._answers(session, form, self.queries(), timeout_s)
         with _gc_paused():
             return self._read(values.rows, times.rows, up.rows, time_s)
 
     async def _poll_in_turns(
-        self, session: aiohttp.ClientSession, asked: dict[str, str], time_s: float, timeout_s: float
+        self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float, timeout_s: float
     ) -> list[ScrapeResult]:
-        times, up = await self._answers(session, asked, self.queries()[1:], timeout_s)
+        times, up = await self._answers(session, form, self.queries()[1:], timeout_s)
         scraped = _scraped(times.rows)
         turn = self._turn(scraped, time_s)
         if times.time_s is not None:
             # At the same evaluation time, or a scrape in between would get the earlier scrape's time.
-            asked = {"time": f"{times.time_s:.3f}"}
-        series = await self._series_of(turn, times.rows, session, asked, timeout_s)
+            form = {"time": f"{times.time_s:.3f}"}
+        series = await self._series_of(turn, times.rows, session, form, timeout_s)
         with _gc_paused():
             return self._samples_of(turn, series, len(scraped)) + self._missing_servers(
                 scraped, _is_up(up.rows), time_s
             )
 
     async def _answers(
-        self, session: aiohttp.ClientSession, asked: dict[str, str], queries: Iterable[str], timeout_s: float
+        self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
-        return await _all_of(*(self._ask(session, asked | {"query": query}, timeout_s) for query in queries))
+        return await _all_of(*(self._ask(session, form | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
         self,
         servers: Mapping[str, float],
         rows: _Rows,
         session: aiohttp.ClientSession,
-        asked: dict[str, str],
+        form: dict[str, str],
         timeout_s: float,
     ) -> _SeriesByServer:
         """The series of these servers, matched by the labels of `rows`."""
@@ -184,12 +185,12 @@ class PrometheusSource:
         async def part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
-                answer = await self._ask(session, asked | {"query": self._values_of(matchers)}, timeout_s)
+                answer = await self._ask(session, form | {"query": self._values_of(matchers)}, timeout_s)
             with _gc_paused():
                 return _by_server(answer.rows)
 
         series: _SeriesByServer = {}
-        for answered in await _all_of(*map(part, _matchers_of(servers, rows))):
+        for answered in await _all_of(*map(part, _server_matchers(servers, rows))):
             series |= answered
         return series
 
@@ -339,7 +340,7 @@ def _selector(names: str, matchers: str) -> str:
     return f'{{__name__=~"{names}"{more}}}'
 
 
-def _matchers_of(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
+def _server_matchers(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
     """Label matchers for all series of these servers, a few hundred servers per matcher."""
     values_by_label: dict[str, dict[str, None]] = {}
     for labels, _ in rows:
@@ -355,8 +356,6 @@ def _matchers_of(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
 
 def _checked(matchers: str) -> str:
     """Validated PromQL label matchers, without braces."""
-    from legroom.errors import LegroomError  # only for the mistake
-
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):
         raise LegroomError(

@@ -193,28 +193,6 @@ class Sample:
         return self.total("preemptions")
 
     @property
-    def prefix_queries(self) -> float | None:
-        """Tokens queried in the prefix cache."""
-        return self.total("prefix_queries")
-
-    @property
-    def prefix_hits(self) -> float | None:
-        return self.total("prefix_hits")
-
-    @property
-    def prompt_tokens(self) -> float | None:
-        return self.total("prompt_tokens")
-
-    @property
-    def generation_tokens(self) -> float | None:
-        return self.total("generation_tokens")
-
-    @property
-    def finished(self) -> float | None:
-        """Ended requests, for any reason."""
-        return self.total("finished")
-
-    @property
     def num_blocks(self) -> int | None:
         total = self.total("num_blocks")
         return None if total is None else int(total)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.endpoint import Endpoint, endpoint
+from legroom.live.metrics.endpoint import Endpoint, endpoint, masked_url
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
 from legroom.live.metrics.sample import FailureKind, Sample, ScrapeFailure, ScrapeResult
 from legroom.memo import Memo
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     import ssl
 
     import aiohttp
-
-__all__ = [
-    "Endpoint",
-    "ScrapeFailed",
-    "endpoint",
-    "fetch",
-    "open_session",
-    "scrape",
-    "scrape_fleet",
-    "scrape_once",
-    "scrape_result",
-    "tls_of",
-]
 
 TIMEOUT_S = 4.0
 """Below the default interval of 5 s."""
@@ -126,8 +113,6 @@ def _check_status(server: str, status: int, location: str | None) -> None:
     if status == 404:
         raise ScrapeFailed("not_found", f"{server} has no /metrics (HTTP 404)", "is it vLLM's API server?")
     if 300 <= status < 400:
-        from legroom.live.metrics.endpoint import masked_url  # only here
-
         where = f" to {masked_url(location)}" if location else ""
         raise ScrapeFailed("redirect", f"{server} redirects{where} (HTTP {status})", "give the final address")
     if status != 200:
@@ -191,10 +176,9 @@ async def scrape_fleet(
     timeout_s: float = TIMEOUT_S,
     max_concurrent: int = 64,
 ) -> None:
-    """Look at every server once an interval, for ever or `rounds` times, and hand each scrape to `take`.
+    """Scrapes every server once per interval, for ever or `rounds` times, and passes each result to `take`.
 
-    The servers' turns are spread evenly over the interval, each at the same place in every round, so that work and
-    network are level. A server that has not answered when its turn comes again is passed over, never asked twice.
+    Scrapes are spread evenly over the interval. A server that has not answered by its next turn is skipped once.
     """
     if not targets:
         return

@@ -1,7 +1,7 @@
-"""Recording what was seen, and playing it back: the same scrapes in the same order, as fast as one likes.
+"""Recordings of scrapes (`legroom watch --record`), and their replay.
 
-A recording is lines of JSON, compressed where the file's name ends in .gz or .zst. The first says what it is; then
-one a scrape, with only what changed since the server's last:
+A recording has lines of JSON and is compressed where its name ends in .gz or .zst. The first line is a header; each
+other line is a scrape, with the values that changed since the last one of the same server:
 
     {"legroom": "recording", "version": 1}
     {"t": 1700000000.0, "s": "http://host:8000", "new": ["vllm:num_requests_running{...}"], "v": [[0, 3.0]]}

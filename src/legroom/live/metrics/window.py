@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import statistics
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,39 +42,16 @@ _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefi
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStep:
-    """One engine between two samples. Counters are increases; None: not reported."""
+class EngineStep(EngineSample):
+    """One engine between two samples: gauges at the end, and counters and histograms as increases. None: not
+    reported."""
 
-    key: tuple[str, str]
-    seconds: float
-    kv_use: float | None = None
+    seconds: float = 0.0
     kv_use_before: float | None = None
-    running: float | None = None
     running_before: float | None = None
-    waiting: float | None = None
     waiting_before: float | None = None
-    waiting_for_capacity: float | None = None
     waiting_for_capacity_before: float | None = None
-    preemptions: float | None = None
-    prefix_queries: float | None = None
-    prefix_hits: float | None = None
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
-    cached_tokens: float | None = None
-    recomputed_tokens: float | None = None
-    finished: float | None = None
-    aborted: float | None = None
-    errored: float | None = None
-    num_blocks: int | None = None
-    pool_tokens: int | None = None
-    prefix_caching: bool | None = None
-    asleep: bool = False
     restarted: bool = False
-    ttft: Histogram | None = None
-    inter_token: Histogram | None = None
-    e2e_latency: Histogram | None = None
-    queue_time: Histogram | None = None
-    request_prompt_tokens: Histogram | None = None
 
     @property
     def queued(self) -> float:
@@ -140,9 +118,9 @@ class MemoryPoint:
     """Memory at one time, kept for days."""
 
     time_s: float
-    memory_used_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
+    memory_used_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
     host_rss_bytes: int | None = None
     api_server_rss_bytes: int | None = None
 
@@ -155,35 +133,20 @@ def _grown(new: float | None, old: float | None, restarted: bool) -> float | Non
     return max(new - old, 0.0) if old is not None else None
 
 
-def _engine_step(
-    new: EngineSample, old: EngineSample, seconds: float, key: tuple[str, str] | None = None
-) -> EngineStep:
-    """`key` is the previous step's, so that all steps share one tuple."""
+def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> EngineStep:
     pairs = ((getattr(new, name), getattr(old, name)) for name in _RESTART_COUNTERS)
     restarted = any(now is not None and before is not None and now < before for now, before in pairs)
-    values: dict[str, Any] = {name: _grown(getattr(new, name), getattr(old, name), restarted) for name in COUNTERS}
+    values: dict[str, Any] = {name: getattr(new, name) for name in EngineSample.__dataclass_fields__}
+    # One object for equal names: a fleet's steps would hold as many copies.
+    values |= {"model": sys.intern(new.model), "engine": sys.intern(new.engine)}
+    values |= {name: _grown(values[name], getattr(old, name), restarted) for name in COUNTERS}
     for name in HISTOGRAMS:
-        histogram: Histogram | None = getattr(new, name)
+        histogram: Histogram | None = values[name]
         since = histogram if restarted or histogram is None else histogram.since(getattr(old, name))
         values[name] = since if since is not None and since.count > 0 else None
-    return EngineStep(
-        key=key or new.key,
-        seconds=seconds,
-        restarted=restarted,
-        asleep=new.asleep,
-        kv_use=new.kv_use,
-        kv_use_before=old.kv_use,
-        running=new.running,
-        running_before=old.running,
-        waiting=new.waiting,
-        waiting_before=old.waiting,
-        waiting_for_capacity=new.waiting_for_capacity,
-        waiting_for_capacity_before=old.waiting_for_capacity,
-        num_blocks=new.num_blocks,
-        pool_tokens=new.pool_tokens,
-        prefix_caching=new.prefix_caching,
-        **values,
-    )
+    gauges = ("kv_use", "running", "waiting", "waiting_for_capacity")
+    before = {f"{name}_before": getattr(old, name) for name in gauges}
+    return EngineStep(**values, **before, seconds=seconds, restarted=restarted)
 
 
 class Window:
@@ -204,8 +167,6 @@ class Window:
         # A week of one point in five minutes.
         self.points: deque[MemoryPoint] = deque(maxlen=2048)
         self.last_scrape_s: float | None = None
-        self.jumps = 0
-        """Count of backward clock jumps."""
 
     def snapshot(self) -> Window:
         """A copy for another thread."""
@@ -238,7 +199,7 @@ class Window:
             self.switches.append(result.time_s)
         self.failures.clear()
         self.latest = result
-        self._thin(result)
+        self._add_memory_point(result)
 
     def _drop_old(self) -> None:
         steps, from_s = self.steps, self.steps[-1].time_s - self._window_s
@@ -251,12 +212,8 @@ class Window:
         return 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S
 
     def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
-        self.jumps += 1
-        self.steps.clear()
-        self.failures.clear()
-        self.restarts.clear()
-        self.switches.clear()
-        self.points.clear()
+        for kept in (self.steps, self.failures, self.restarts, self.switches, self.points):
+            kept.clear()
         if self.latest is not None:
             self.latest = replace(self.latest, time_s=result.time_s)
 
@@ -268,17 +225,11 @@ class Window:
         if not SHORTEST_STEP_S <= seconds <= self._longest_s:
             return None
         old = {engine.key: engine for engine in before.engines}
-        keys = {engine.key: engine.key for engine in self.steps[-1].engines} if self.steps else {}
-        engines = tuple(
-            _engine_step(engine, old[key], seconds, keys.get(key))
-            for engine in sample.engines
-            if (key := engine.key) in old
-        )
-        return (
-            WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
-            if engines
-            else None
-        )
+        pairs = ((engine, old.get(engine.key)) for engine in sample.engines)
+        engines = tuple(_engine_step(engine, before, seconds) for engine, before in pairs if before is not None)
+        if not engines:
+            return None
+        return WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
 
     @property
     def _longest_s(self) -> float:
@@ -311,18 +262,11 @@ class Window:
             engine.key in old and _engine_step(engine, old[engine.key], 1.0).restarted for engine in sample.engines
         )
 
-    def _thin(self, sample: Sample) -> None:
-        sizes = (
-            sample.memory_used_bytes,
-            sample.allocated_bytes,
-            sample.reserved_bytes,
-            sample.host_rss_bytes,
-            sample.api_server_rss_bytes,
-        )
-        if all(size is None for size in sizes):
-            return
-        if not self.points or sample.time_s - self.points[-1].time_s >= 300.0:
-            self.points.append(MemoryPoint(sample.time_s, *sizes))
+    def _add_memory_point(self, sample: Sample) -> None:
+        point = MemoryPoint(**{name: getattr(sample, name) for name in MemoryPoint.__dataclass_fields__})
+        is_due = not self.points or sample.time_s - self.points[-1].time_s >= 300.0
+        if is_due and point != MemoryPoint(sample.time_s):
+            self.points.append(point)
 
     @property
     def interval_s(self) -> float | None:
@@ -346,9 +290,6 @@ class Window:
                 break
             kept.append(step)
         return kept[::-1]
-
-    def newest_first(self) -> Iterator[WindowStep]:
-        return reversed(self.steps)
 
     def increase(self, field: str, seconds: float) -> float | None:
         """A counter's increase over the last `seconds`; None where it is not reported."""
@@ -374,10 +315,6 @@ class Window:
                     total = seen if total is None else total.plus(seen)
         return total
 
-    def quantile(self, field: str, share: float, seconds: float = 60.0) -> float | None:
-        """One quantile of the last `seconds`; None without observations."""
-        return self.quantiles(field, (share,), seconds)[0]
-
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
         """Quantiles of the last `seconds`; None without observations."""
         seen = self.histogram(field, seconds)
@@ -385,9 +322,9 @@ class Window:
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
         """Prefix-cache hits per query; the V0 gauge where there are no counters."""
-        asked = self.increase("prefix_queries", seconds)
-        if asked:
-            return min((self.increase("prefix_hits", seconds) or 0.0) / asked, 1.0)
+        queried = self.increase("prefix_queries", seconds)
+        if queried:
+            return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)
         gauges = [engine.prefix_hit_rate for engine in self.latest.engines] if self.latest else []
         known = [gauge for gauge in gauges if gauge is not None and gauge >= 0]
-        return sum(known) / len(known) if known and asked is None else None
+        return sum(known) / len(known) if known and queried is None else None

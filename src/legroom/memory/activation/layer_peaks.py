@@ -273,9 +273,9 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
     scheme = model.quantization
     if scheme is None or scheme.block is None or scheme.weight_bits != 8 or gpu.compute_capability[0] not in (9, 10):
         return False
-    asked = {settings.given.env.get(name) for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")}
+    switches = {settings.given.env.get(name) for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")}
     aligned = inner % _DEEP_GEMM_ROWS == 0 and width % _DEEP_GEMM_ROWS == 0
-    return "0" not in asked and aligned and known_release(settings.release).at_least("0.20.0")
+    return "0" not in switches and aligned and known_release(settings.release).at_least("0.20.0")
 
 
 def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:

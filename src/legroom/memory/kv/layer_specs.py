@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import singledispatch
 
+from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
-from legroom.memory.dtypes import head_token_bytes, latent_token_bytes
+from legroom.memory.dtypes import dtype_bytes, head_token_bytes, latent_token_bytes
 from legroom.memory.kv.attention_backend import aligned_block_size, block_size_before_alignment, state_cache_mode
 from legroom.memory.kv.specs import (
     CacheSpec,
@@ -21,7 +22,6 @@ from legroom.memory.kv.specs import (
     StateSpec,
     align_page,
 )
-from legroom.memory.kv.states import state_bytes
 from legroom.memory.stages import stage_range
 from legroom.records import dataclass
 from legroom.vllm.args import WITHOUT_CACHE, EngineSettings, draft_method, predicts_itself
@@ -97,7 +97,7 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
     states = recurrent(layer.mixer for layer in model.layers)
     token_bytes = _attention_token_bytes(model, settings)
     if states and token_bytes:
-        largest = max(state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
+        largest = max(_state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
         size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
         padding = size * token_bytes if release.at_least("0.10.0") else None
     return _Deployment(model, settings, release, size, batches * settings.max_num_batched_tokens, mode, padding)
@@ -282,7 +282,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 def _state_spec(mixer: StateSpace, deployment: _Deployment) -> StateSpec:
     settings, release = deployment.settings, deployment.release
-    size = state_bytes(mixer, deployment.model, settings)
+    size = _state_bytes(mixer, deployment.model, settings)
     padded = deployment.state_padding if deployment.state_padding and deployment.state_padding != size else None
     whole = settings.given.mamba_block_size or WHOLE_REQUEST
     block = whole if deployment.state_mode == "none" else deployment.block_size
@@ -303,3 +303,94 @@ def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Relea
         checkpoint = release.at_least("0.29.0") and mixer.kind in ("mamba2", "kda")
         return 2 + speculative + int(checkpoint), False
     return 1 + speculative, False
+
+
+def _state_bytes(mixer: StateSpace, model: Model, settings: EngineSettings) -> int:
+    """Bytes of the convolution and recurrent state of one layer on one tensor-parallel rank."""
+    conv_elements, recurrent_elements = _STATE_SHAPES[mixer.kind](mixer, settings)
+    conv_dtype, recurrent_dtype = _state_dtypes(mixer, model, settings)
+    return conv_elements * dtype_bytes(conv_dtype) + recurrent_elements * dtype_bytes(recurrent_dtype)
+
+
+def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> tuple[str, str]:
+    """The dtypes of convolution and recurrent state: from flags, the checkpoint's config, or the model's dtype."""
+    given_conv = settings.given.mamba_cache_dtype or "auto"
+    conv = settings.dtype if given_conv == "auto" else given_conv
+    given = settings.given.mamba_ssm_cache_dtype or "auto"
+    if given != "auto":
+        return conv, given
+    configured = model.config.get("mamba_ssm_cache_dtype") or model.config.get("mamba_ssm_dtype")
+    release = known_release(settings.release)
+    if "NemotronH" in model.architecture and release.at_least("0.12.0"):
+        # Nemotron-H: only float32 states are known to keep accuracy, so it is the default.
+        return conv, configured if isinstance(configured, str) else "float32"
+    if "Qwen3_5" in model.architecture and isinstance(configured, str):
+        return conv, configured
+    if mixer.kind == "kda":
+        return conv, "float32"
+    return conv, conv
+
+
+def _share(total: int, settings: EngineSettings, what: str) -> int:
+    ranks = settings.tensor_parallel_size
+    if total % ranks:
+        raise LegroomError(
+            f"{what} {total} does not divide over {ranks} tensor-parallel ranks",
+            "choose another --tensor-parallel-size",
+        )
+    return total // ranks
+
+
+def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
+    """Tokens in the convolution state, with speculative tokens until they are accepted."""
+    return mixer.width("conv_kernel") - 1 + settings.num_speculative_tokens
+
+
+def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    inner = _share(mixer.width("intermediate_size"), settings, "the Mamba inner size")
+    return inner * (mixer.width("conv_kernel") - 1), inner * mixer.width("state_size")
+
+
+def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    groups = mixer.width("n_groups")
+    if groups % settings.tensor_parallel_size:
+        groups = settings.tensor_parallel_size  # groups are replicated to every rank
+    conv = _share(
+        mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"), settings, "the Mamba width"
+    )
+    heads = _share(mixer.width("num_heads"), settings, "the number of Mamba heads")
+    return conv * _conv_tail(mixer, settings), heads * mixer.width("head_dim") * mixer.width("state_size")
+
+
+def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    key_width = mixer.width("head_k_dim") * mixer.width("num_k_heads")
+    value_width = mixer.width("head_v_dim") * mixer.width("num_v_heads")
+    conv = _share(2 * key_width + value_width, settings, "the linear-attention width")
+    heads = _share(mixer.width("num_v_heads"), settings, "the number of linear-attention heads")
+    return conv * _conv_tail(mixer, settings), heads * mixer.width("head_v_dim") * mixer.width("head_k_dim")
+
+
+def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    heads, head_dim = mixer.width("num_heads"), mixer.width("head_dim")
+    conv = _share(3 * heads * head_dim, settings, "the linear-attention width")
+    own = _share(heads, settings, "the number of linear-attention heads")
+    return conv * _conv_tail(mixer, settings), own * head_dim * head_dim
+
+
+def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    heads = mixer.width("num_heads") // settings.tensor_parallel_size
+    return 0, heads * mixer.width("head_dim") ** 2
+
+
+def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    return _share(mixer.width("intermediate_size"), settings, "the convolution width") * _conv_tail(mixer, settings), 0
+
+
+_STATE_SHAPES = {
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "gdn": _gdn,
+    "kda": _kda,
+    "lightning": _lightning,
+    "short_conv": _short_conv,
+}

@@ -67,19 +67,19 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
     given = settings.given
     spec = given.speculative_config or {}
     size = spec.get("draft_tensor_parallel_size")
-    asked = spec.get("quantization")
+    quantization = spec.get("quantization")
     own = replace(
         given,
         speculative_config=None,
         enable_lora=None,
         cpu_offload_gb=None,
-        quantization=asked,
+        quantization=quantization,
         env={name: value for name, value in given.env.items() if name != "VLLM_PP_LAYER_PARTITION"},
     )
     return replace(
         settings,
         given=own,
-        quantization=asked,
+        quantization=quantization,
         pipeline_parallel_size=1,
         enable_expert_parallel=False,
         tensor_parallel_size=size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size,

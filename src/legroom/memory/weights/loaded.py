@@ -174,8 +174,8 @@ def on_one_card(settings: EngineSettings) -> EngineSettings:
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
     marlin = bool(env_flag(settings.given, "VLLM_MXFP4_USE_MARLIN"))
-    asked = settings.given.quantization
-    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, marlin, asked)
+    flag = settings.given.quantization
+    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, marlin, flag)
 
 
 def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings:

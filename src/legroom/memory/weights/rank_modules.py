@@ -142,7 +142,9 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
     method = draft_method(settings.given.speculative_config)
     if method == "draft_model" and model.draft is not None:
         # A draft model has its own embeddings, output layer and quantization.
-        for drafted in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
+        for drafted in loaded_modules(
+            model.draft, draft_settings(settings), replace(context, quantization_flag=None), 0
+        ):
             part = drafted.module.part if drafted.module.part in ("buffers", "workspace") else "draft"
             yield replace(drafted, module=replace(drafted.module, part=part), in_layer=False)
         return

@@ -64,7 +64,7 @@ class StorageContext:
     vendor: str = "nvidia"
     wants_marlin: bool = False
     """VLLM_MXFP4_USE_MARLIN=1."""
-    asked: str | None = None
+    quantization_flag: str | None = None
     """--quantization as given: `awq` and `gptq` disable repacking for faster kernels."""
 
     @property
@@ -146,7 +146,7 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
     sizes = (weight, scales * scheme.weight_bits // 8, scales * context.dtype_bytes)
-    if not (context.ampere and context.at_least("0.5.4")) or context.asked == "awq":
+    if not (context.ampere and context.at_least("0.5.4")) or context.quantization_flag == "awq":
         return Storage(sizes)
     if module.copies == 1 and context.at_least("0.19.0"):
         kernel = _to_machete if _machete(module, scheme, context) else _to_marlin
@@ -188,7 +188,7 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * INT32_BYTES
     loaded = (weight, index, zeros, scales * context.dtype_bytes)
     marlin = context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
-    if not marlin or context.asked == "gptq":
+    if not marlin or context.quantization_flag == "gptq":
         return Storage(loaded)
     if _machete(module, scheme, context) and context.at_least("0.6.3") and not (scheme.act_order or scheme.zero_point):
         # Machete repacks weights and scales; the loaded zero points and g_idx stay allocated.

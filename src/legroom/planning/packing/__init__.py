@@ -1,1 +1,1 @@
-"""Several servers on one machine: which card each gets, how large its KV pool is, and that all start in any order."""
+"""Several servers on one machine: the cards and the KV cache size of each, so that all start in any order."""

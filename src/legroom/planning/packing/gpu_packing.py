@@ -15,28 +15,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
-from legroom.planning.plan import BAND_KEPT, plan
+from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
-from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.pack_changes import PackChange
-    from legroom.planning.plan import Plan, Policy, Verdict
-    from legroom.vllm.args import ServeArgs
-
+from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs
 
 ALWAYS = "always"
-"""The one shift of servers that never sleep."""
+"""The name of the only shift where no server sleeps."""
 _SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class PackRequest:
-    """What is to be packed and where."""
+    """The servers, cards and shifts to pack."""
 
     servers: tuple[PackedServer, ...]
     cards: tuple[Card, ...]
@@ -46,13 +41,13 @@ class PackRequest:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One server with the flags that packing gave it."""
+    """One server with its cards and the flags that packing gives it."""
 
     needs: ServerNeeds
     cards: tuple[int, ...]
     pool_bytes: int
     plan: Plan
-    """As it starts last, all its neighbours at their peak."""
+    """Planned with all its neighbours at their peak."""
 
     @property
     def name(self) -> str:
@@ -60,20 +55,20 @@ class Packed:
 
     @property
     def peak_bytes(self) -> int:
-        """What its own processes hold of each of its cards."""
+        """Memory of its own processes on each of its cards."""
         return self.needs.footprint_bytes(self.pool_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCard:
-    """What one card holds in its fullest shift."""
+    """The memory of one card in its fullest shift."""
 
     card: Card
     shift: Shift
     awake: tuple[tuple[str, int], ...]
     asleep: tuple[tuple[str, int], ...]
     spread_bytes: int
-    """How much more the awake servers may take, at the upper ends of their bands together."""
+    """Sum of the error bands of the awake servers."""
 
     @property
     def used_bytes(self) -> int:
@@ -86,32 +81,44 @@ class PackedCard:
 
     @property
     def sure_headroom_bytes(self) -> int:
-        """What is left at the upper end of every band."""
+        """Free memory at the upper end of every band."""
         return self.headroom_bytes - self.spread_bytes - self.card.reserve_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PackResult:
-    """The answer."""
+    """The placement, flags and verdict of a pack request."""
 
     request: PackRequest
     needs: tuple[ServerNeeds, ...]
     verdict: Verdict
     packed: tuple[Packed, ...] = ()
     cards: tuple[PackedCard, ...] = ()
-    """Every card in the shift in which it is fullest. Where nothing fits, with the least pools on as few cards."""
+    """Every card in its fullest shift; with the smallest KV caches where nothing fits."""
     order: Literal["any"] | tuple[str, ...] = "any"
     short_bytes: int = 0
-    """Where nothing fits: what the fullest card lacks even with the least pools."""
+    """Bytes that the fullest card lacks with the smallest KV caches, where nothing fits."""
 
     @property
     def headroom_bytes(self) -> int:
-        """Of the fullest card; below zero: what it lacks."""
+        """Free memory of the fullest card; negative: what it lacks."""
         return min((use.headroom_bytes for use in self.cards), default=-self.short_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class PackChange:
+    """A change of the request after which every server fits."""
+
+    server: str
+    """The server whose flags change; empty where the machine changes."""
+    why: str
+    result: PackResult
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int | None = None
+
+
 def pack(request: PackRequest) -> PackResult:
-    """Place every server, share out what is left, and plan each with all its neighbours there."""
+    """Place every server, divide the free memory among their KV caches, and plan each beside all its neighbours."""
     shifts = request.shifts or (Shift(ALWAYS, frozenset(server.name for server in request.servers)),)
     sleepers = {server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)}
     needs = tuple(server_needs(server, sleeps=server.name in sleepers) for server in request.servers)
@@ -124,7 +131,7 @@ def pack(request: PackRequest) -> PackResult:
 
 
 def _band_shares(policy: Policy) -> tuple[float, ...]:
-    """What is held back of the error bands: as the policy says, less where that leaves no room for the least pools."""
+    """Shares of the error bands to hold back: the policy's, then smaller ones."""
     return tuple(kept for kept in sorted(BAND_KEPT.values(), reverse=True) if kept <= BAND_KEPT[policy])
 
 
@@ -177,7 +184,7 @@ def _planned_last(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """A server as it starts last: its neighbours, at their peak, hold their parts of the card."""
+    """One server planned beside all its neighbours at their peak."""
     name = needs.server.name
     cards = placement[name]
     neighbour_bytes = max(
@@ -209,7 +216,7 @@ def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
 
 
 def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_bytes: int) -> dict[str, Any]:
-    """The flags that give a server this pool, whatever its neighbours do."""
+    """The flags that give a server a KV cache of this size, whatever its neighbours do."""
     release = needs.server.target.release
     flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes
@@ -231,8 +238,7 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
 
 
 def _order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tuple[str, ...]:
-    """Servers of one shift start in any order. Of several, those of a later shift start when the others sleep: a server
-    has to be awake to start."""
+    """The start order: any within one shift; a server of a later shift starts when the earlier ones sleep."""
     if len(shifts) == 1:
         return "any"
     order: list[str] = []
@@ -242,7 +248,7 @@ def _order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tu
 
 
 def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:
-    """The closest miss: every server on the cards that have the most room left, with its least pool."""
+    """The closest miss: every server on the emptiest cards with its smallest KV cache."""
     here: dict[int, list[ServerNeeds]] = {card.number: [] for card in problem.cards}
     placement: dict[str, tuple[int, ...]] = {}
     for each in sorted(needs, key=lambda each: -each.least_bytes):

@@ -1,45 +1,41 @@
-"""What one server of a pack takes of each of its cards: the part that the pool does not change, and the least pool."""
+"""The memory of one packed server on each of its cards, and the bounds of its KV cache."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
 from legroom.memory.cudagraph_memory import graph_bytes
 from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
-from legroom.memory.kv.shape import kv_shape
+from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.memory.overhead import charges_device_wide, held_at_start
 from legroom.memory.server_states import residue
+from legroom.planning.plan import Target
+from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import cdiv
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
 
-if TYPE_CHECKING:
-    from legroom.memory.kv.shape import KvShape
-    from legroom.planning.plan import Target
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.vllm.args import EngineSettings, ServeArgs
-
 _PLENTY_BYTES = 1 << 50
-"""A pool that lacks nothing."""
+"""A KV cache that is large enough for every check."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedServer:
-    """One server that is to be packed, as it was asked for."""
+    """One server to pack."""
 
     name: str
     target: Target
     args: ServeArgs
     weight: float = 1.0
-    """Its share of what is left for KV caches."""
+    """Its weight when free memory is divided among KV caches."""
     goal: CapacityGoal | None = None
     sleep_level: int = 1
-    """What it does in the shifts in which it is not awake."""
+    """Its sleep level in shifts in which it is not awake."""
 
     @property
     def gpus(self) -> int:
@@ -56,32 +52,31 @@ class OtherProgram:
 
 @dataclass(frozen=True, slots=True)
 class ServerNeeds:
-    """A server in bytes of each of its cards."""
+    """The memory of a server on each of its cards."""
 
     server: PackedServer
     settings: EngineSettings
     fixed_bytes: int
     """Everything but the KV pool, at the peak."""
     context_bytes: int
-    """The part of it that is there before vLLM first looks at the card."""
+    """The part of `fixed_bytes` that exists before vLLM's first memory snapshot."""
     counted_bytes: int
-    """The part of it that the release counts into its budget on a first start."""
+    """The part of `fixed_bytes` that the release counts into its budget on a first start."""
     starting_bytes: int
-    """The most that it holds before the pool is allocated."""
+    """The peak before the KV cache is allocated."""
     spread_bytes: int
-    """How much more `fixed_bytes` may turn out to be (the upper end of the 90 % band)."""
+    """The upper side of the 90 % band of `fixed_bytes`."""
     least_pool_bytes: int
     most_pool_bytes: int
-    """Beyond it no request could use the pool."""
+    """The KV cache of max_num_seqs full-length requests."""
     block_bytes: int
-    """0: the model keeps no KV cache."""
+    """0: the model has no KV cache."""
     requested_bytes: int = 0
-    """What must be free beside the pool where the utilization has to cover all that the release counts; 0 where it is
-    only a share to check, or is not checked."""
+    """Free memory that the start-up check requires beside the KV cache; 0 where it requires none."""
     asleep_bytes: int = 0
 
     def footprint_bytes(self, pool_bytes: int) -> int:
-        """What the card shows of it with such a pool, when it starts and when it serves."""
+        """Peak memory on the card with a KV cache of this size, during start-up and serving."""
         return max(self.fixed_bytes + pool_bytes, self.starting_bytes, self.requested_bytes + pool_bytes)
 
     @property
@@ -90,32 +85,32 @@ class ServerNeeds:
 
     @property
     def takes_pool_bytes(self) -> bool:
-        """Whether the pool can be given in bytes: then nothing is measured."""
+        """Whether the KV cache is sized by --kv-cache-memory-bytes, without profiling."""
         return takes_pool_bytes(self.settings)
 
     @property
     def is_charged_for_neighbours(self) -> bool:
-        """The release counts all that the card holds into its own budget."""
+        """Whether the release counts memory of other processes into its budget."""
         return charges_device_wide(self.settings)
 
 
 def takes_pool_bytes(settings: EngineSettings) -> bool:
-    """Whether the release and its engine size the pool by `--kv-cache-memory-bytes`."""
+    """Whether the release and its engine have --kv-cache-memory-bytes."""
     return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
 
 
 def _requested_bytes(settings: EngineSettings, target: Target, context: int, counted: int) -> int:
-    """Free memory is checked against the budget from 0.9.1 on; utilizations are written to a thousandth."""
+    """0.9.1+ checks free memory against the budget; utilizations are written to a thousandth."""
     if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1"):
         return 0
     return context + counted + target.gpu.total_bytes // 1000
 
 
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
-    """The needs of one server; LegroomError where its release, its flags or its model cannot be."""
+    """The memory of one server; LegroomError where its release refuses the flags or the model."""
     server = _with_goal(server)
     target, args = server.target, server.args
-    # How the pool is bounded is what packing decides: whatever was asked for is read for its size alone.
+    # Packing sets these flags itself; given ones only bound the size of the KV cache.
     open_args = replace(args, kv_cache_memory_bytes=None, num_gpu_blocks_override=None, gpu_memory_utilization=None)
     settings = resolve(open_args, target.model, target.gpu, target.release)
     seen = target.seen or Measurements()
@@ -129,7 +124,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     counted = first.weights.bytes + first.activation.bytes + first.non_torch.bytes
     starting = context.bytes + max(counted, first.loading_peak_bytes)
     fixed = rank.peak_used_bytes - max(rank.kv_cache.bytes, 0)
-    # At the bad end of the bands, graphs are captured beside a context that is larger than usual.
+    # At the upper ends of the bands, graphs are captured beside a larger CUDA context.
     capturing = context.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
     shape = kv_shape(target.model, settings, target.gpu)
     least, most, block = _pool_bounds(server, settings, shape)
@@ -153,7 +148,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
 
 
 def _with_goal(server: PackedServer) -> PackedServer:
-    """The server with the length and the number of requests that are wished for, where its flags allow less."""
+    """The server with max_model_len and max_num_seqs raised to its goal."""
     goal, target = server.goal, server.target
     if goal is None:
         return server
@@ -165,7 +160,7 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """The least and the most bytes of the pool, and those of a block."""
+    """The smallest and the largest useful KV cache in bytes, and the bytes of a block."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:
@@ -191,12 +186,12 @@ def _given_pool(args: ServeArgs, block: int) -> int:
 
 
 def _smallest_passing_pool(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
-    """The smallest pool from `blocks` on that passes the release's own checks."""
+    """The smallest KV cache of at least `blocks` that passes the release's checks."""
     for _ in range(3):
         failure = plan_of_shape(shape, settings, _per_stage(shape, blocks * block)).failure
         if failure is None:
             break
-        # A pool that is short of what the check wants; 0.29+ holds the null block back beside that.
+        # 0.29+ holds the null block back.
         blocks = max(blocks, cdiv(failure.needed_bytes, block)) + 1
     return blocks * block
 

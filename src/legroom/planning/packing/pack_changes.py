@@ -1,24 +1,20 @@
-"""What would make servers fit that do not: the least change, each one packed again before it is offered."""
+"""Changes that make a pack fit: flags, cards, or sleeping in turns; each is packed again before it is proposed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.sleep_mode import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.capacity_search import search_flags
-from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack
+from legroom.planning.packing.gpu_packing import PackChange, PackRequest, PackResult, pack
+from legroom.planning.packing.needs import PackedServer, ServerNeeds
 from legroom.planning.packing.placement import Shift
-from legroom.records import dataclass, field
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.needs import PackedServer, ServerNeeds
-
 
 _STEP_TOKENS = 2048
 _STEP_SEQUENCES = 64
@@ -29,20 +25,8 @@ _SPLITS = (2, 4, 8)
 _MOST_OFFERED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PackChange:
-    """A change after which everything fits."""
-
-    server: str
-    """The server whose flags change; empty where the machine does."""
-    why: str
-    result: PackResult
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    gpus: int | None = None
-
-
 def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
-    """The changes that make a pack fit, the one that gives up least first."""
+    """The changes that make a pack fit, the smallest loss first."""
     if result.verdict != "does_not_fit":
         return ()
     offered: list[PackChange] = []
@@ -71,7 +55,7 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
 
 
 def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Smaller batches need less for activations, tables and graphs; nothing that is answered changes."""
+    """Smaller batches: less activation memory, smaller tables and graphs, the same outputs."""
     settings, args = needs.settings, needs.server.args
     flags: dict[str, Any] = {}
     if args.max_num_batched_tokens is None and settings.max_num_batched_tokens > _STEP_TOKENS:
@@ -83,7 +67,7 @@ def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The longest context that leaves the others what they need."""
+    """The longest max_model_len with which all servers fit."""
     target, settings = needs.server.target, needs.settings
     room = needs.least_pool_bytes - result.short_bytes
     if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:
@@ -97,7 +81,7 @@ def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Of a wish, as many requests at once as leave the others what they need."""
+    """Fewer concurrent requests of a capacity goal."""
     goal = needs.server.goal
     room = needs.least_pool_bytes - result.short_bytes
     if goal is None or goal.concurrency < 2 or room <= 0:
@@ -135,7 +119,7 @@ def _with_server(
 
 
 def _add_cards(result: PackResult) -> Iterator[PackChange]:
-    """As few cards more as will do."""
+    """The fewest further cards with which all servers fit."""
     packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
     if packed is not None:
         count, before = len(packed.request.cards), len(result.request.cards)
@@ -143,7 +127,7 @@ def _add_cards(result: PackResult) -> Iterator[PackChange]:
 
 
 def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
-    """A server that no card holds alone, over as few cards as will do."""
+    """Tensor parallelism for the one server that is larger than a card."""
     total = result.request.cards[0].gpu.total_bytes
     large = [needs.server for needs in result.needs if needs.server.gpus == 1 and needs.least_bytes > total]
     if len(large) != 1:
@@ -160,7 +144,7 @@ def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
 
 
 def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
-    """The same servers on as few cards more as hold them; slices of a card cannot be had more of."""
+    """The same servers on the fewest further cards that hold them; None for MIG slices and unequal cards."""
     request = result.request
     cards = request.cards
     if any(card.gpu.name != cards[0].gpu.name for card in cards) or cards[0].is_slice:
@@ -176,7 +160,7 @@ def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
 
 
 def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
-    """Every server awake in a shift of its own."""
+    """A shift for each server, in which the others sleep."""
     can_sleep = all(sleep_rules(server.target.release.version) for server in request.servers)
     if request.shifts or len(request.servers) < 2 or not can_sleep:
         return
@@ -190,7 +174,7 @@ def _least_pools_text(result: PackResult) -> str:
 
 
 def proof(result: PackResult) -> tuple[str, ...]:
-    """Why it cannot be, in sentences: each with the sum that shows it."""
+    """Why the servers do not fit, as sentences with the sums."""
     lines: list[str] = []
     wide = [needs for needs in result.needs if needs.server.gpus > len(result.request.cards)]
     for needs in wide:
@@ -222,8 +206,7 @@ _DECIDED_BY_PACKING = ("gpu_memory_utilization",)
 
 
 def meet_goals(result: PackResult) -> PackResult:
-    """The pack with other flags for the servers that wish for something, where that makes it fit; as it is where it
-    fits already, or where nobody wishes."""
+    """The pack with searched flags for servers with a capacity goal, where it does not fit without them."""
     if result.verdict != "does_not_fit":
         return result
     for needs in sorted(result.needs, key=lambda needs: -needs.least_bytes):
@@ -242,7 +225,7 @@ def meet_goals(result: PackResult) -> PackResult:
 
 
 def _server_meeting_goal(server: PackedServer, beside_bytes: int) -> PackedServer | None:
-    """The server with the flags that hold its wish in what the others leave of a card; None where none do."""
+    """The server with flags that meet its goal beside the other servers; None where none do."""
     assert server.goal is not None
     if beside_bytes >= server.target.gpu.total_bytes:
         return None

@@ -1,17 +1,13 @@
-"""Which server goes onto which card: bin packing, exact for the handful of servers that a machine has."""
+"""Placement of servers on cards: exact bin packing for the few servers of a machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
+from legroom.facts.gpus import Gpu
+from legroom.planning.packing.needs import OtherProgram, ServerNeeds
 from legroom.records import dataclass, field
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.planning.packing.needs import OtherProgram, ServerNeeds
-
 
 _MOST_TRIED = 200_000
 
@@ -23,12 +19,12 @@ class Card:
     number: int
     gpu: Gpu
     reserve_bytes: int = 0
-    """Held back once a card: what a desktop may take, or a host that shares the memory."""
+    """Memory held back on the card for a desktop or, on unified memory, for the host."""
     others: tuple[OtherProgram, ...] = ()
 
     @property
     def is_slice(self) -> bool:
-        """A MIG slice: programs name it by its UUID, not by a number."""
+        """Whether it is a MIG slice, which CUDA_VISIBLE_DEVICES names by UUID."""
         return " MIG " in self.gpu.name
 
     @property
@@ -38,7 +34,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Who is awake at the same time; everyone else sleeps."""
+    """Servers that are awake at the same time; the others sleep."""
 
     name: str
     awake: frozenset[str]
@@ -46,14 +42,14 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class PackingProblem:
-    """The cards, the shifts and how much of the error bands stays free."""
+    """The cards, the shifts and the share of the error bands to hold back."""
 
     cards: tuple[Card, ...]
     shifts: tuple[Shift, ...]
     band_kept: float = 1.0
 
     def room_bytes(self, card: Card, shift: Shift, here: Sequence[ServerNeeds]) -> int:
-        """What is left of a card in a shift when every server on it has its least pool; below zero, they do not fit."""
+        """Free memory of a card in a shift when every server has its smallest KV cache; negative: they do not fit."""
         taken = card.others_bytes + int(card.reserve_bytes * self.band_kept)
         for needs in here:
             if needs.server.name in shift.awake:
@@ -67,7 +63,7 @@ class PackingProblem:
 
 
 Placement = Mapping[str, tuple[int, ...]]
-"""The numbers of the cards of every server."""
+"""Card numbers by server name."""
 
 
 @dataclass(slots=True)
@@ -96,7 +92,7 @@ class _Search:
         return False
 
     def _choices(self, needs: ServerNeeds) -> Iterator[tuple[int, ...]]:
-        """Sets of cards, the emptiest first; cards that are alike and equally full are tried once."""
+        """Sets of cards, the emptiest first; equivalent sets are tried once."""
         rooms = {card.number: self._room(card.number) for card in self.problem.cards}
         order = sorted(rooms, key=lambda number: (-rooms[number], number))
         equivalent: set[tuple[tuple[int, int], ...]] = set()
@@ -111,7 +107,7 @@ class _Search:
 
 
 def place(problem: PackingProblem, needs: Sequence[ServerNeeds]) -> Placement | None:
-    """A place for every server, the largest first; None where no placement holds them all."""
+    """Cards for every server, placing the largest first; None where no placement holds them all."""
     if any(each.server.gpus > len(problem.cards) for each in needs):
         return None
     search = _Search(problem, [[] for _ in problem.cards])
@@ -120,7 +116,7 @@ def place(problem: PackingProblem, needs: Sequence[ServerNeeds]) -> Placement | 
 
 
 def servers_on(card: Card, placement: Placement, needs: Sequence[ServerNeeds]) -> list[ServerNeeds]:
-    """The servers of one card, in the order in which they were asked for."""
+    """The servers of one card, in the order of the request."""
     return [each for each in needs if card.number in placement[each.server.name]]
 
 
@@ -129,7 +125,7 @@ _HUGE = float(1 << 50)
 
 
 def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement) -> dict[str, int]:
-    """The pool of every server in bytes of each of its cards, in whole blocks."""
+    """The KV cache of every server on each of its cards, in whole blocks: free memory divided by weight."""
     pools = {each.server.name: float(each.least_pool_bytes) for each in needs}
     growing = {each.server.name for each in needs if each.block_bytes and each.most_pool_bytes > each.least_pool_bytes}
     while growing:
@@ -183,7 +179,7 @@ def _cannot_grow(
     pools: Mapping[str, float],
     growing: set[str],
 ) -> set[str]:
-    """Those that cannot have a block more."""
+    """The servers whose KV cache cannot grow by a block."""
     blocked = set()
     for each in needs:
         name = each.server.name

@@ -1,25 +1,23 @@
-"""What another release makes of a command's flags: refused, renamed, ignored, or with another default."""
+"""Flags of a command that another release refuses, renames, ignores, or gives another default."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from legroom.facts.flags import default, env_history, flags_of
+from legroom.facts.releases import Release
 from legroom.records import dataclass
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.command_line import command, command_parts, flags_in, with_flags
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import EngineSettings, ServeArgs
-    from legroom.vllm.flag_problems import FlagProblem
 
 ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_default", "unread_variable"]
 _SOURCE_TEXT = re.compile(r"<.*|(not )?[A-Za-z_]+(\.|\[).*|.+ if .+ else .+|\w+\(.*\)")
-"""A default that the facts have as the expression in vLLM's source, whose value is not known."""
+"""A default that the facts hold as an expression of vLLM's source."""
 _RESOLVED = {
     "max_model_len": "--max-model-len",
     "max_num_seqs": "--max-num-seqs",
@@ -32,12 +30,12 @@ _RESOLVED = {
     "cudagraph_mode": "--compilation-config",
     "disable_hybrid_kv_cache_manager": "--disable-hybrid-kv-cache-manager",
 }
-"""Settings whose defaults code decides, by the flag that sets them."""
+"""The flags of settings whose defaults vLLM computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedFlag:
-    """One flag or variable that does not mean what it meant."""
+    """One flag or environment variable that another release treats differently."""
 
     flag: str
     kind: ChangedFlagKind
@@ -50,8 +48,7 @@ class ChangedFlag:
 
 
 def args_on_release(args: ServeArgs, new: Release) -> ServeArgs:
-    """The same server as another release is told it: settings in its own flags, renamed flags renamed, what it refuses
-    left out."""
+    """The same server for another release: renamed flags renamed, refused flags left out."""
     words = list(command(args, new))
     for problem in parse_flags(words, new).problems:
         if problem.stops_vllm:
@@ -73,7 +70,7 @@ def _without_refused_flag(words: list[str], problem: FlagProblem) -> list[str]:
 def changed_flags(
     args: ServeArgs, old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
 ) -> tuple[ChangedFlag, ...]:
-    """Given flags first, then the defaults of flags that are not given, then variables that are no longer read."""
+    """Changes of given flags, then of defaults, then environment variables that are no longer read."""
     before, after = releases
     given = list(command(args, before))
     return (

@@ -1,38 +1,35 @@
-"""The flags with which another release holds what the server holds today, with as much of the card left free."""
+"""The flags with which another release keeps the capacity and the headroom of the server."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.planning.capacity_search import search_flags
-from legroom.planning.plan import ready_command, try_flags
+from legroom.planning.plan import Plan, ready_command, try_flags
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import MIB
 
-if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
-
 _THOUSANDTHS = range(100, 991)
-"""Shares of the card to choose from, in the steps that people write at the finest."""
+"""Values of gpu_memory_utilization to try, in thousandths."""
 _SAME = 0.999
-"""A thousandth less is the same: one block more or less, and what a share of the card in thousandths rounds."""
+"""Share of the old concurrency that counts as equal: within one block and the rounding of utilization."""
 _SAME_HEADROOM_BYTES = 64 * MIB
 _PINNED = ("max_num_seqs", "max_num_batched_tokens")
-"""Defaults that move memory between the profile run and the KV cache."""
+"""Settings whose defaults trade activation memory for KV cache."""
 
 
 @dataclass(frozen=True)
 class KeptCapacity:
-    """A command for the new release, and what it keeps."""
+    """A command for the new release, and whether it keeps capacity and headroom."""
 
     plan: Plan
     flags: Mapping[str, Any]
-    """What it changes beside the release."""
+    """The flags that it changes."""
     keeps_requests: bool
-    """As many full-length requests at once as today."""
+    """It holds as many full-length requests as the old release."""
     keeps_headroom: bool
     gives_up: tuple[str, ...] = ()
 
@@ -42,8 +39,8 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The least change of the command that holds today's full-length requests and today's headroom; where both cannot
-    be, the requests, and then as much headroom as there is."""
+    """The smallest change that keeps the full-length requests and the headroom of `old`, else one that keeps the
+    requests with the most headroom."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
@@ -75,7 +72,7 @@ def _holds(plan: Plan, old: Plan) -> bool:
 
 
 def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
-    """What to try, the least change first: the command as it is, another share of the card, today's defaults."""
+    """The changes to try: none, another utilization, then the old defaults."""
     kept = _kept_limits(old, new)
     start = try_flags(new, kept) if kept else new
     if start is None:
@@ -92,7 +89,7 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
 
 
 def _kept_limits(old: Plan, new: Plan) -> dict[str, Any]:
-    """Limits that a new default would lower."""
+    """The old values of limits that a new default would lower."""
     limits: dict[str, Any] = {}
     if new.settings.max_model_len != old.settings.max_model_len and not old.settings.auto_fit_len:
         limits["max_model_len"] = old.settings.max_model_len
@@ -102,7 +99,7 @@ def _kept_limits(old: Plan, new: Plan) -> dict[str, Any]:
 
 
 def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
-    """Today's defaults, one by one and then all together."""
+    """The old defaults, one by one and then together."""
     pins = {
         name: getattr(old.settings, name)
         for name in _PINNED
@@ -114,7 +111,7 @@ def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
-    """The smallest pool that holds today's requests: by the bytes where those are given, else by the share."""
+    """The smallest KV cache that holds the old requests: kv_cache_memory_bytes where it is given, else utilization."""
     if base.args.num_gpu_blocks_override is not None:
         return
     if base.args.kv_cache_memory_bytes is not None:
@@ -135,13 +132,13 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
 
 
 def _holds_bytes(plan: Plan, old: Plan) -> bool:
-    """Like `_holds`, whatever else may end the start: what a larger pool runs over does not make it smaller."""
+    """Like `_holds`, without the start-up checks, so that it is monotonic in the size of the KV cache."""
     lengths = plan.settings.max_model_len, old.settings.max_model_len
     return plan.memory.kv.max_concurrency * lengths[0] >= old.memory.kv.max_concurrency * lengths[1] * _SAME
 
 
 def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
-    """The wish for today's requests, with whatever flags grant it."""
+    """The old requests as a capacity goal for the flag search."""
     concurrency = old.memory.kv.max_concurrency
     if concurrency < 1:
         return None

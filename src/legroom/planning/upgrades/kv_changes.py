@@ -1,45 +1,42 @@
-"""Which bytes of the KV cache an upgrade moves, and why: one rule or setting after the other, from one release's to the
-other's, so that what the steps move adds up to the whole difference.
+"""The difference of the KV cache between two releases as a list of changes whose bytes add up to it.
 
-The order, always from the older release to the newer one: first the accounting of the newer release over the older
-one's settings, part by part (budget, weights, profile run, CUDA graphs, each term of non-torch memory; the V1 engine
-comes with its accounting), then the settings one by one in the order of `_SETTINGS`, at last what flags the newer
-release no longer takes. In another order a byte that two of them move together would stand at the other one.
+The changes are applied one after another from the older release to the newer one: first the newer release's accounting
+(budget, weights, profile run, CUDA graphs, each term of non-torch memory) with the older settings, then the settings in
+the order of `_SETTINGS`, then flags that the newer release no longer has. In another order, bytes that two changes move
+together would be listed at the other one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.facts.releases import Release
 from legroom.figures import Term
 from legroom.memory.deployment_memory import Measurements, stage_layout
+from legroom.memory.layout import Layout
+from legroom.planning.plan import Plan, Target
 from legroom.records import dataclass
 from legroom.units import human_bytes
+from legroom.vllm.args import EngineSettings
 from legroom.vllm.resolve import resolve
 
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.memory.layout import Layout
-    from legroom.planning.plan import Plan, Target
-    from legroom.vllm.args import EngineSettings
-
 _WITH_RELEASE = ("release", "engine", "notes")
-"""Settings that come with the accounting: V1's rules say nothing about V0."""
+"""Settings that change together with the accounting."""
 _GIVEN = ("given", "kv_cache_memory_bytes", "num_gpu_blocks_override", "block_size", "usage")
 
 
 @dataclass(frozen=True, slots=True)
 class SettingStep:
-    """Settings that change together, and how to say so."""
+    """Settings that are changed together, and the sentence about them."""
 
     what: str
     fields: tuple[str, ...]
     why: str
-    """With {old} and {new}, the values of the first field that differs."""
+    """A sentence with {old} and {new}: the values of the first field that differs."""
     why_off: str = ""
-    """The same where a switch goes off, if that wants other words."""
+    """The sentence where a switch is turned off, if it differs."""
 
 
 _SETTINGS = (
@@ -115,19 +112,16 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class ByteChange:
-    """What changes, why, and by how many bytes; of `kv_changes`: what the smallest KV cache of all GPUs gains."""
+    """A change of memory with its reason; `kv_changes` counts bytes that the smallest KV cache of all GPUs gains."""
 
     what: str
     why: str
     bytes: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "why": self.why, "bytes": self.bytes}
-
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of the budget: what it adds to the KV cache, which is below zero for all but the budget."""
+    """One part of the accounting; `bytes` is its contribution to the KV cache, negative for all but the budget."""
 
     bytes: int
     how: str = ""
@@ -135,12 +129,12 @@ class _Part:
 
 
 _Key = tuple[str, str]
-"""A part, and the term of it where its terms are counted one by one."""
+"""The name of a part, and of its term where terms are listed one by one."""
 
 
 @dataclass(frozen=True)
 class _Accounting:
-    """Settings somewhere between two releases, and what every stage's budget is made of."""
+    """Settings between those of two releases, and the parts of every pipeline stage's budget."""
 
     settings: EngineSettings
     stages: tuple[Mapping[_Key, _Part], ...]
@@ -152,7 +146,7 @@ class _Accounting:
         return min(sum(part.bytes for part in stage.values()) for stage in self.stages)
 
     def with_part(self, other: _Accounting, key: _Key) -> _Accounting:
-        """This accounting with one part as in another one."""
+        """This accounting with one part replaced by that of another."""
         mixed = []
         for here, there in zip(self.stages, other.stages, strict=True):
             stage = {name: part for name, part in here.items() if name != key}
@@ -160,7 +154,7 @@ class _Accounting:
         return replace(self, stages=tuple(mixed))
 
     def part(self, key: _Key) -> _Part | None:
-        """A part where it is largest; None where no stage has it."""
+        """A part on the stage where it is largest; None where no stage has it."""
         return max(
             (stage[key] for stage in self.stages if key in stage), key=lambda part: abs(part.bytes), default=None
         )
@@ -168,18 +162,18 @@ class _Accounting:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One step of the walk, from the older release to the newer one."""
+    """One change on the way from the older release to the newer one."""
 
     what: str
     bytes: int
     older: Any
-    """The part, or the value of the setting; None: there is no such part."""
+    """The part or the value of the setting in the older release; None: no such part."""
     newer: Any
     step: SettingStep | None = None
-    """None: the accounting changes, not a setting."""
+    """The changed settings; None: the accounting changes."""
 
     def as_change(self, is_upgrade: bool, release: Release) -> ByteChange:
-        """The change as it looks to whoever goes to `release`, forwards or back."""
+        """The change for an upgrade or a downgrade to `release`."""
         first, last = (self.older, self.newer) if is_upgrade else (self.newer, self.older)
         bytes_ = self.bytes if is_upgrade else -self.bytes
         if self.step is None:
@@ -188,28 +182,27 @@ class _Move:
         return ByteChange(self.what, words.format(old=_shown_value(first), new=_shown_value(last)), bytes_)
 
 
-def kv_changes(old: Plan, new: Plan, *, cold: bool = False) -> tuple[ByteChange, ...]:
-    """What makes the KV cache of one plan larger or smaller than that of the other: the bytes add up to the difference.
-
-    Both plans are of the same model, card and command. `cold`: on a first start, with an empty compile cache.
-    """
+def kv_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
+    """The changes between the KV caches of two plans of one command; their bytes add up to the difference."""
     release = new.target.release
     is_upgrade = not release.before(old.target.release.version)
-    moves = _moves(old, new, cold) if is_upgrade else _moves(new, old, cold)
+    moves = _moves(old, new) if is_upgrade else _moves(new, old)
     changes = [move.as_change(is_upgrade, release) for move in moves if move.bytes]
     return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))
 
 
-def _moves(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
+def _moves(old: Plan, new: Plan) -> Iterator[_Move]:
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         yield _Move("KV cache", new.layout.kv_cache.bytes - old.layout.kv_cache.bytes, None, None)
         return
-    current, wanted = _accounting(old.target, _resolved(old), cold), _resolved(new)
+    current, wanted = _accounting(old.target, _resolved(old)), _resolved(new)
     ruled = replace(current.settings, **{name: getattr(wanted, name) for name in _WITH_RELEASE})
-    end = _accounting(new.target, ruled, cold)
+    end = _accounting(new.target, ruled)
     for key in dict.fromkeys(key for each in (current, end) for stage in each.stages for key in stage):
         mixed = current.with_part(end, key)
-        yield _Move(_title(key), mixed.kv_bytes - current.kv_bytes, current.part(key), end.part(key))
+        part, label = key
+        title = f"{label} ({_TITLES[part]})" if label else _TITLES[part]
+        yield _Move(title, mixed.kv_bytes - current.kv_bytes, current.part(key), end.part(key))
         current = mixed
     current = end
     for step in _SETTINGS:
@@ -217,22 +210,21 @@ def _moves(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
         if not changed:
             continue
         older, newer = getattr(current.settings, changed[0]), getattr(wanted, changed[0])
-        after = _accounting(
-            new.target, replace(current.settings, **{name: getattr(wanted, name) for name in changed}), cold
-        )
+        values = {name: getattr(wanted, name) for name in changed}
+        after = _accounting(new.target, replace(current.settings, **values))
         yield _Move(step.what, after.kv_bytes - current.kv_bytes, older, newer, step)
         current = after
 
 
 def _resolved(plan: Plan) -> EngineSettings:
-    """The settings as the release resolved them, before a length was fitted to the memory."""
+    """The settings that the release resolves, before max_model_len is fitted to the memory."""
     return resolve(plan.args, plan.target.model, plan.target.gpu, plan.target.release)
 
 
-def _accounting(target: Target, settings: EngineSettings, cold: bool) -> _Accounting:
+def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
     seen = target.seen or Measurements()
     layouts = (
-        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=cold)
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
         for stage in range(settings.pipeline_parallel_size)
     )
     return _Accounting(settings, tuple(_parts(layout) for layout in layouts))
@@ -252,20 +244,14 @@ def _parts(layout: Layout) -> dict[_Key, _Part]:
 
 
 def _charged_for_others(layout: Layout) -> int:
-    """What else the release takes from the budget, below zero: memory of other processes, where it charges that too.
-    None where the bytes of the KV cache are given, and nothing is taken from anything."""
+    """Minus the memory of other processes that the release subtracts from the budget; 0 with kv_cache_memory_bytes."""
     named = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
     left = layout.budget_bytes - sum(figure.bytes for figure in named)
     return layout.kv_cache.bytes - left if len(layout.kv_cache.terms) > 1 else 0
 
 
-def _title(key: _Key) -> str:
-    part, label = key
-    return f"{label} ({_TITLES[part]})" if label else _TITLES[part]
-
-
 def _accounting_reason(first: _Part | None, last: _Part | None, release: Release) -> str:
-    """Why a part is counted otherwise: by the terms of its working that differ."""
+    """Why the release counts a part differently, by the terms that differ."""
     if first is not None and last is not None:
         return f"{_difference(first, last)} as vLLM {release} counts"
     if last is not None:

@@ -1,34 +1,27 @@
-"""What the same command does on another release: bytes, blocks, tokens, flags, metrics, bugs, and how to keep today's
-capacity."""
+"""One command on two vLLM releases: memory, blocks, tokens, flags, metrics, bugs, and flags that keep the capacity."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 from legroom.errors import ANSWER_IS_NO, LegroomError
+from legroom.facts.known_bugs import KnownBug
 from legroom.facts.metrics import metrics_of, name_of, nearest, role_of
-from legroom.facts.releases import known_releases
+from legroom.facts.releases import Release, known_releases
 from legroom.facts.releases import release as known_release
-from legroom.planning.machine import make_plan, with_measurements
+from legroom.memory.kv.kv_plan import KvPlan
+from legroom.planning.machine import Machine, make_plan, with_measurements, with_notes
 from legroom.planning.plan import Plan, cold_start, plan
 from legroom.planning.plan_json import plan_json
-from legroom.planning.plan_notes import bug_notes, bugs_of, input_notes
+from legroom.planning.release_bugs import bugs_of
 from legroom.planning.upgrades.changed_flags import ChangedFlag, args_on_release, changed_flags
 from legroom.planning.upgrades.kept_capacity import KeptCapacity, kept_capacity
 from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes
 from legroom.records import dataclass
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.known_bugs import KnownBug
-    from legroom.facts.releases import Release
-    from legroom.memory.kv.kv_plan import KvPlan
-    from legroom.planning.machine import Machine
-    from legroom.planning.plan import Plan
-    from legroom.vllm.args import ServeArgs
-
+from legroom.vllm.args import ServeArgs
 
 _TOKENS_LINE = {
     "slots": "blocks x block size",
@@ -40,7 +33,7 @@ _TOKENS_LINE = {
 
 @dataclass(frozen=True, slots=True)
 class PoolChange:
-    """A figure of the pool on the two releases."""
+    """A figure of the KV cache on the two releases."""
 
     what: str
     old: float
@@ -52,12 +45,12 @@ class PoolChange:
 
 
 def comparable_tokens(kv: KvPlan) -> int:
-    """Tokens that full-length requests can use: the same measure in every release."""
+    """Full-length requests x their length: a token count that is computed alike for every release."""
     return round(kv.max_concurrency * kv.max_model_len)
 
 
 def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
-    """The figures in the order of the arithmetic, those that stay as they are included."""
+    """Every figure of the KV cache on both releases, also unchanged ones."""
     before, after = old.memory.kv, new.memory.kv
     cold = [cold_start(made) for made in (old, new)]
     rows = (
@@ -84,7 +77,7 @@ def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
 
 
 def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
-    """What to know before two logs are compared."""
+    """Sentences about printed figures that the two releases compute differently."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         return ()
     return (*_tokens_line(old, new), *_request(old, new), *_hybrid(old, new))
@@ -137,18 +130,15 @@ def _groups(kv: KvPlan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VanishedMetric:
-    """A series that dashboards and rules may read and that is not there any more."""
+    """A metric that the new release does not expose."""
 
     name: str
     instead: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "instead": self.instead}
-
 
 @dataclass(frozen=True)
 class ReleaseStep:
-    """One release between the two, and what it changes against the release before."""
+    """One release between the two, and its changes against the release before."""
 
     release: Release
     plan: Plan | None
@@ -156,7 +146,7 @@ class ReleaseStep:
     changes: tuple[ByteChange, ...] = ()
     refused: str = ""
     differs: bool = True
-    """Whether anything that is shown of it is not as in the release before."""
+    """Whether any of its figures differs from the release before."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +156,12 @@ class Upgrade:
     old: Plan
     new: Plan
     changes: tuple[ByteChange, ...]
-    """What the KV cache gains and loses; the bytes add up to the difference."""
+    """Changes of the KV cache; the bytes add up to the difference."""
     outside: tuple[ByteChange, ...]
-    """What is used beside the budget: bytes that the card has more or less of."""
+    """Changes of the memory outside the budget."""
     pool: tuple[PoolChange, ...]
     remarks: tuple[str, ...]
-    """What a figure that vLLM prints means in each release, where that is not the same."""
+    """Sentences about printed figures that the releases compute differently."""
     flags: tuple[ChangedFlag, ...]
     metrics: tuple[VanishedMetric, ...]
     bugs_ended: tuple[KnownBug, ...]
@@ -188,7 +178,7 @@ class Upgrade:
         document: dict[str, Any] = {
             "from": plan_json(self.old),
             "to": plan_json(self.new),
-            "changes": [change.to_json() for change in self.changes],
+            "changes": [asdict(change) for change in self.changes],
             "command": self.kept.command,
             "kv_cache_bytes": self.new.layout.kv_cache.bytes - self.old.layout.kv_cache.bytes,
             "downgrade": self.is_downgrade,
@@ -198,11 +188,11 @@ class Upgrade:
                 "gives_up": list(self.kept.gives_up),
                 "plan": plan_json(self.kept.plan),
             },
-            "outside": [change.to_json() for change in self.outside],
+            "outside": [asdict(change) for change in self.outside],
             "pool": [change.to_json() for change in self.pool],
             "remarks": list(self.remarks),
             "flags": [flag.to_json() for flag in self.flags],
-            "metrics": [metric.to_json() for metric in self.metrics],
+            "metrics": [asdict(metric) for metric in self.metrics],
             "bugs": {"end": _bugs_json(self.bugs_ended), "begin": _bugs_json(self.bugs_begun)},
         }
         if self.steps:
@@ -213,10 +203,10 @@ class Upgrade:
 def upgrade(
     args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
 ) -> Upgrade:
-    """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too.
-    `advice`: with changes that make it start where it would not."""
+    """Plan a command on two releases and compare the plans. `every_release`: also on all releases between them.
+    `advice`: add changes of flags where the new release does not start it."""
     before = make_plan(args, old, machine, advice=False)
-    after = _with_notes(_plan_on_release(before, new))
+    after = with_notes(_plan_on_release(before, new))
     if advice and after.verdict == "does_not_fit":
         from legroom.planning.advice import with_advice  # only for what does not start
 
@@ -249,12 +239,8 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
         raise LegroomError(message, error.hint, ANSWER_IS_NO) from None
 
 
-def _with_notes(made: Plan) -> Plan:
-    return replace(made, notes=(*made.notes, *input_notes(made.target, made.args), *bug_notes(made)))
-
-
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
-    """Term by term, with what each takes more of the card beside the budget."""
+    """Changes of the terms outside the budget."""
     before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
     changes = []
     for label in dict.fromkeys((*before, *after)):
@@ -267,7 +253,7 @@ def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
 
 
 def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
-    """Series that a scrape of today's server shows and one of the other release does not."""
+    """Metrics that the old release exposes and the new one does not."""
     before, after = (
         {metric.series for metric in metrics_of(made.target.release, made.settings.engine.lower()) if not metric.hidden}
         for made in (old, new)
@@ -277,7 +263,7 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
 
 
 def _replacement_series(name: str, release: Release, engine: str) -> str | None:
-    """What measures the same there; a series that is only hidden is no answer."""
+    """The metric of the new release that measures the same; None where there is none or it is hidden."""
     role = role_of(name)
     by_role = name_of(role, release, engine) if role else None
     close = nearest(name, release, engine)
@@ -285,7 +271,7 @@ def _replacement_series(name: str, release: Release, engine: str) -> str | None:
 
 
 def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
-    """Bugs that these flags, this model and this card set off in one release and not in the other."""
+    """Bugs of this deployment in the old release only, and in the new release only."""
     before, after = (
         bugs_of(made.target.model, made.target.gpu, made.target.release, made.settings, made.memory)
         for made in (old, new)
@@ -296,7 +282,7 @@ def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, .
 
 
 def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
-    """Every known release from the one to the other, in the order of the journey."""
+    """Every known release from the old one to the new one."""
     releases = known_releases()
     first, last = (releases.index(made.target.release.version) for made in (old, new))
     between = releases[first : last + 1] if first <= last else releases[last : first + 1][::-1]
@@ -341,7 +327,7 @@ def _step_json(step: ReleaseStep) -> dict[str, Any]:
         "max_concurrency": kv.max_concurrency,
         "first_start_kv_cache_bytes": first.layout.kv_cache.bytes,
         "differs": step.differs,
-        "changes": [change.to_json() for change in step.changes],
+        "changes": [asdict(change) for change in step.changes],
     }
 
 

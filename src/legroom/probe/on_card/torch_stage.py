@@ -1,6 +1,6 @@
 """Measures a card with PyTorch alone. Runs with the Python of the user's vLLM, which has no legroom.
 
-    python torch_stage.py RESULTS.jsonl [--ranks N] [--pin-limit-gib N]
+    python torch_stage.py RESULTS.jsonl [--ranks N]
 
 Each finding is one line of RESULTS.jsonl, written at once, so that an aborted run keeps the earlier ones.
 """
@@ -21,6 +21,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 _COPY_BYTES = 512 * MIB
 _COPIES = 5
+_PIN_LIMIT_BYTES = 8 * GIB
 _GRAPHS = 8
 _GRAPH_NODES = (256, 1024)
 """Kernels per graph; the difference gives the cost of a node, the rest is the cost of a graph."""
@@ -30,7 +31,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--pin-limit-gib", type=float, default=8.0)
     args = parser.parse_args()
     used_before = _used_by_others()
     torch = importlib.import_module("torch")
@@ -38,21 +38,20 @@ def main() -> None:
         _write(args.results, "no_gpu", {"torch": torch.__version__})
         return
     steps: dict[str, Callable[[], Any]] = {
-        "card": lambda: _card(torch, used_before),
-        "allocator": lambda: _allocator(torch),
-        "copies": lambda: _copies(torch),
-        "graphs": lambda: _graphs(torch),
-        "host": lambda: _host(torch, args.pin_limit_gib),
+        "card": lambda: _card_facts(torch, used_before),
+        "allocator": lambda: _allocator_sizes(torch),
+        "copies": lambda: _copy_rates(torch),
+        "graphs": lambda: _graph_memory(torch),
+        "host": lambda: _pinnable_memory(torch),
     }
     if args.ranks > 1:
-        steps["communication"] = lambda: _communication(torch, args.ranks)
+        steps["communication"] = lambda: _nccl_memory(torch, args.ranks)
     for name, step in steps.items():
-        started = time.monotonic()
         try:
             finding = step()
         except Exception as error:  # a failed measurement does not stop the others
             finding = {"error": f"{type(error).__name__}: {error}"[:500]}
-        _write(args.results, name, {**finding, "took_s": round(time.monotonic() - started, 2)})
+        _write(args.results, name, finding)
 
 
 def _write(path: str, name: str, finding: dict[str, Any]) -> None:
@@ -60,7 +59,7 @@ def _write(path: str, name: str, finding: dict[str, Any]) -> None:
         file.write(json.dumps({"finding": name, **finding}) + "\n")
 
 
-def _smi(fields: str) -> list[str]:
+def _nvidia_smi(fields: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={_first_visible()}"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -75,58 +74,43 @@ def _first_visible() -> str:
 
 def _used_by_others() -> int | None:
     """Memory in use before this process has a CUDA context."""
-    used = _smi("memory.used")
+    used = _nvidia_smi("memory.used")
     return int(used[0]) * MIB if used and used[0].isdigit() else None
 
 
-def _card(torch: Any, used_before: int | None) -> dict[str, Any]:
+def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
-    driver = _smi("driver_version")
-    properties = torch.cuda.get_device_properties(0)
+    driver = _nvidia_smi("driver_version")
     return {
-        "name": properties.name,
-        "compute_capability": [properties.major, properties.minor],
+        "name": torch.cuda.get_device_properties(0).name,
         "count": torch.cuda.device_count(),
         "driver": driver[0] if driver else "",
         "cuda": torch.version.cuda or "",
         "torch": torch.__version__,
         "total_bytes": total,
-        "free_bytes": free,
         "others_bytes": used_before,
         "context_bytes": total - free - (used_before or 0),
     }
 
 
-def _allocator(torch: Any) -> dict[str, Any]:
-    """Allocated and reserved bytes for sizes around the allocator's thresholds."""
+def _allocator_sizes(torch: Any) -> dict[str, Any]:
+    """Allocated and reserved bytes of a tensor in a small segment, and of one in a large segment."""
     readings = {}
-    for name, size in {
-        "one_byte": 1,
-        "small": MIB,
-        "large": MIB + 1,
-        "ten_mib": 10 * MIB,
-        "eleven_mib": 11 * MIB + 1,
-    }.items():
+    for name, size in (("one_byte", 1), ("large", MIB + 1)):
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        free = torch.cuda.mem_get_info()[0]
         tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
         readings[name] = {
-            "asked_bytes": size,
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved() - before,
-            "taken_bytes": free - torch.cuda.mem_get_info()[0],
         }
         del tensor
     torch.cuda.empty_cache()
-    return {
-        "settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        **readings,
-    }
+    return readings
 
 
-def _copies(torch: Any) -> dict[str, Any]:
+def _copy_rates(torch: Any) -> dict[str, Any]:
     pinned = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     pageable = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
@@ -137,13 +121,13 @@ def _copies(torch: Any) -> dict[str, Any]:
         "device_to_device": (other, device),
         "pageable_to_device": (device, pageable),
     }
-    rates = {f"{name}_bytes_s": _bytes_a_second(torch, *pair) for name, pair in pairs.items()}
+    rates = {f"{name}_bytes_s": _copy_bytes_per_s(torch, *pair) for name, pair in pairs.items()}
     del pinned, pageable, device, other, pairs
     torch.cuda.empty_cache()
     return rates
 
 
-def _bytes_a_second(torch: Any, target: Any, origin: Any) -> int:
+def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -153,10 +137,10 @@ def _bytes_a_second(torch: Any, target: Any, origin: Any) -> int:
     return int(_COPIES * _COPY_BYTES / (time.perf_counter() - started))
 
 
-def _graphs(torch: Any) -> dict[str, Any]:
+def _graph_memory(torch: Any) -> dict[str, Any]:
     """Driver memory of captured graphs, without the pool that PyTorch counts."""
     tensor = torch.zeros(1024, device="cuda")
-    rows = []
+    taken_bytes = []
     for nodes in _GRAPH_NODES:
         _capture(torch, tensor, 8)  # the first capture also loads modules
         torch.cuda.synchronize()
@@ -167,12 +151,11 @@ def _graphs(torch: Any) -> dict[str, Any]:
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info()[0]
         pool = torch.cuda.memory_reserved() - reserved
-        rows.append({"graphs": _GRAPHS, "nodes": nodes, "taken_bytes": taken - pool, "pool_bytes": pool})
+        taken_bytes.append(taken - pool)
         del graphs
         torch.cuda.empty_cache()
-    (few, many) = rows
-    each = (many["taken_bytes"] - few["taken_bytes"]) / (_GRAPHS * (many["nodes"] - few["nodes"]))
-    return {"shapes": rows, "node_bytes": int(max(0.0, each))}
+    each = (taken_bytes[1] - taken_bytes[0]) / (_GRAPHS * (_GRAPH_NODES[1] - _GRAPH_NODES[0]))
+    return {"node_bytes": int(max(0.0, each))}
 
 
 def _capture(torch: Any, tensor: Any, nodes: int) -> Any:
@@ -183,32 +166,18 @@ def _capture(torch: Any, tensor: Any, nodes: int) -> Any:
     return graph
 
 
-def _host(torch: Any, limit_gib: float) -> dict[str, Any]:
-    """How much of the host's memory can be pinned, tried in pieces of 1 GiB up to a limit."""
-    resource = importlib.import_module("resource")
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    available = _available_bytes()
-    limit = min(int(limit_gib * GIB), (available or int(limit_gib * GIB)) // 2)
+def _pinnable_memory(torch: Any) -> dict[str, Any]:
+    """How much of the host's memory can be pinned, tried in pieces of 1 GiB up to 8 GiB or half of what is free."""
+    limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
-    stopped = ""
-    started = time.perf_counter()
+    stopped = None
     while (len(pieces) + 1) * GIB <= limit:
         try:
             pieces.append(torch.empty(GIB, dtype=torch.uint8, pin_memory=True))
         except RuntimeError as error:
-            stopped = str(error).splitlines()[0][:200]
+            stopped = str(error).splitlines()[0][:200] or None
             break
-    took = time.perf_counter() - started
-    pinned = len(pieces) * GIB
-    del pieces
-    return {
-        "available_bytes": available,
-        "memlock_limit_bytes": None if soft == resource.RLIM_INFINITY else soft,
-        "pinned_bytes": pinned,
-        "tried_bytes": limit,
-        "refused": stopped or None,
-        "pin_bytes_s": int(pinned / took) if pinned and took else None,
-    }
+    return {"pinned_bytes": len(pieces) * GIB, "refused": stopped}
 
 
 def _available_bytes() -> int | None:
@@ -226,7 +195,7 @@ def _available_bytes() -> int | None:
     return min(values) if values else None
 
 
-def _communication(torch: Any, ranks: int) -> dict[str, Any]:
+def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
     if torch.cuda.device_count() < ranks:
         return {"error": f"{ranks} ranks need {ranks} cards, and there are {torch.cuda.device_count()}"}
     with socket.socket() as listener:
@@ -234,16 +203,11 @@ def _communication(torch: Any, ranks: int) -> dict[str, Any]:
         port = listener.getsockname()[1]
     spawn = importlib.import_module("torch.multiprocessing")
     queue = spawn.get_context("spawn").SimpleQueue()
-    spawn.spawn(_rank, args=(ranks, port, queue), nprocs=ranks)
-    rows = [queue.get() for _ in range(ranks)]
-    return {
-        "ranks": ranks,
-        "nccl_bytes": max(taken for _, taken in rows),
-        "by_rank_bytes": [t for _, t in sorted(rows)],
-    }
+    spawn.spawn(_run_rank, args=(ranks, port, queue), nprocs=ranks)
+    return {"nccl_bytes": max(queue.get() for _ in range(ranks))}
 
 
-def _rank(rank: int, ranks: int, port: int, queue: Any) -> None:
+def _run_rank(rank: int, ranks: int, port: int, queue: Any) -> None:
     torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
     torch.cuda.set_device(rank)
@@ -255,7 +219,7 @@ def _rank(rank: int, ranks: int, port: int, queue: Any) -> None:
     distributed.all_reduce(tensor)
     torch.cuda.synchronize()
     taken = free - torch.cuda.mem_get_info()[0] - (torch.cuda.memory_reserved() - reserved)
-    queue.put((rank, taken))
+    queue.put(taken)
     distributed.destroy_process_group()
 
 

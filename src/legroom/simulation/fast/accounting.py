@@ -104,7 +104,7 @@ def step_seconds(cost, tokens, stored, running):
 def decode_steps_seconds(cost, running, stored, steps):
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
     overhead = cost.overhead + (cost.request + cost.exchange) * running
-    # What does not allocate_blocks with the cache: computing, or the host where it is slower than that.
+    # The part that does not grow with the cache: computing, or the host where it is slower than that.
     even = max(cost.token * running, min_host_seconds(cost, running, running) - overhead)
     weights = weight_read_seconds(cost, running)
     # Reading the cache grows by `running` tokens a step; from step `turn` on it dominates.

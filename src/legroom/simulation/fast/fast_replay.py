@@ -12,8 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom.simulation.fast import step_kernel
 from legroom.simulation.fast.jit import compiled
@@ -44,15 +43,11 @@ from legroom.units import cdiv
 _FEW = 2
 
 
-@dataclass
-class Contents:
-    """Per request: the fields of the same names in `rows.RequestRow`."""
+class SharedContents(NamedTuple):
+    """Which blocks of the requests can be equal."""
 
-    prefix: list[int]
-    prefix_blocks: list[int]
-    boundary: list[int]
-    suffix: list[int]
-    shared_blocks: list[int]
+    columns: dict[str, list[int]]
+    """Fields of `rows.RequestRow`, one value per request."""
     num_streams: int
 
 
@@ -108,20 +103,26 @@ class _ContentStreams:
         return prefix_len, own
 
 
-def shared_contents(trace: Trace, block_size: int) -> Contents:
-    """Which contents the requests of a trace share."""
+def shared_contents(trace: Trace, block_size: int) -> SharedContents:
     count = len(trace)
     prefix, prefix_blocks = [NONE] * count, [0] * count
-    boundary, suffix, shared = [NONE] * count, [NONE] * count, [0] * count
+    boundary, suffix = [NONE] * count, [NONE] * count
     streams = _ContentStreams(trace, block_size)
     for r, (group, prompt_len) in enumerate(zip(trace.prefix_groups, trace.prompt_lens, strict=True)):
         if group == NO_PREFIX and prompt_len > _FEW:
             continue
         prefix[r], prefix_blocks[r], boundary[r], suffix[r] = streams.of_request(r)
     _drop_unshared(trace, prefix, prefix_blocks, boundary, suffix)
-    for r in range(count):
-        shared[r] = ALL_BLOCKS if suffix[r] != NONE else prefix_blocks[r] + (boundary[r] != NONE)
-    return Contents(prefix, prefix_blocks, boundary, suffix, shared, len(trace.prefix_names) + len(streams.streams))
+    columns = {
+        "prefix": prefix,
+        "prefix_blocks": prefix_blocks,
+        "boundary": boundary,
+        "suffix": suffix,
+        "shared_blocks": [
+            ALL_BLOCKS if suffix[r] != NONE else prefix_blocks[r] + (boundary[r] != NONE) for r in range(count)
+        ],
+    }
+    return SharedContents(columns, len(trace.prefix_names) + len(streams.streams))
 
 
 def _drop_unshared(
@@ -171,14 +172,16 @@ class FastReplay:
         self.trace, self.settings, self.use_numba = trace, settings, use_numba
         self.cost = cost or _NO_COST
         accepted, self.rejections = admissible(trace, settings)
-        contents = _contents(trace, settings)
+        contents = SharedContents({}, 0)
+        if settings.enable_prefix_caching:
+            contents = shared_contents(trace, settings.block_size)
         self.rules = _rules(trace, settings, contents)
-        self.sim = self._sim(contents)
+        self.sim = self._sim(contents.columns)
         if self.rejections:
             states = [WAITING if is_accepted else REJECTED for is_accepted in accepted]
             fill(self.sim.requests, "state", states, use_numba)
 
-    def _sim(self, contents: Contents) -> Sim:
+    def _sim(self, contents: dict[str, list[int]]) -> Sim:
         rules, numba = self.rules, self.use_numba
         seqs = rules.max_num_seqs + 1
         spare_slots = numbers(seqs, numba)
@@ -221,7 +224,7 @@ class FastReplay:
             fill(state, name, [value], self.use_numba)
         return state
 
-    def _requests(self, contents: Contents) -> Any:
+    def _requests(self, contents: dict[str, list[int]]) -> Any:
         trace, numba = self.trace, self.use_numba
         requests = rows(RequestRow, len(trace), numba)
         priority_ranks = _priority_ranks(trace)
@@ -229,19 +232,16 @@ class FastReplay:
         for r, priority_rank in enumerate(priority_ranks):
             by_priority_rank[priority_rank] = r
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
-        for name, values in (
-            ("arrival", trace.arrivals),
-            ("prompt", trace.prompt_lens),
-            ("tokens", trace.prompt_lens),
-            ("total", totals),
-            ("priority_rank", priority_ranks),
-            ("by_priority_rank", by_priority_rank),
-            ("prefix", contents.prefix),
-            ("prefix_blocks", contents.prefix_blocks),
-            ("boundary", contents.boundary),
-            ("suffix", contents.suffix),
-            ("shared_blocks", contents.shared_blocks),
-        ):
+        columns: dict[str, Any] = {
+            "arrival": trace.arrivals,
+            "prompt": trace.prompt_lens,
+            "tokens": trace.prompt_lens,
+            "total": totals,
+            "priority_rank": priority_ranks,
+            "by_priority_rank": by_priority_rank,
+            **contents,
+        }
+        for name, values in columns.items():
             fill(requests, name, values, numba)
         return requests
 
@@ -306,28 +306,29 @@ class FastReplay:
                 yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
-def _max_block_ids(trace: Trace, settings: SchedulerSettings, contents: Contents) -> int:
-    """How many blocks can come to be told apart, or runs of counted blocks to lie in the free queue.
+def _max_block_ids(trace: Trace, settings: SchedulerSettings, shared_blocks: list[int]) -> int:
+    """The most block ids, or runs in the free queue, that a replay can need.
 
-    In a pool that holds all that the trace could ever take, nothing is evicted or preempted: every request takes the
-    blocks that it shares once, and leaves one run.
+    In a pool that holds the whole trace nothing is evicted or preempted: every request needs ids for the blocks that
+    it shares once, and leaves one run.
     """
     lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
     blocks = [cdiv(min(prompt + output, settings.max_model_len), settings.block_size) for prompt, output in lengths]
     if sum(blocks) > settings.usable_blocks:
         return settings.usable_blocks
-    return max(len(blocks), sum(map(min, blocks, contents.shared_blocks)))
+    return max(len(blocks), sum(map(min, blocks, shared_blocks)))
 
 
-def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rules:
+def _rules(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> Rules:
     width = ids = 0
     hash_size = 16
     if settings.enable_prefix_caching:
+        shared_blocks = contents.columns["shared_blocks"]
         longest = max(p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True))
         most = cdiv(min(longest, settings.max_model_len), settings.block_size)
         # With priorities any request may be preempted, and then needs block ids.
-        width = most if settings.scheduling_policy == "priority" else min(most, max(contents.shared_blocks))
-        ids = _max_block_ids(trace, settings, contents)
+        width = most if settings.scheduling_policy == "priority" else min(most, max(shared_blocks))
+        ids = _max_block_ids(trace, settings, shared_blocks)
         while hash_size < 2 * ids:
             hash_size *= 2
     return Rules(
@@ -348,13 +349,6 @@ def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rul
         hash_mask=hash_size - 1,
         first_own_stream=contents.num_streams,
     )
-
-
-def _contents(trace: Trace, settings: SchedulerSettings) -> Contents:
-    if settings.enable_prefix_caching:
-        return shared_contents(trace, settings.block_size)
-    none, zero = [NONE] * len(trace), [0] * len(trace)
-    return Contents(none, zero, none, none, zero, 0)
 
 
 def _priority_ranks(trace: Trace) -> Any:

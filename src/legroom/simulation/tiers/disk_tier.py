@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, FileTally, HostTier, LookupResult, TierSettings
-from legroom.simulation.tiers.transfers import Link
+from legroom.simulation.tiers.host_tier import (
+    ChunkAccess,
+    ChunkKey,
+    FileTally,
+    HostTier,
+    Link,
+    LookupResult,
+    TierSettings,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -25,10 +32,10 @@ class FileJob:
 
 @dataclass(slots=True)
 class FileAnswer:
-    """Whether a chunk is a file; dropped when the last request that asked ends."""
+    """Whether a chunk is a file; dropped when the last request that looked it up ends."""
 
     is_file: bool | None = None
-    asked_by: set[ChunkAccess] = field(default_factory=set)
+    requests: set[ChunkAccess] = field(default_factory=set)
 
 
 class FileLookups:
@@ -41,18 +48,18 @@ class FileLookups:
         self.has_new_answers = False
         """Whether answers have come since the last lookup."""
 
-    def ask(self, key: ChunkKey, access: ChunkAccess) -> bool | None:
-        """None: ask again in the next step."""
+    def lookup(self, key: ChunkKey, access: ChunkAccess) -> bool | None:
+        """Whether the chunk is a file; None: look it up again in the next step."""
         self.has_new_answers = False
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = FileAnswer()
             self._open.append(key)
-        answer.asked_by.add(access)
+        answer.requests.add(access)
         self._of_request.setdefault(access, set()).add(key)
         return answer.is_file
 
-    def answer(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
+    def answer_open(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
         for key in self._open:
             answer = self._answers.get(key)
             if answer is not None and answer.is_file is None:
@@ -63,8 +70,8 @@ class FileLookups:
     def forget(self, access: ChunkAccess) -> None:
         for key in self._of_request.pop(access, ()):
             answer = self._answers[key]
-            answer.asked_by.discard(access)
-            if not answer.asked_by:
+            answer.requests.discard(access)
+            if not answer.requests:
                 del self._answers[key]
 
 
@@ -101,7 +108,7 @@ class DiskBackedTier(HostTier):
         answer = super().lookup(key, places, access)
         if answer is not LookupResult.MISS:
             return answer
-        is_file = self._lookups.ask(key, access)
+        is_file = self._lookups.lookup(key, access)
         if is_file is None:
             return LookupResult.RETRY
         if not is_file:
@@ -138,7 +145,7 @@ class DiskBackedTier(HostTier):
         self._promotions = {}
         for job in self.submitted_loads:
             self._submit(job)
-        self._lookups.answer(self._file_at_s, self.now_s)
+        self._lookups.answer_open(self._file_at_s, self.now_s)
 
     def end_request(self, access: ChunkAccess) -> None:
         super().end_request(access)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from legroom.errors import LegroomError
 
@@ -193,6 +193,41 @@ class FileTally(NamedTuple):
     loaded_chunks: int
     store_busy_s: float
     load_busy_s: float
+
+
+Job = TypeVar("Job")
+
+
+class Link(Generic[Job]):
+    """One direction of copies: each starts when the one before it has ended."""
+
+    def __init__(self, s_per_block: float) -> None:
+        self.s_per_block = s_per_block
+        self.busy_s = 0.0
+        self._free_at_s = 0.0
+        self._queue: deque[tuple[Job, float]] = deque()
+
+    def submit(self, job: Job, num_blocks: int, now_s: float) -> float:
+        """The time at which the copy will be done."""
+        took = num_blocks * self.s_per_block
+        self.busy_s += took
+        self._free_at_s = max(self._free_at_s, now_s) + took
+        self._queue.append((job, self._free_at_s))
+        return self._free_at_s
+
+    def end_of(self, jobs: Container[Job], now_s: float) -> float:
+        """When the last of `jobs` is done."""
+        return max((end for job, end in self._queue if job in jobs), default=now_s)
+
+    @property
+    def next_end_s(self) -> float | None:
+        return self._queue[0][1] if self._queue else None
+
+    def completed(self, now_s: float) -> list[Job]:
+        done: list[Job] = []
+        while self._queue and self._queue[0][1] <= now_s:
+            done.append(self._queue.popleft()[0])
+        return done
 
 
 class HostTier:

@@ -4,14 +4,75 @@ attention."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from legroom.simulation.block_pool import Block
 from legroom.simulation.request import Request
 from legroom.simulation.tiers.disk_tier import host_tier
-from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, LookupResult, TierSettings
-from legroom.simulation.tiers.transfers import TransferJob, TransferPlan
+from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, Link, LookupResult, TierSettings
 from legroom.units import cdiv
+
+
+@dataclass(eq=False, slots=True)
+class TransferJob:
+    """Chunks of one request being copied."""
+
+    request: Request
+    keys: list[ChunkKey]
+    is_store: bool
+    num_blocks: int
+    source_blocks: list[int] = field(default_factory=list)
+    """GPU blocks that a store reads."""
+
+
+@dataclass(slots=True)
+class TransferPlan:
+    """The copies that one step requests."""
+
+    loads: list[TransferJob] = field(default_factory=list)
+    stores: list[TransferJob] = field(default_factory=list)
+    flushes: dict[TransferJob, None] = field(default_factory=dict)
+    """Stores that must be done before the step runs: their blocks are reused."""
+
+
+class TransferWorker:
+    """The worker side of vLLM's offloading connector.
+
+    A store is submitted with the next step, so that it does not delay the sampled tokens.
+    """
+
+    def __init__(self, settings: TierSettings) -> None:
+        self.store_link = Link[TransferJob](settings.store_s_per_block)
+        self.load_link = Link[TransferJob](settings.load_s_per_block)
+        self._deferred: list[TransferJob] = []
+        self.waited_s = 0.0
+        """Time that steps waited for flushes."""
+
+    def begin_step(self, plan: TransferPlan, now_s: float) -> float:
+        """Submit the due copies and wait for those that the step depends on; the time at which the step can run."""
+        self._deferred += [job for job in plan.stores if job in plan.flushes]
+        for job in self._deferred:
+            self.store_link.submit(job, job.num_blocks, now_s)
+        self._deferred = []
+        if plan.flushes:
+            ready_s = max(now_s, self.store_link.end_of(plan.flushes, now_s))
+            self.waited_s += ready_s - now_s
+            now_s = ready_s
+        for job in plan.loads:
+            self.load_link.submit(job, job.num_blocks, now_s)
+        return now_s
+
+    def end_step(self, plan: TransferPlan, now_s: float) -> list[TransferJob]:
+        """The copies that are done when the step has run."""
+        self._deferred += [job for job in plan.stores if job not in plan.flushes]
+        return self.store_link.completed(now_s) + self.load_link.completed(now_s)
+
+    @property
+    def next_event_s(self) -> float | None:
+        """When the next copy ends; 0 where one waits to be submitted."""
+        if self._deferred:
+            return 0.0
+        ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
+        return min(ends, default=None)
 
 
 class OffloadState:
@@ -78,10 +139,6 @@ class KvOffload:
     def add(self, request: Request) -> None:
         self._states[request] = OffloadState()
 
-    def places_of(self, request: Request) -> dict[ChunkKey, int]:
-        """Index of each chunk in the request."""
-        return self._states[request].places
-
     def find_hit(self, request: Request, num_computed: int) -> int | None:
         """Tokens beyond `num_computed` that can be loaded; None: look up again in the next step."""
         state = self._states[request]
@@ -123,7 +180,7 @@ class KvOffload:
     def load(self, request: Request, num_computed: int, num_loaded: int) -> None:
         """Start loading chunks into the blocks that the request was given."""
         state = self._states[request]
-        self._reused_blocks.update(_block_ids(request.blocks[0]))
+        self._reused_blocks.update(block.block_id for block in request.blocks[0])
         first_block, end_block = num_computed // self.block_size, cdiv(num_computed + num_loaded, self.block_size)
         end_chunk = cdiv(num_computed + num_loaded, self.chunk_tokens)
         keys = state.keys[first_block // self.settings.blocks_per_chunk : end_chunk]
@@ -150,7 +207,7 @@ class KvOffload:
         self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
         self.tally.evicted_chunks += len(self.evicted)
         for request in scheduled:
-            self._take_blocks(request, self._states[request])
+            self._record_new_blocks(request, self._states[request])
         self.tier.end_schedule()
         for request in preempted:
             plan.flushes.update(self._states[request].jobs)
@@ -176,10 +233,10 @@ class KvOffload:
         self._reused_blocks = set()
         return plan
 
-    def _take_blocks(self, request: Request, state: OffloadState) -> None:
+    def _record_new_blocks(self, request: Request, state: OffloadState) -> None:
         blocks, known = request.blocks[0], len(state.block_ids)
         if len(blocks) > known:
-            block_ids = _block_ids(blocks[known:])
+            block_ids = [block.block_id for block in blocks[known:]]
             state.block_ids += block_ids
             self._reused_blocks.update(block_ids)
 
@@ -221,11 +278,11 @@ class KvOffload:
         self.tally.stores += 1
         self.tally.stored_blocks += len(sources)
         if is_finished:
-            self._fence(job)
+            self._protect_source_blocks(job)
             if not self._reused_blocks.isdisjoint(sources):
                 self._plan.flushes[job] = None
 
-    def _fence(self, job: TransferJob) -> None:
+    def _protect_source_blocks(self, job: TransferJob) -> None:
         for block_id in job.source_blocks:
             self._fences.setdefault(block_id, {})[job] = None
 
@@ -234,7 +291,7 @@ class KvOffload:
         state = self._states[request]
         self._add_chunk_keys(request, state)
         for job in state.jobs:
-            self._fence(job)
+            self._protect_source_blocks(job)
 
     def complete(self, job: TransferJob) -> None:
         if job.is_store:
@@ -252,7 +309,3 @@ class KvOffload:
         del state.jobs[job]
         if state.is_finished and not state.jobs:
             del self._states[job.request]
-
-
-def _block_ids(blocks: Iterable[object]) -> list[int]:
-    return [block.block_id for block in blocks if isinstance(block, Block)]

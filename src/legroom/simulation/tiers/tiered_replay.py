@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from legroom.errors import LegroomError
+from legroom.simulation.block_pool import Block
 from legroom.simulation.fast.fast_replay import Progress
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.kv_cache_manager import Hit
@@ -14,8 +14,7 @@ from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler, SchedulerOutput, WaitingQueue
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.tiers.host_tier import FileTally, TierSettings
-from legroom.simulation.tiers.offload import KvOffload, TierTally
-from legroom.simulation.tiers.transfers import TransferJob, TransferPlan, TransferWorker
+from legroom.simulation.tiers.offload import KvOffload, TierTally, TransferJob, TransferPlan, TransferWorker
 from legroom.simulation.timeline import Rejection, Timeline
 from legroom.simulation.trace import BlockHasher, Trace
 from legroom.simulation.trace_replay import StepByStepReplay, StepSink, check_cost
@@ -46,7 +45,7 @@ class TieredScheduler(Scheduler):
         self._steps = self._steps_done = 0
         """Non-empty steps scheduled, and completed."""
         self._last_step: dict[Request, int] = {}
-        self._deferred_frees: deque[tuple[int, list[object]]] = deque()
+        self._deferred_frees: deque[tuple[int, list[Block]]] = deque()
         """Blocks that a step in flight may still write, with the number of that step."""
 
     def add_request(self, request: Request) -> None:
@@ -66,10 +65,6 @@ class TieredScheduler(Scheduler):
             return None
         return self.holding.pop() if len(self.holding) else super().pop_unschedulable()
 
-    def pop_waiting_for_files(self) -> Request | None:
-        """Remove the first request without blocks that waits for files."""
-        return self.waiting.pop() if len(self.waiting) else None
-
     def schedule(self) -> SchedulerOutput:
         output = super().schedule()
         for request in output.sampling:
@@ -85,7 +80,7 @@ class TieredScheduler(Scheduler):
         if self.settings.async_scheduling and output.scheduled:
             self._steps_done += 1
             while self._deferred_frees and self._deferred_frees[0][0] <= self._steps_done:
-                self.kv_cache_manager.block_pool.free_blocks(reversed(self._deferred_frees.popleft()[1]))  # type: ignore[arg-type]
+                self.kv_cache_manager.block_pool.free_blocks(reversed(self._deferred_frees.popleft()[1]))
         return super().update_from_output(output)
 
     def _can_free(self, request: Request) -> bool:
@@ -96,10 +91,6 @@ class TieredScheduler(Scheduler):
             self._deferred_frees.append((self._steps, request.blocks[0]))
             request.blocks[0] = []
         super()._free(request)
-
-    def _long_prefill_threshold(self) -> int:
-        alone = len(self.running) + self.num_waiting <= 1
-        return 0 if alone else self.settings.long_prefill_token_threshold
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
         kept: list[Request] = []
@@ -117,7 +108,7 @@ class TieredScheduler(Scheduler):
                 deferred.append(queue.pop())
                 continue
             if request in self._loaded:
-                self._promote(request)
+                self._finish_load(request)
             if request.num_computed_tokens:
                 used = self._admit(request, output, budget, threshold, None, 0)
             else:
@@ -134,25 +125,13 @@ class TieredScheduler(Scheduler):
                 used = self._admit(request, output, budget, threshold, hit, num_hit_tokens)
             if not used:
                 break
+            if request.num_computed_tokens + used < request.num_tokens:
+                self._prefilling[request] = None
             queue.pop()
             budget -= used
         for queue, skipped in ((self.holding, kept), (self.waiting, deferred)):
             for request in reversed(skipped):
                 queue.prepend(request)
-
-    def _admit(
-        self,
-        request: Request,
-        output: SchedulerOutput,
-        budget: int,
-        threshold: int,
-        hit: Hit | None,
-        num_hit_tokens: int,
-    ) -> int:
-        used = super()._admit(request, output, budget, threshold, hit, num_hit_tokens)
-        if used and request.num_computed_tokens + used < request.num_tokens:
-            self._prefilling[request] = None
-        return used
 
     def _begin_load(
         self, request: Request, output: SchedulerOutput, hit: Hit, num_hit_tokens: int, num_loadable: int
@@ -164,7 +143,7 @@ class TieredScheduler(Scheduler):
             hit,
             num_hit_tokens,
             num_loaded_tokens=num_loadable,
-            reserved_blocks=sum(map(self._blocks_to_come, self._prefilling)),
+            reserved_blocks=sum(map(self._num_blocks_to_come, self._prefilling)),
             full_prompt_must_fit=self.settings.reserve_full_isl,
             has_running=bool(self.running),
         )
@@ -178,7 +157,7 @@ class TieredScheduler(Scheduler):
         self._prefilling[request] = None
         return True
 
-    def _blocks_to_come(self, request: Request) -> int:
+    def _num_blocks_to_come(self, request: Request) -> int:
         tokens = min(request.num_tokens, self.settings.max_model_len)
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
@@ -189,7 +168,7 @@ class TieredScheduler(Scheduler):
             self._loading.discard(job.request)
             self._loaded.add(job.request)
 
-    def _promote(self, request: Request) -> None:
+    def _finish_load(self, request: Request) -> None:
         self._loaded.discard(request)
         if self.settings.enable_prefix_caching:
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
@@ -224,8 +203,6 @@ _MAX_TIER_READS = 50
 """Times that the whole tier is read back from files while nothing runs, before it counts as a livelock."""
 _LIVELOCK = "waits forever: the host's tier is too small to hold what is read back from files for its prompt"
 
-TransferSink = Callable[[int, TransferPlan, KvOffload], None]
-
 
 @dataclass(frozen=True)
 class TieredTimeline:
@@ -254,11 +231,9 @@ class TierReplay(StepByStepReplay):
         on_step: StepSink | None = None,
         cost: StepCost | None = None,
         progress: Progress | None = None,
-        on_transfers: TransferSink | None = None,
     ) -> None:
         self.tier = tier
         self.worker = TransferWorker(tier)
-        self.on_transfers = on_transfers
         self.ended: deque[list[TransferJob]] = deque()
         """Copies that had ended by the end of each step in flight."""
         self.has_requests = False
@@ -288,17 +263,14 @@ class TierReplay(StepByStepReplay):
 
     def _reject_waiting_for_files(self) -> None:
         """Reject a prompt that needs more chunks than the host holds: vLLM would read and evict them without end."""
-        stuck = self.scheduler.pop_waiting_for_files()
         self.chunks_read_before = self._chunks_read()
-        if stuck is not None:
-            self.rejections.append(Rejection(stuck.id, _LIVELOCK))
+        if len(self.scheduler.waiting):
+            self.rejections.append(Rejection(self.scheduler.waiting.pop().id, _LIVELOCK))
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
         if not self.has_requests:
             return
         plan = self.scheduler.plan
-        if self.on_transfers:
-            self.on_transfers(self.step, plan, self.scheduler.offload)
         self.now_s = self.worker.begin_step(plan, self.now_s)
         if self.cost is None:
             # Without step times each step takes one unit.
@@ -345,12 +317,11 @@ def simulate_with_tier(
     *,
     cost: StepCost | None = None,
     progress: Progress | None = None,
-    on_transfers: TransferSink | None = None,
 ) -> TieredTimeline:
     """Replay `trace` through vLLM's scheduling and offloading decisions."""
     trace = trace.checked()
     check_cost(trace, cost)
-    replay = TierReplay(trace, settings, tier, on_step, cost, progress, on_transfers)
+    replay = TierReplay(trace, settings, tier, on_step, cost, progress)
     timeline = replay.run()
     worker = replay.worker
     return TieredTimeline(

@@ -33,7 +33,7 @@ class CsvFormat:
         trace = Trace(name, in_seconds=True)
         start: float | None = None
         for line, (time, prompt, output) in self._rows(lines, name):
-            output_len = _tokens(output, self.columns[2], name, line)
+            output_len = _token_count(output, self.columns[2], name, line)
             if output_len == 0 and self.skips_empty_outputs:
                 continue
             try:
@@ -41,7 +41,7 @@ class CsvFormat:
             except ValueError:
                 raise LegroomError(f"{name}, line {line}: {self.time_error.format(time)}") from None
             start = at if start is None else start
-            trace.add(_tokens(prompt, self.columns[1], name, line), max(1, output_len), max(0.0, at - start))
+            trace.add(_token_count(prompt, self.columns[1], name, line), max(1, output_len), max(0.0, at - start))
         return trace
 
     def _rows(self, lines: Iterable[str], file: str) -> Iterator[tuple[int, list[str]]]:
@@ -58,7 +58,7 @@ class CsvFormat:
             yield reader.line_num, [row[index].strip() for index in indices]
 
 
-def _tokens(cell: str, column: str, file: str, line: int) -> int:
+def _token_count(cell: str, column: str, file: str, line: int) -> int:
     try:
         return int(float(cell))
     except (ValueError, OverflowError):

@@ -27,27 +27,27 @@ def read(lines: Iterable[str], name: str) -> Trace:
         if not line.strip():
             continue
         try:
-            _add(trace, decode(line), clocks)
+            _add_row(trace, decode(line), clocks)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise LegroomError(f"{name}, line {number}: {_message(error)}", _HINT) from None
+            raise LegroomError(f"{name}, line {number}: {_error_text(error)}", _HINT) from None
     if len(clocks) > 1:
         raise LegroomError(f"{name} mixes `arrival` (seconds) and `arrival_step`", "use one of them for all requests")
     trace.in_seconds = clocks == {"arrival"}
     return trace
 
 
-def _add(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
+def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
     get = row.get
     arrival: float = 0
     if (at := get("arrival_step")) is not None:
         clocks.add("arrival_step")
-        arrival = _int(at)
+        arrival = _whole_number(at)
     elif (at := get("arrival")) is not None:
         clocks.add("arrival")
         arrival = float(at)
     prompt_len, output_len = row["prompt_len"], row["output_len"]
     if type(prompt_len) is not int or type(output_len) is not int:
-        prompt_len, output_len = _int(prompt_len), _int(output_len)
+        prompt_len, output_len = _whole_number(prompt_len), _whole_number(output_len)
     request_id, prefix_len, priority = get("id"), get("prefix_len"), get("priority")
     prefix_id = get("prefix_id") if prefix_len else None
     trace.add(
@@ -56,12 +56,12 @@ def _add(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
         arrival,
         request_id=None if request_id is None else str(request_id),
         prefix_id=None if prefix_id is None else str(prefix_id),
-        prefix_len=_int(prefix_len) if prefix_len else 0,
-        priority=_int(priority) if priority else 0,
+        prefix_len=_whole_number(prefix_len) if prefix_len else 0,
+        priority=_whole_number(priority) if priority else 0,
     )
 
 
-def _int(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():
@@ -69,7 +69,7 @@ def _int(value: Any) -> int:
     raise ValueError(f"{value!r} is not a whole number")
 
 
-def _message(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):

@@ -46,6 +46,7 @@ def _add_prefixes(trace: Trace, chains: list[list[int]]) -> None:
             path.append(node)
         paths.append(path)
     stream_of: dict[int, int] = {}
+    reach: dict[int, int] = {}
     for r, path in enumerate(paths):
         shared = [node for node in path if uses[node] > 1]
         if not shared:
@@ -55,15 +56,11 @@ def _add_prefixes(trace: Trace, chains: list[list[int]]) -> None:
             known = stream_of.get(node)
             if known is None:
                 # The path leaves the known prefixes: it continues as a new one.
-                if depth == 0 or stream_of[shared[depth - 1]] != group or _continues(trace, group, depth):
+                if depth == 0 or stream_of[shared[depth - 1]] != group or reach[group] > depth:
                     group = trace.add_prefix(f"hash{node}", group, depth * _TOKENS_PER_HASH)
                 stream_of[node] = group
-                trace.prefix_reach[group] = depth + 1
+                reach[group] = depth + 1
             else:
                 group = known
         trace.prefix_groups[r] = group
         trace.prefix_lens[r] = min(len(shared) * _TOKENS_PER_HASH, trace.prompt_lens[r])
-
-
-def _continues(trace: Trace, group: int, depth: int) -> bool:
-    return trace.prefix_reach[group] > depth

@@ -27,10 +27,10 @@ def read(lines: Iterable[str], name: str) -> Trace:
     for conversation in conversations:
         turns = conversation.get("conversations") if isinstance(conversation, dict) else None
         if isinstance(turns, list) and len(turns) >= 2:
-            trace.add(_tokens(turns[0]), _tokens(turns[1]))
+            trace.add(_estimated_tokens(turns[0]), _estimated_tokens(turns[1]))
     return trace
 
 
-def _tokens(turn: Any) -> int:
+def _estimated_tokens(turn: Any) -> int:
     text = turn.get("value", "") if isinstance(turn, dict) else ""
     return max(1, len(text) // CHARACTERS_PER_TOKEN)

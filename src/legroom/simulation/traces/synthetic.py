@@ -37,10 +37,10 @@ def read(spec: str, seed: int = 0) -> Trace:
         raise LegroomError(f"a synthetic mix has no {min(unknown)!r}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
-    return _make(process, words, random.Random(seed))
+    return _generate(process, words, random.Random(seed))
 
 
-def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
+def _generate(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     rate = _number(words.get("rate", "1"), "rate")
     count = int(_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
@@ -48,8 +48,8 @@ def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     prompt = _distribution(words.get("prompt", "lognormal(500,0.8)"))
     output = _distribution(words.get("output", "lognormal(150,0.8)"))
     burst = int(_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
-    long_share, long_length = _pair(words.get("long", "0,1"), "long")
-    groups, prefix_len = _pair(words.get("prefix", "0,0"), "prefix")
+    long_share, long_length = _number_pair(words.get("long", "0,1"), "long")
+    groups, prefix_len = _number_pair(words.get("prefix", "0,0"), "prefix")
     trace = Trace("synthetic", in_seconds=True)
     at = 0.0
     for i in range(count):
@@ -58,7 +58,13 @@ def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
             at += gap if process == "uniform" else rng.expovariate(1 / gap)
         length = long_length if long_share and rng.random() < long_share else prompt(rng)
         name = f"prefix{rng.randrange(int(groups))}" if groups >= 1 else None
-        trace.add(_tokens(length), _tokens(output(rng)), at, prefix_id=name, prefix_len=int(prefix_len) if name else 0)
+        trace.add(
+            _bounded_tokens(length),
+            _bounded_tokens(output(rng)),
+            at,
+            prefix_id=name,
+            prefix_len=int(prefix_len) if name else 0,
+        )
     return trace
 
 
@@ -90,12 +96,12 @@ def _number(text: str, what: str) -> float:
     return value
 
 
-def _pair(text: str, what: str) -> tuple[float, float]:
+def _number_pair(text: str, what: str) -> tuple[float, float]:
     parts = text.strip("()").split(",")
     if len(parts) != 2:
         raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)
     return _number(parts[0], what), _number(parts[1], what)
 
 
-def _tokens(length: float) -> int:
+def _bounded_tokens(length: float) -> int:
     return max(1, min(int(length), _MAX_TOKENS))

@@ -47,7 +47,7 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
         raise LegroomError(f"--limit {limit} leaves nothing to read", "give 1 or more")
     try:
         with Path(path).open(encoding="utf-8", errors="strict") as file:
-            return _read(file, path, os.fstat(file.fileno()).st_size, format_name, limit)
+            return _read_open_file(file, path, os.fstat(file.fileno()).st_size, format_name, limit)
     except OSError as error:
         raise LegroomError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -56,10 +56,10 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
 
 def read_trace_text(text: str, name: str = "the trace") -> Trace:
     """The requests of a text, in whichever format it is."""
-    return _read(io.StringIO(text), name, len(text), None, None)
+    return _read_open_file(io.StringIO(text), name, len(text), None, None)
 
 
-def _read(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
+def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
     head = file.read(20_000)
     file.seek(0)
     if not head.strip():
@@ -74,7 +74,7 @@ def _read(file: TextIO, path: str, size: int, format_name: str | None, limit: in
     is_one_document = format_name == "sharegpt"
     if limit is None or is_one_document:
         _check_size(size, path, head, is_one_document)
-    lines = _lines(file, path, None if is_one_document else _MAX_LINE_CHARS)
+    lines = _bounded_lines(file, path, None if is_one_document else _MAX_LINE_CHARS)
     if limit is not None and not is_one_document:
         lines = itertools.islice(lines, limit)
     return FORMATS[format_name].read(lines, path)
@@ -95,7 +95,7 @@ def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
         )
 
 
-def _lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
+def _bounded_lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
     for number in itertools.count(1):
         line = file.readline() if max_chars is None else file.readline(max_chars)
         if not line:

@@ -29,7 +29,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
         limit = _MAX_TOKENS.search(line)
         if not received or not limit:
             continue
-        at = _seconds(line)
+        at = _timestamp_s(line)
         start = at if start is None else start
         trace.add(_prompt_len(line), int(limit[1]), max(0.0, at - start), request_id=received["id"])
     return trace
@@ -43,7 +43,7 @@ def _prompt_len(line: str) -> int:
     return max(1, len(prompt["text"]) // CHARACTERS_PER_TOKEN) if prompt else 1
 
 
-def _seconds(line: str) -> float:
+def _timestamp_s(line: str) -> float:
     stamp = _STAMP.search(line)
     if not stamp:
         return 0.0

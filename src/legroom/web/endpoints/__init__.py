@@ -47,7 +47,7 @@ ENDPOINTS: Mapping[str, ApiEndpoint] = {
         ApiEndpoint("lint", "uploads", "What is wrong in rules, dashboards, scripts and manifests", in_browser=False),
         ApiEndpoint("diagnose", "uploads", "Why a server failed, from its log"),
         ApiEndpoint("fragments", "uploads", "Where memory lies that is reserved and not used", in_browser=False),
-        ApiEndpoint("simulate", "simulations", "Whether settings hold a load, replayed through vLLM's scheduler"),
+        ApiEndpoint("simulate", "plans", "Whether settings hold a load, replayed through vLLM's scheduler"),
         ApiEndpoint("models", "lookups", "The models that are known without a network", without_input=True),
         ApiEndpoint("gpus", "lookups", "The GPUs that are known", without_input=True),
         ApiEndpoint("releases", "lookups", "The vLLM releases that are known, the newest first", without_input=True),

@@ -1,4 +1,4 @@
-"""Endpoints that plan a server, show the arithmetic, and size a model."""
+"""Endpoints that plan a server, show the arithmetic, size a model and simulate a load."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from legroom.isolation import GivenModel, isolated
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.planning.plan import Plan
+    from legroom.simulation.trace import Trace
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -118,3 +119,57 @@ def _config_name(config: dict[str, Any] | None) -> str:
     own = config.get("_name_or_path")
     is_name = isinstance(own, str) and 0 < len(own) <= 200 and own.count("/") <= 1 and own[0].isalnum()
     return str(own) if is_name else "your-model"
+
+
+_SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
+
+
+def simulate(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom simulate --json`, and the pool over time."""
+    from legroom.api.simulate_request import scheduler_settings
+    from legroom.simulation.from_plan import hardware
+    from legroom.simulation.step_time import fixed, roofline
+    from legroom.simulation.timeline import pool_curves_json
+    from legroom.simulation.trace_replay import simulate as replay
+
+    trace = _trace_of_request(request)
+    planned = request.get("plan")
+    plan = plan_of_request(planned, advice=False) if planned is not None else None
+    given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
+    # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
+    settings = replace(scheduler_settings(trace, plan, given), async_scheduling=False)
+    step_ms = request.get("step_ms")
+    cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
+    if trace.in_seconds and cost is None:
+        raise LegroomError(
+            "arrivals are in seconds, and how long a step takes is not known",
+            "give `plan` to have it estimated, or `step_ms`",
+        )
+    timeline = replay(trace, settings, cost=cost)
+    return {**timeline.as_json(), "timeline": pool_curves_json(timeline)}
+
+
+def _trace_of_request(request: dict[str, Any]) -> Trace:
+    from legroom.api.simulate_request import MAX_REQUESTS
+
+    text, mix = request.get("trace"), request.get("mix")
+    if (text is None) == (mix is None):
+        raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
+    if text is not None:
+        from legroom.simulation.traces.trace_files import read_trace_text
+
+        trace = read_trace_text(text)
+    else:
+        assert mix is not None
+        from legroom.simulation.traces import synthetic
+
+        trace = synthetic.read(
+            f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)} "
+            f"prompt=lognormal({mix.get('prompt_tokens', 1000)},0.8) "
+            f"output=lognormal({mix.get('output_tokens', 300)},0.6)",
+            mix.get("seed", 0),
+        )
+    if len(trace) > MAX_REQUESTS:
+        hint = f"at most {MAX_REQUESTS:,}; legroom simulate on the command line takes millions"
+        raise LegroomError(f"{len(trace):,} requests are more than a page replays", hint)
+    return trace.checked()

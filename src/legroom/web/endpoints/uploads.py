@@ -12,7 +12,7 @@ from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.fragments.fragment_sources import AllocatorReading
+    from legroom.fragments.allocator_reading import AllocatorReading
 
 _MAX_SNAPSHOT_BYTES = 512 << 20
 """Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
@@ -112,8 +112,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom fragments --json`, and its picture."""
     from legroom.fragments.fragment_report import fragment_report
-    from legroom.render.fragments_svg import fragments_svg
-    from legroom.render.fragments_text import advice_of, headline
+    from legroom.render.fragments_text import advice_of, fragments_svg, headline
 
     earlier = request.get("earlier")
     report = fragment_report(

@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.exported_server import CommentedFlag
+from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer
 from legroom.exports.deploy.serve_command import Phrase, ServeCommand, parse_command
 from legroom.facts.flags import flags_of
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.exported_server import ExportedServer
     from legroom.planning.plan_document import PlanDocument
 
 _TOLD_BY_POD = frozenset(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.node_gpus import GPU_ANNOTATION
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.exported_server import (
@@ -21,23 +20,23 @@ from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import gpu
+from legroom.facts.node_labels import GPU_ANNOTATION
 from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
+    from legroom.exports.deploy.kubernetes import ClusterSettings
 
 _SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
 _WATCH_MEMORY = "512Mi"
 _WATCH_FOLDER, _WATCH_FILE, _WATCH_VOLUME = "/etc/legroom", "watch.toml", "watch"
 WATCH_PORT_NAME = "legroom"
 USER_ID = 1000
-_LOWEST_PORT = 1024
 NAMED_USER = Commented(
     "PyTorch names a folder by the user, who is in no list of the image.", {"name": "USER", "value": "vllm"}
 )
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-"""Of every container, as the Pod Security Standard `restricted` asks; and a root file system that nobody changes."""
+"""The security context of a container under the Pod Security Standard `restricted`, with a read-only root."""
 
 
 def labels(server: ExportedServer) -> dict[str, str]:
@@ -45,7 +44,7 @@ def labels(server: ExportedServer) -> dict[str, str]:
 
 
 def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") -> dict[str, Any]:
-    """Of an object beside the pods."""
+    """The metadata of an object other than a pod."""
     where = {"namespace": settings.namespace} if settings.namespace else {}
     return {"name": name or server.name, **where, "labels": labels(server)}
 
@@ -55,16 +54,18 @@ def selector(server: ExportedServer) -> dict[str, str]:
 
 
 def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, Any]:
-    if not scraped:
-        return {"labels": labels(server), **_annotated(planned_card(server))}
-    scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(server.port), "prometheus.io/path": "/metrics"}
-    if server.address.tls:
-        scrape["prometheus.io/scheme"] = "https"
-    return {"labels": labels(server), **_annotated({**planned_card(server), **scrape})}
+    """Labels and annotations; `scraped`: with those by which Prometheus finds the metrics."""
+    annotations = planned_card(server)
+    if scraped:
+        annotations |= {"prometheus.io/scrape": "true", "prometheus.io/port": str(server.port)}
+        annotations["prometheus.io/path"] = "/metrics"
+        if server.address.tls:
+            annotations["prometheus.io/scheme"] = "https"
+    return {"labels": labels(server), **({"annotations": annotations} if annotations else {})}
 
 
 def planned_card(server: ExportedServer) -> dict[str, Any]:
-    """The annotation by which the gate and `plan --file` know the card, which the scheduler does not ask about."""
+    """The annotation that names the planned GPU for `legroom gate` and `plan --file`."""
     card = server.plan.gpu
     if not card.name:
         return {}
@@ -75,28 +76,27 @@ def planned_card(server: ExportedServer) -> dict[str, Any]:
     return {GPU_ANNOTATION: Commented("What it was planned for; a node selector would keep it there.", name)}
 
 
-def _annotated(annotations: dict[str, Any]) -> dict[str, Any]:
-    return {"annotations": annotations} if annotations else {}
-
-
 def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A pod that takes requests; `first` in place of the server's own container."""
-    running = [first or container(server, settings)]
-    if server.options.sidecar:
-        running.append(_watch(server, settings))
+    """The spec of a pod. `first` replaces the server's own container."""
+    links = "A Service called vllm would set VLLM_PORT, which vLLM reads as its own."
+    grace = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
     pod: dict[str, Any] = {
-        "enableServiceLinks": Commented(
-            "A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False
-        )
+        "enableServiceLinks": Commented(links, False),
+        "terminationGracePeriodSeconds": Commented(grace, pre_stop_s(server) + server.times.stop_s),
     }
-    grace = pre_stop_s(server) + server.times.stop_s
-    why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
-    pod["terminationGracePeriodSeconds"] = Commented(why, grace)
     if settings.restricted:
         pod["automountServiceAccountToken"] = Commented("It asks nothing of the API server.", False)
-        pod["securityContext"] = _unprivileged()
+        pod["securityContext"] = {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": Commented("The volume of the cache belongs to it.", USER_ID),
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
-    pod["containers"] = running
+    sidecar = [_watch(server, settings)] if server.options.sidecar else []
+    pod["containers"] = [first or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)
     return pod
 
@@ -104,23 +104,23 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
 def container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag] = (), wrapper: str = ""
 ) -> dict[str, Any]:
-    """The server itself, with flags that its place in a group adds; `wrapper` is a line of shell around its command."""
+    """The server's container. `more` are flags of its rank in a group of pods; `wrapper` is a shell line around its
+    command."""
+    why, pre_stop = _pre_stop(server)
     return {
         **_program(server, settings, more, wrapper),
         "ports": [{"name": "http", "containerPort": server.port}],
         "resources": resources(server),
         **probes(server),
-        "lifecycle": {
-            "preStop": Commented(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
-        },
-        **_mounted(server, settings),
+        "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", pre_stop]}})},
+        "volumeMounts": _mounts(server, settings),
     }
 
 
 def worker_container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str = ""
 ) -> dict[str, Any]:
-    """A pod that computes for the first one of its group and takes no requests: no port, no probe of HTTP."""
+    """The container of a headless worker, which takes no requests and so has no port and no HTTP probe."""
     stop_s = pre_stop_s(server) + server.times.drain_s
     why = (
         "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
@@ -130,7 +130,7 @@ def worker_container(
         **_program(server, settings, more, wrapper),
         "resources": resources(server),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
-        **_mounted(server, settings),
+        "volumeMounts": _mounts(server, settings),
     }
 
 
@@ -140,7 +140,7 @@ def _program(
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
-    args = [*commented_words(server.lines, literal), *commented_words(more, str)]  # `$(NAME)` of a group is a variable
+    args = [*commented_words(server.lines, literal), *commented_words(more, str)]  # `$(LWS_WORKER_INDEX)` is a variable
     program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
     if env := [*environment(server, settings, bool(more))]:
         program["env"] = env
@@ -149,12 +149,8 @@ def _program(
     return program
 
 
-def _mounted(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    mounts = [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server, settings), *file_mounts(server)]
-    return {"volumeMounts": mounts}
-
-
 def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
+    """The `env` of the container; `grouped`: with the address at which other pods of the group reach it."""
     if settings.restricted:
         why = "Caches of vLLM, PyTorch, Triton and FlashInfer lie below it: the one place that can be written."
         yield Commented(why, {"name": "HOME", "value": settings.home})
@@ -165,18 +161,18 @@ def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool
     for line in containers.container_env(server):
         yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
-        # A pod without its API key must not start: it would answer everybody.
+        # Without its API key the server would answer everybody, so the pod must not start.
         reference = {"name": server.name, "key": secret_key(name), "optional": name != API_KEY_NAME}
         yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
 def secret_key(name: str) -> str:
-    """Where in the server's Secret a variable lies."""
+    """The key of a variable in the server's Secret."""
     return _SECRET_KEYS.get(name) or "-".join(name.lower().split("_"))
 
 
 def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[str]:
-    """The command that makes the Secret with its keys and tokens."""
+    """The kubectl command that creates the Secret with its API keys and tokens."""
     if server.secrets:
         where = f" --namespace {namespace}" if namespace else ""
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
@@ -208,30 +204,32 @@ def probes(server: ExportedServer) -> dict[str, Any]:
     }
 
 
-def _pre_stop(server: ExportedServer) -> str:
+def _pre_stop(server: ExportedServer) -> tuple[str, str]:
+    """A comment and the shell line of the preStop hook."""
+    leaving = "Routers learn that the pod is leaving; then"
     if server.options.guard:
-        return f"sleep {ENDPOINT_S}; {guard_drain(server)}"
-    return f"sleep {ENDPOINT_S}" if server.drains_itself else metrics_drain(server)
-
-
-def _pre_stop_why(server: ExportedServer) -> str:
-    if server.options.guard:
-        return "Routers learn that the pod is leaving; then the guard refuses new requests while running ones finish."
+        why = f"{leaving} the guard refuses new requests while running ones finish."
+        return why, f"sleep {ENDPOINT_S}; {guard_drain(server)}"
     if server.drains_itself:
-        return "Routers learn that the pod is leaving; then vLLM drains by itself (--shutdown-timeout)."
-    return f"vLLM {server.release.version} ends running requests at SIGTERM, so this waits for them first."
+        return f"{leaving} vLLM drains by itself (--shutdown-timeout).", f"sleep {ENDPOINT_S}"
+    why = f"vLLM {server.release.version} ends running requests at SIGTERM, so this waits for them first."
+    return why, metrics_drain(server)
 
 
 def pre_stop_s(server: ExportedServer) -> int:
+    """The longest time that the preStop hook takes."""
     drains_here = server.options.guard or not server.drains_itself
     return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
 
 
 def _mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
-    own = [{"name": "tmp", "mountPath": "/tmp"}] if settings.restricted else []
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     if server.local_model:
-        return [*model_mounts(server), *own]
-    return [{"name": "cache", "mountPath": settings.home if settings.restricted else "/root/.cache"}, *own]
+        mounts += model_mounts(server)
+    else:
+        mounts.append({"name": "cache", "mountPath": settings.home if settings.restricted else "/root/.cache"})
+    tmp = [{"name": "tmp", "mountPath": "/tmp"}] if settings.restricted else []
+    return [*mounts, *tmp, *file_mounts(server)]
 
 
 def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
@@ -240,7 +238,7 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
     shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     more: list[Any] = [{"name": "tmp", "emptyDir": {}}] if settings.restricted else []
     if server.options.sidecar:
-        more.append({"name": _WATCH_VOLUME, "configMap": {"name": _watch_name(server)}})
+        more.append({"name": _WATCH_VOLUME, "configMap": {"name": f"{server.name}-watch"}})
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
         return [shm, *model_volumes(server), *own, *more, *file_volumes(server)]
@@ -252,12 +250,12 @@ def _cache(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
         template = {"spec": claim_spec(server, "ReadWriteOnce")}
         volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
         yield Commented("A volume for each pod: it downloads the model again when it starts on a new one.", volume)
-    elif settings.cache != "kept":  # the set itself gives its pods theirs
+    elif settings.cache != "kept":  # a LeaderWorkerSet has its own claim templates
         yield {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
-    # Room for a second revision of the small files, and for compiled code.
+    # A fifth more and 10 GiB hold a second revision of the small files, and compiled code.
     size = math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
     return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
 
@@ -281,24 +279,20 @@ def _watch(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
 
 
 def watch_settings(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """What the sidecar watches. By itself it listens to its own pod alone, where no Prometheus reaches it."""
+    """The ConfigMap with the sidecar's watch.toml. It listens on all addresses, so that Prometheus reaches it."""
     lines = ['host = "0.0.0.0"', "", "[[servers]]", f'url = "{server.address.url}"']
     if server.address.tls:
         lines.append("verify_tls = false")
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(server, settings, _watch_name(server)),
+        "metadata": metadata(server, settings, f"{server.name}-watch"),
         "data": {_WATCH_FILE: "\n".join(lines) + "\n"},
     }
 
 
-def _watch_name(server: ExportedServer) -> str:
-    return f"{server.name}-watch"
-
-
 def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """In the claim, where there is one: incidents outlive the pod."""
+    """The volume mount of the sidecar's journal, in the cache volume where there is one: incidents outlive the pod."""
     if server.local_model:
         return {"name": "legroom", "mountPath": settings.journal}
     if settings.cache == "shared":
@@ -308,20 +302,9 @@ def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any
     return {"name": "cache", "subPath": "legroom", "mountPath": settings.journal}
 
 
-def _unprivileged() -> dict[str, Any]:
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
-        "fsGroup": Commented("The volume of the cache belongs to it.", USER_ID),
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
 def check_restricted(server: ExportedServer, on_node: Sequence[str]) -> None:
-    """Refuse what a namespace with the standard `restricted` would not admit."""
-    if server.port < _LOWEST_PORT:
+    """Raises LegroomError for what a namespace with the standard `restricted` would not admit."""
+    if server.port < 1024:
         raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")
     if on_node:
         raise LegroomError(

@@ -7,44 +7,45 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.deploy.cluster.nodes import headless
+from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import claim_spec, container, metadata, pod_metadata, pod_spec, worker_container
 from legroom.exports.deploy.yaml_text import Commented, manifest
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
-    from legroom.exports.deploy.cluster.nodes import NodeSpread
     from legroom.exports.deploy.exported_server import ExportedServer
+    from legroom.exports.deploy.kubernetes import ClusterSettings
 
 LEADER = {"app.kubernetes.io/component": "leader"}
 WORKER = {"app.kubernetes.io/component": "worker"}
 
 
 LEAST_VERSION = "0.8.0"
-"""The first with volumeClaimTemplates; LWS_WORKER_INDEX came before it."""
+"""The first LeaderWorkerSet release with volumeClaimTemplates."""
 _LONGEST_NAME = 46
-"""A StatefulSet of a group is called by the set and the group's number, and labels its pods with that name and a hash
-of ten letters: 63 in all, of which six are left for the number."""
+"""A label has at most 63 characters; a StatefulSet of a group labels its pods with this name, the group's number (six
+characters) and a hash of ten letters."""
 _SUFFIX = "-nodes"
 
 
 def group_name(server: ExportedServer) -> str:
-    """Not the server's own: the set makes a headless Service of its name, in which the pods find each other, and the
-    server's Service has that name already."""
+    """The name of the LeaderWorkerSet. It differs from the server's, because the set creates a headless Service of its
+    own name."""
     most = _LONGEST_NAME - len(_SUFFIX)
     if len(server.name) <= most:
         return f"{server.name}{_SUFFIX}"
-    told_apart = hashlib.sha256(server.name.encode()).hexdigest()[:6]
-    return f"{server.name[: most - 7].rstrip('-')}-{told_apart}{_SUFFIX}"
+    digest = hashlib.sha256(server.name.encode()).hexdigest()[:6]
+    return f"{server.name[: most - 7].rstrip('-')}-{digest}{_SUFFIX}"
 
 
 def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    first = container(server, settings, over.leader_lines())
+    leader = {"metadata": _with_role(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
     template = {
         "size": Commented("Pods of a group, one on each node.", over.nodes),
         "restartPolicy": Commented(
             "Ranks that lost one of them wait for it forever: the whole group starts anew.", "RecreateGroupOnPodRestart"
         ),
-        "leaderTemplate": _leader(server, settings, over),
+        "leaderTemplate": leader,
         "workerTemplate": _worker(server, settings, over),
         **_claims(server, settings),
     }
@@ -68,8 +69,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
 
 
 def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """The group starts anew whenever one of its pods does: volumes that end with their pods would make every restart
-    a download."""
+    """Volume claims that outlive a pod: the whole group restarts with any of its pods, and would download again."""
     if settings.cache != "kept" or server.local_model:
         return {}
     claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
@@ -77,23 +77,19 @@ def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]
     return {"volumeClaimTemplates": Commented(why, [claim])}
 
 
-def _leader(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    first = container(server, settings, over.leader_lines())
-    return {"metadata": with_role(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
-
-
 def _worker(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The pod template of all pods but the first."""
+    about, spec_of = pod_metadata(server, scraped=over.answers_everywhere), server
     if over.answers_everywhere:
-        first = container(server, settings, over.worker_lines(), over.worker_wrapper)
-        about = pod_metadata(server)
-        return {"metadata": with_role(about, WORKER), "spec": pod_spec(server, settings, first)}
-    first = worker_container(headless(server), settings, over.worker_lines(), over.worker_wrapper)
-    spec = pod_spec(without_watch(server), settings, first)
-    return {"metadata": with_role(pod_metadata(server, scraped=False), WORKER), "spec": spec}
+        own = container(server, settings, over.worker_lines(), over.worker_wrapper)
+    else:
+        own = worker_container(headless(server), settings, over.worker_lines(), over.worker_wrapper)
+        spec_of = _without_watch(server)
+    return {"metadata": _with_role(about, WORKER), "spec": pod_spec(spec_of, settings, own)}
 
 
 def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
-    """What the cluster's own people know and the file cannot."""
+    """Comments about settings that depend on the cluster."""
     yield (
         "To keep a group on nodes of one rack or network, annotate the set with "
         "leaderworkerset.sigs.k8s.io/exclusive-topology and the label by which your nodes tell it."
@@ -104,19 +100,19 @@ def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
         yield f"When it is deleted its volumes stay: kubectl delete pvc{where} -l {label}"
 
 
-def with_role(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:
+def _with_role(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:
     return {**about, "labels": {**about["labels"], **role}}
 
 
-def without_watch(server: ExportedServer) -> ExportedServer:
-    """A pod without an HTTP server has nothing to watch."""
+def _without_watch(server: ExportedServer) -> ExportedServer:
+    """The server without its sidecar, for a pod that serves no HTTP."""
     return replace(server, options=replace(server.options, sidecar=False))
 
 
 _NO_RAY_SINCE = "0.18.0"
-"""requirements/cuda.txt lists ray up to 0.17.1, so vLLM's own images have it until then."""
+"""requirements/cuda.txt lists ray up to 0.17.1, so vLLM's images contain it until then."""
 _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
-"""What KubeRay computed for the pod; without --block it leaves Ray running in the background."""
+"""KubeRay's `ray start` command of the pod; without --block it leaves Ray running in the background."""
 
 
 def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -130,8 +126,8 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
         "maxReplicas": over.nodes - 1,
         "rayStartParams": {},
         "template": {
-            "metadata": with_role(pod_metadata(server, scraped=False), WORKER),
-            "spec": pod_spec(without_watch(server), settings, _addressed(worker)),
+            "metadata": _with_role(pod_metadata(server, scraped=False), WORKER),
+            "spec": pod_spec(_without_watch(server), settings, _addressed(worker)),
         },
     }
     about = metadata(server, settings)
@@ -141,7 +137,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     group = {
         "rayStartParams": {"dashboard-host": "0.0.0.0"},
         "template": {
-            "metadata": with_role(pod_metadata(server), LEADER),
+            "metadata": _with_role(pod_metadata(server), LEADER),
             "spec": pod_spec(server, settings, _addressed(head)),
         },
     }
@@ -149,15 +145,15 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
 
 
 def _own_probes() -> dict[str, Any]:
-    """KubeRay gives probes to pods that have none. Its own ask Ray's dashboard agent by wget: vLLM's images have no
-    wget, and `ray[cgraph]` no agent, so the pod would be killed every ten minutes."""
+    """Probes that always succeed. KubeRay's default probes use wget and Ray's dashboard agent, which vLLM's images and
+    `ray[cgraph]` lack, so that the pod would be killed every ten minutes."""
     ends_with_ray = {"exec": {"command": ["/bin/true"]}}
     why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
     return {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
 
 
 def _head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """It waits for the cards of the other nodes: vLLM gives up at once where Ray has too few."""
+    """The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few."""
     cards = server.gpus * over.nodes
     wait = (
         "import ray, time; ray.init(address='auto', log_to_driver=False)\n"

@@ -1,24 +1,26 @@
-"""Options that describe a server and its machine: shared by the commands that take vLLM's flags."""
+"""Options that several commands share: the server, its machine, the latency goals and the workers of a sweep."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from legroom.cli.output import note
 from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
+    from legroom.sweeps.executors import SweepExecutor
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """`words` as (legroom's own options, everything else in its order, what follows a lone `--`).
+    """`words` as (options of the parser, other words, words after `--`).
 
-    Only whole names count: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
+    Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
     """
     before, after = list(words), list[str]()
     if "--" in before:
@@ -45,7 +47,7 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
 
 
 def add_machine_options(where: argparse._ArgumentGroup) -> None:
-    """The machine that a server runs on."""
+    """Adds --gpu, --gpus, --gpu-memory, --gpu-used and --host-memory."""
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
     where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
     where.add_argument(
@@ -56,7 +58,7 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """The sources of a server other than MODEL and flags."""
+    """Adds --command, --file and --python: ways to describe a server other than MODEL and flags."""
     what = parser.add_argument_group("other ways to say what runs")
     what.add_argument("--command", metavar="LINE", dest="line", help="a vllm serve, python -m or docker run line")
     what.add_argument("--file", metavar="FILE", help="a script, manifest, compose file, Dockerfile, unit ...")
@@ -64,7 +66,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Own options into a namespace; vLLM's words beside them."""
+    """The namespace of the command's own options, with `vllm_words` and `command_words`."""
     own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     args.vllm_words, args.command_words = rest, after
@@ -72,8 +74,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Deployment:
-    """The server that the words, the line or the file describe; flags beside a line or a file override it. `environ` is
-    what the server would inherit (default: this process's environment)."""
+    """The server that the options describe; vLLM's flags override those of a command line or a file. `environ` is the
+    environment that the server inherits (default: this process's)."""
     from legroom.deployments.described import deployment_from_words, server_env
     from legroom.facts.releases import release as known_release
 
@@ -87,7 +89,7 @@ def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None
 
 
 def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machine:
-    """The machine of the options, completed by what a file says of it."""
+    """The machine that the options describe, completed from the deployment file."""
     from legroom.planning.machine import Machine, completed_machine
 
     allowed = deployment.gpu_names
@@ -103,7 +105,7 @@ def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machi
 
 
 def _base(args: argparse.Namespace, release: Release | None) -> Deployment | None:
-    """The server of a line, a file or Python source; None where MODEL and flags are all there is."""
+    """The server of a command line, a file or Python source; None where only MODEL and flags are given."""
     sources = {"-- ...": args.command_words, "--command": args.line, "--file": args.file, "--python": args.python}
     used = [name for name, value in sources.items() if value]
     if len(used) > 1:
@@ -126,9 +128,40 @@ def _base(args: argparse.Namespace, release: Release | None) -> Deployment | Non
 
 
 def gpu_count(text: str | None, option: str) -> int | None:
-    """The number of GPUs of an option; None where it was not given."""
+    """The parsed number of GPUs; None where the option is not given."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 4096):
         raise LegroomError(f"{option} {text!r} is not a number of GPUs", f"write it like {option} 2")
     return int(text)
+
+
+def add_sweep_options(group: Any, default: str) -> None:
+    """Adds --workers and --ray; `default` is the default shown in the help."""
+    group.add_argument(
+        "--workers", type=int, metavar="N", help=f"worker processes, or tasks at once on Ray (default: {default})"
+    )
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run on this Ray cluster: host:port, ray://host:10001, or auto for the one this machine is a node of",
+    )
+
+
+def add_latency_goals(group: Any, unit: str) -> None:
+    """Adds --ttft and --tpot; `unit` is the unit of --ttft."""
+    group.add_argument("--ttft", type=float, metavar="S", help=f"p99 of the time to the first token, in {unit}")
+    group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
+
+
+def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:
+    """The executor of a sweep: the Ray cluster of `--ray`, else `--workers` or `workers` processes."""
+    if args.workers is not None and args.workers < 1:
+        raise LegroomError(f"--workers {args.workers} leaves nobody to do the work", "give at least 1, or leave it out")
+    if args.ray is not None:
+        from legroom.sweeps.ray_cluster import RayExecutor
+
+        return RayExecutor(args.ray, args.workers, announce=note)
+    from legroom.sweeps.executors import ProcessExecutor
+
+    return ProcessExecutor(args.workers or workers)

@@ -1,0 +1,158 @@
+"""Servers of a deployment file: a plan in a few sentences, and the diff of two versions as text or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import wrap
+from legroom.render.plan_parts import VERDICT_COLOURS, headline, short_name
+from legroom.units import gib, human_bytes
+from legroom.vllm.command_line import any_release_words
+
+if TYPE_CHECKING:
+    from legroom.planning.file_plans import FileServer
+    from legroom.planning.plan import Advice, Plan
+    from legroom.planning.plan_diff import PlanChange, ServerDiff
+
+MAX_FIXES = 2
+"""Changes of flags that the sentences name."""
+
+
+def verdict_sentences(server: FileServer) -> tuple[str, ...]:
+    """The verdict, its reason and the fixes, one sentence each; empty where the server fits."""
+    return tuple(_sentences(server))
+
+
+def _sentences(server: FileServer) -> Iterator[str]:
+    what = server.what
+    if server.refused_flags and what is not None:
+        for problem in server.refused_flags:
+            instead = f" Write {problem.instead} instead." if problem.instead else " Leave it out."
+            yield f"vLLM {what.release} will not start: {problem.message}.{instead}"
+    elif server.refusal is not None and what is not None:
+        yield f"vLLM {what.release} will not start: {server.refusal.message} ({server.refusal.hint})."
+    elif server.gpus_short and what is not None:
+        needed = what.args.gpus_needed
+        yield (
+            f"{short_name(what.args.model)} will not start: its parallel sizes ask for {needed} GPUs, and its "
+            f"container is given {needed - server.gpus_short}. Give it {needed}, or lower the parallel sizes."
+        )
+    elif server.unknown:
+        yield f"Not understood: {server.unknown}{f' ({server.hint})' if server.hint else ''}."
+    else:
+        yield from _plan_sentences(server)
+
+
+def _plan_sentences(server: FileServer) -> Iterator[str]:
+    shown = server.shown
+    if shown is None or server.verdict == "fits":
+        return
+    if server.verdict == "does_not_fit" or not server.failing:
+        yield from plan_sentences(shown)
+        return
+    for plan in server.failing:
+        yield f"It may be put on a {plan.target.gpu.name}, where it will not start. {_why(plan)}".rstrip()
+
+
+def plan_sentences(plan: Plan) -> Iterator[str]:
+    """The verdict of a plan, the beginning of vLLM's error, and the first fixes."""
+    yield headline(plan)
+    if why := _why(plan):
+        yield why
+    for number, advice in enumerate(plan.advice[:MAX_FIXES]):
+        yield f"{'Fix' if number == 0 else 'Or'}: {_fix(advice)}."
+
+
+def _why(plan: Plan) -> str:
+    failure = plan.memory.failure
+    if failure is None:
+        return ""
+    words = failure.message.partition(". ")[0].rstrip(".")
+    # vLLM's message with an estimated length has both figures.
+    is_short = failure.needed_bytes > failure.available_bytes and failure.estimated_max_len is None
+    missing = f" It needs {gib(failure.needed_bytes)} and has {gib(failure.available_bytes)}." if is_short else ""
+    return f"vLLM stops with: {words}.{missing}"
+
+
+def _fix(advice: Advice) -> str:
+    costs = f" ({advice.trades})" if advice.trades else ""
+    return f"{' '.join(any_release_words(advice.flags))}{costs}"
+
+
+_SHOWN = {"fits": "fits", "tight": "tight", "does_not_fit": "will not start", "unknown": "not understood", None: "none"}
+
+
+def diff_text(diffs: Sequence[ServerDiff], style: Style = PLAIN) -> str:
+    if not diffs:
+        return "Neither version starts a vLLM server.\n"
+    return "\n".join("\n".join(_diff_lines(diff, style)) + "\n" for diff in diffs)
+
+
+def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
+    yield f"{style.paint(diff.name, 'bold')}: {_verdict(diff, style)}"
+    width = max((len(change.what) for change in diff.changes), default=0)
+    for change in diff.changes:
+        yield f"  {change.what:<{width}}  {change.old} -> {change.new}{_amount(change)}"
+    if diff.new is not None and not diff.changes and diff.old is not None:
+        yield "  nothing that memory depends on has changed"
+    for sentence in _new_version_sentences(diff.new):
+        yield from wrap(sentence, style.width, "  ", "  ")
+
+
+def _verdict(diff: ServerDiff, style: Style) -> str:
+    before, after = diff.verdicts
+    if diff.new is None:
+        return "removed"
+    painted = style.paint(_SHOWN[after], VERDICT_COLOURS[after], "bold") if after in VERDICT_COLOURS else _SHOWN[after]
+    if diff.old is None:
+        return f"new, {painted}"
+    return painted if before == after else f"{_SHOWN[before]} -> {painted}"
+
+
+def _amount(change: PlanChange) -> str:
+    if change.bytes is None:
+        return ""
+    return f"  ({'+' if change.bytes > 0 else '-'}{human_bytes(abs(change.bytes))})"
+
+
+def _new_version_sentences(server: FileServer | None) -> tuple[str, ...]:
+    """The verdict sentences of the new version; its headline where it fits."""
+    if server is None:
+        return ()
+    sentences = verdict_sentences(server)
+    return sentences or ((headline(server.shown),) if server.shown is not None else ())
+
+
+def diff_markdown(title: str, diffs: Sequence[ServerDiff]) -> str:
+    """A Markdown section about one file; text of the file is escaped."""
+    lines = [f"### {_escaped(title)}", ""]
+    if not diffs:
+        lines += ["Neither version starts a vLLM server.", ""]
+    for diff in diffs:
+        lines += _markdown_server(diff)
+    return "\n".join(lines)
+
+
+def _markdown_server(diff: ServerDiff) -> Iterator[str]:
+    yield f"**{_escaped(diff.name)}: {_verdict(diff, PLAIN)}**"
+    yield ""
+    if diff.changes:
+        yield "| | before | after | |"
+        yield "|---|---|---|---|"
+        for change in diff.changes:
+            cells = (change.what, change.old, change.new, _amount(change).strip())
+            yield f"| {' | '.join(map(_escaped, cells))} |"
+        yield ""
+    for sentence in _new_version_sentences(diff.new):
+        yield f"{_escaped(sentence)}"
+        yield ""
+
+
+def _escaped(text: str) -> str:
+    """Untrusted text on one line, with Markdown characters and mentions escaped."""
+    flat = " ".join(text.split())
+    for character in "\\`*_{}[]<>|#@":
+        flat = flat.replace(character, f"\\{character}" if character != "@" else "@\u200b")
+    return flat
