@@ -325,12 +325,15 @@ class _Draft(types.SimpleNamespace):
         return self
 
 
-def _mtp(architecture: str, model_type: str) -> list[str]:
-    """`mtp` where the release runs the architecture's own MTP layers as the draft, `counted_mtp` where it does so only
-    if the config counts them."""
-    without = _drafts_itself(architecture, model_type)
-    counted = _drafts_itself(architecture, model_type, num_nextn_predict_layers=1, mtp_num_hidden_layers=1)
-    return ["mtp"] if without else ["counted_mtp"] if counted else []
+def _mtp(architecture: str, model_types: list[str]) -> list[str]:
+    """`mtp` where the release runs the architecture's own MTP layers as the draft, `mtp:TYPE` where it does so for one
+    of its model types, `counted_mtp` where the config must count the layers."""
+    counts = {"num_nextn_predict_layers": 1, "mtp_num_hidden_layers": 1}
+    always = [name for name in model_types if _drafts_itself(architecture, name)]
+    counted = [name for name in model_types if _drafts_itself(architecture, name, **counts)]
+    if len(always) == len(model_types):
+        return ["mtp"]
+    return [f"mtp:{name}" for name in always] or ["counted_mtp"] * bool(counted)
 
 
 def _drafts_itself(architecture: str, model_type: str, **counts: int) -> bool:
@@ -346,10 +349,13 @@ def _drafts_itself(architecture: str, model_type: str, **counts: int) -> bool:
     return changed.model_type in get_args(speculative.MTPModelTypes)
 
 
-def _model_types() -> dict[str, str]:
-    """The model_type of each architecture, as `facts` knows them."""
+def _model_types() -> dict[str, list[str]]:
+    """The model types of each architecture, as `facts` knows them."""
     path = Path(__file__).parent.parent / "src/legroom/facts/data/architectures.json"
-    return {architecture: name for name, architecture in json.loads(path.read_text())["architectures"].items()}
+    found: dict[str, list[str]] = {}
+    for name, architecture in json.loads(path.read_text())["architectures"].items():
+        found.setdefault(architecture, []).append(name)
+    return found
 
 
 def _interfaces() -> dict[str, Any]:
@@ -369,7 +375,7 @@ def _interfaces() -> dict[str, Any]:
                 print(f"{name}: {type(error).__name__}: {error}"[:150], file=sys.stderr)
                 continue
         words = [short for short, check in checks.items() if check(cls)]
-        found[name] = " ".join(words + _mtp(name, model_types.get(name, "no_such_type")))
+        found[name] = " ".join(words + _mtp(name, model_types.get(name, ["no_such_type"])))
     return dict(sorted(found.items()))
 
 

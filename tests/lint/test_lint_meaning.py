@@ -178,7 +178,7 @@ spec:
       image: vllm/vllm-openai:v0.32.0
       env:
       - name: VLLM_ADDITIONAL_ARGS
-        value: "--max-model-len 4096 --kv-transfer-config '{{\\"kv_connector\\": \\"X\\"}}'"
+        value: "--max-model-len 4k --kv-transfer-config '{{\\"kv_connector\\": \\"NixlConnector\\", \\"kv_role\\": \\"kv_both\\"}}'"
       resources: {{limits: {{nvidia.com/gpu: 4, memory: 200Gi}}}}
       livenessProbe: {{periodSeconds: PERIOD}}
 """

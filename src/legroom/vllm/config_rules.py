@@ -352,7 +352,8 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
 
 
 def _has_mtp(implements: frozenset[str], model: Model) -> bool:
-    return "mtp" in implements or ("counted_mtp" in implements and bool(model.draft_layers))
+    own = {"mtp", f"mtp:{model.model_type}"}
+    return bool(own & implements) or ("counted_mtp" in implements and bool(model.draft_layers))
 
 
 def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
