@@ -80,7 +80,7 @@ async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, match
     answers: dict[str, list[tuple[dict[str, str], float]]] = {}
     async with open_session() as session:
         for name, query in fleet_queries(matchers, window_s).items():
-            answers[name] = await source.ask(session, query)
+            answers[name] = await source.query(session, query)
     demand = {_group_key(labels): value for labels, value in answers.pop("demand")}
     gpus, start_s = _gpus_and_start_s(args)
     more: dict[str, Any] = {} if start_s is None else {"start_s": start_s}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError
@@ -14,10 +13,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 NAME = "env"
 HELP = "the server's environment, secrets left to be filled in"
 NEEDS_PLAN = True
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group)
+add_options = add_server_options
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
