@@ -30,10 +30,11 @@ def arguments(usage: str | None, *positional: str, **options: Any) -> argparse.N
             parser.add_argument(flag, action="store_true")
         elif isinstance(default, type):
             parser.add_argument(flag, type=default)
-        elif isinstance(default, tuple | list):
+        elif isinstance(default, tuple):
             parser.add_argument(flag, nargs="*", default=list(default), type=type(default[0]) if default else str)
         else:
-            parser.add_argument(flag, nargs="?", type=type(default), default=default, const=default)
+            kind = Path if isinstance(default, Path) else type(default)
+            parser.add_argument(flag, nargs="?", type=kind, default=default, const=default)
     return parser.parse_args()
 
 

@@ -21,7 +21,6 @@ a line for each start and each diagnosis, OUT/CASE has the logs and the records.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -29,8 +28,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench_harness import arguments, write_line
 from gpu_neighbour import Neighbour
-from gpu_server import GpuServer, legroom_json, planned_blocks, write_line
+from gpu_server import GpuServer, legroom_json, planned_blocks
 
 GIB, MIB = 1 << 30, 1 << 20
 SHORT = {"prompt": list(range(5, 37)), "max_tokens": 4, "ignore_eos": True}
@@ -96,69 +96,26 @@ PROMPTS = {"max_model_len": 8256, "max_num_seqs": 64, "max_num_batched_tokens": 
 GRAPHS = {"compilation_config": json.dumps({"mode": 0, "cudagraph_mode": "FULL"})}
 POOL = int(136.2 * GIB)
 """Of an H200: what 1,024 sequences leave of it is less, what 256 leave is too little for their graphs."""
+FRAGMENTING = {"kind": "fragmentation", "seed": 1}
+LEAKING = {"kind": "leak", "seed": 1, "least_bytes": 100 * MIB, "most_bytes": 300 * MIB, "every_steps": 4}
+BURST, QWEN, GEMMA, LLAMA = "runtime_activation_burst", "qwen3-0.6b", "gemma-3-1b", "llama-3.2-1b"
+POOLED = {"kv_cache_memory_bytes": POOL, "max_model_len": 4096} | GRAPHS
+LONG_V2 = {"max_model_len": 8256, "max_num_seqs": 16, "max_num_batched_tokens": 2048} | EAGER
+
+
+def share(of_card: float, flags: dict[str, Any]) -> dict[str, Any]:
+    return {"gpu_memory_utilization": of_card} | flags
+
+
 CASES = (
-    Case(
-        "prompt_logprobs",
-        "runtime_activation_burst",
-        "qwen3-0.6b",
-        {"gpu_memory_utilization": 0.985} | PROMPTS,
-        long_prompt,
-        V1,
-    ),
-    Case(
-        "fragmentation",
-        "allocator_fragmentation",
-        "qwen3-0.6b",
-        {"gpu_memory_utilization": 0.75} | PROMPTS,
-        long_prompt,
-        V1,
-        {"kind": "fragmentation", "seed": 1},
-    ),
-    Case(
-        "sampling",
-        "runtime_activation_burst",
-        "gemma-3-1b",
-        {"gpu_memory_utilization": 0.994} | SEQUENCES,
-        many_sequences,
-    ),
-    Case(
-        "neighbour",
-        "gpu_shared_or_not_free",
-        "gemma-3-1b",
-        {"gpu_memory_utilization": 0.6} | SEQUENCES,
-        many_sequences,
-        has_neighbour=True,
-    ),
-    Case(
-        "pool",
-        "no_cache_blocks",
-        "llama-3.2-1b",
-        {"kv_cache_memory_bytes": POOL, "max_model_len": 4096} | GRAPHS,
-        some_short,
-    ),
-    Case(
-        "graphs",
-        "cudagraph_capture_oom",
-        "llama-3.2-1b",
-        {"kv_cache_memory_bytes": POOL, "max_model_len": 4096, "max_num_seqs": 256} | GRAPHS,
-        some_short,
-    ),
-    Case(
-        "leak",
-        "leak_over_time",
-        "llama-3.2-1b",
-        {"gpu_memory_utilization": 0.9, "max_model_len": 4096} | EAGER,
-        many_short,
-        fault={"kind": "leak", "seed": 1, "least_bytes": 100 * MIB, "most_bytes": 300 * MIB, "every_steps": 4},
-    ),
-    Case(
-        "prompt_logprobs_v2",
-        "runtime_activation_burst",
-        "gemma-3-1b",
-        {"gpu_memory_utilization": 0.995, "max_model_len": 8256, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
-        | EAGER,
-        long_prompt,
-    ),
+    Case("prompt_logprobs", BURST, QWEN, share(0.985, PROMPTS), long_prompt, V1),
+    Case("fragmentation", "allocator_fragmentation", QWEN, share(0.75, PROMPTS), long_prompt, V1, FRAGMENTING),
+    Case("sampling", BURST, GEMMA, share(0.994, SEQUENCES), many_sequences),
+    Case("neighbour", "gpu_shared_or_not_free", GEMMA, share(0.6, SEQUENCES), many_sequences, has_neighbour=True),
+    Case("pool", "no_cache_blocks", LLAMA, POOLED, some_short),
+    Case("graphs", "cudagraph_capture_oom", LLAMA, POOLED | {"max_num_seqs": 256}, some_short),
+    Case("leak", "leak_over_time", LLAMA, share(0.9, {"max_model_len": 4096} | EAGER), many_short, fault=LEAKING),
+    Case("prompt_logprobs_v2", BURST, GEMMA, share(0.995, LONG_V2), long_prompt),
 )
 
 
@@ -244,14 +201,7 @@ def fixed(case: Case, diagnosis: dict[str, Any]) -> Case | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("vllm")
-    parser.add_argument("models", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES])
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--seconds", type=float, default=600.0)
-    args = parser.parse_args()
+    args = arguments(__doc__, "vllm", "models:path", "out:path", cases=(), gpu="h200", seconds=600.0)
     args.out.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + args.seconds
     bench, survived = Bench(args.vllm, args.models, args.out, args.gpu), dict[str, str]()

@@ -12,7 +12,6 @@ Without `--peers`, the two are installed from the configured package index into 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -23,6 +22,8 @@ import tempfile
 import time
 import venv
 from pathlib import Path
+
+from bench_harness import arguments, print_table, write_json
 
 PEERS = {
     "hf-mem": ["--model-id", "Qwen/Qwen3-8B", "--experimental", "--json-output"],
@@ -78,11 +79,7 @@ def measure(table: dict[str, list[str]], runs: int) -> tuple[dict[str, list[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--peers", type=Path, help="an environment that has hf-mem and kvfit installed")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args()
+    args = arguments(__doc__, runs=15, peers=Path, json=Path)
     with tempfile.TemporaryDirectory() as folder:
         peers = args.peers or install_peers(Path(folder) / "peers")
         times, unanswered = measure(commands(peers), args.runs)
@@ -97,16 +94,14 @@ def main() -> None:
         }
         for name, values in times.items()
     }
-    print(f"{'command':22}{'median':>10}{'fastest':>10}{'slowest':>10}{'x legroom plan':>16}")
+    table = [("command", "median", "fastest", "slowest", "x legroom plan", "")]
     for name, row in rows.items():
-        print(
-            f"{name:22}{row['median_s'] * 1000:>7.0f} ms{row['fastest_s'] * 1000:>7.0f} ms"
-            f"{row['slowest_s'] * 1000:>7.0f} ms{row['times_legroom_plan']:>16.2f}"
-            f"{'' if row['answered'] else '  stopped at its first request: no network'}"
-        )
+        times_ms = (f"{row[column] * 1000:.0f} ms" for column in ("median_s", "fastest_s", "slowest_s"))
+        stopped = "" if row["answered"] else "stopped at its first request: no network"
+        table.append((name, *times_ms, f"{row['times_legroom_plan']:.2f}", stopped))
+    print_table(table)
     document = {"runs": args.runs, "python": sys.version.split()[0], "commands": rows}
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_json(args.json, document)
     print(json.dumps(document))
 
 

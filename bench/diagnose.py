@@ -3,7 +3,7 @@
     python bench/diagnose.py accuracy CASES.jsonl      right cause first, among three, look-alikes, kinds of fixes
     python bench/diagnose.py fixes CASES.jsonl [--half 0|1] [--show]    would the first fix have worked?
     python bench/diagnose.py robust CASES.jsonl [--half 0|1] [--show] [--min-lines 15]
-    python bench/diagnose.py speed [--mib 1024]        a generated log, beside ripgrep counting the same texts
+    python bench/diagnose.py speed [--mib 1024]        a generated log
 
 A case is an object with `id`, `log`, `cause`, and optionally `accept_causes`, `hard`, `log_decisive`, `fix_tags`,
 `fixes_that_failed`. Halves are by a hash of the id. The last line is JSON.
@@ -36,7 +36,6 @@ import json
 import random
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,7 +54,6 @@ from legroom.diagnosis.log_diagnosis import read_log
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.releases import release
 from legroom.vllm.command_line import command, command_parts
-from legroom.vllm_logs.log_scanner import all_marks
 from legroom.vllm_logs.log_sources import pieces_of_file
 from legroom.vllm_logs.startup_log import Startup
 
@@ -151,41 +149,22 @@ def _line(dice: random.Random, words: list[str]) -> str:
 
 
 def speed(mib: int) -> dict[str, object]:
-    """Megabytes a second and the most memory, in a process of its own, and ripgrep on the same file and texts."""
+    """Megabytes a second and the most memory, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        log, texts = Path(folder) / "server.log", Path(folder) / "texts"
+        log = Path(folder) / "server.log"
         write_log(log, mib)
-        texts.write_bytes(b"\n".join(all_marks()))
         megabytes = log.stat().st_size / 1e6
         start = time.perf_counter()
         child = subprocess.run([sys.executable, __file__, "read", str(log)], capture_output=True, text=True, check=True)
         wall = time.perf_counter() - start
         own = json.loads(child.stdout)
-        figures: dict[str, object] = {
+        return {
             "MB": round(megabytes),
             "legroom MB/s": round(megabytes / wall, 1),
             "legroom MB/s of CPU": round(megabytes / own["cpu_s"], 1),
             "legroom MB of memory": own["most_mb"],
             "first cause": own["cause"],
         }
-        if shutil.which("rg"):
-            figures |= _ripgrep(log, texts, megabytes)
-        return figures
-
-
-def _ripgrep(log: Path, texts: Path, megabytes: float) -> dict[str, object]:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    words = ["rg", "--threads", "1", "--count", "--fixed-strings", "--file", str(texts), str(log)]
-    counted = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    wall = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {
-        "ripgrep MB/s": round(megabytes / wall, 1),
-        "ripgrep MB/s of CPU": round(megabytes / max(cpu, 1e-6), 1),
-        "ripgrep lines": counted,
-    }
 
 
 def read(path: str) -> dict[str, object]:
@@ -203,50 +182,31 @@ def read(path: str) -> dict[str, object]:
 Outcome = Literal["works", "partly", "wrong"]
 
 # What ended such failures at all: the counts of `insights.md`, "what really works, per class", and vLLM's own checks.
-WORKING_KINDS: dict[str, frozenset[str]] = {
-    "weights_too_big": frozenset({"checkpoint_format", "more_or_fewer_gpus_tp_pp", "cpu_offload"}),
-    "kv_too_small_for_max_len": frozenset({"max_model_len", "kv_cache_memory_bytes", "raise_util", "kv_cache_dtype"}),
-    "no_cache_blocks": frozenset(
-        {"raise_util", "engine_version_or_V0", "checkpoint_format", "more_or_fewer_gpus_tp_pp", "cpu_offload"}
-    ),
-    "gpu_shared_or_not_free": frozenset(
-        {"free_gpu_or_kill_orphans", "sequence_starts_or_wait", "engine_version_or_V0"}
-    ),
-    "profiling_activation_peak": frozenset(
-        {
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "limit_multimodal",
-            "checkpoint_format",
-            "more_or_fewer_gpus_tp_pp",
-        }
-    ),
-    "cudagraph_capture_oom": frozenset({"engine_version_or_V0", "lower_util", "eager_or_fewer_graphs", "max_num_seqs"}),
-    "runtime_activation_burst": frozenset(
-        {"lower_util", "max_num_batched_tokens", "more_or_fewer_gpus_tp_pp", "kv_cache_memory_bytes", "request"}
-    ),
-    "multimodal_inputs": frozenset({"limit_multimodal", "engine_version_or_V0", "max_num_batched_tokens"}),
-    "lora_or_spec_decode_extra": frozenset({"other_engine_feature_off", "lower_util", "max_num_seqs"}),
-    "kv_preemption_thrash": frozenset({"max_num_seqs", "max_model_len", "swap_space"}),
-    "allocator_fragmentation": frozenset({"allocator_conf", "lower_util"}),
-    "host_ram_oom": frozenset(
-        {"more_host_ram_or_shm", "checkpoint_format", "sequence_starts_or_wait", "swap_space", "engine_version_or_V0"}
-    ),
-    "prefix_cache_pressure": frozenset({"report"}),
-    "leak_over_time": frozenset({"engine_version_or_V0", "eager_or_fewer_graphs", "limit_multimodal"}),
-    "nccl_or_custom_allreduce_buffers": frozenset({"disable_custom_allreduce_or_nccl_env", "lower_util"}),
-    "tp_kv_head_replication_or_pp_imbalance": frozenset({"more_or_fewer_gpus_tp_pp", "max_model_len"}),
-    "quantization_kernel_workspace": frozenset({"engine_version_or_V0", "checkpoint_format", "lower_util"}),
-    "sleep_mode_or_rlhf_colocation": frozenset(
-        {"lower_util", "sequence_starts_or_wait", "engine_version_or_V0", "other_engine_feature_off"}
-    ),
-    "unified_memory_or_wsl": frozenset(
-        {"drop_page_cache", "sequence_starts_or_wait", "lower_util", "more_host_ram_or_shm"}
-    ),
-    "wrong_flag": frozenset({"flag"}),
-    "request_too_long": frozenset({"request", "max_model_len", "max_num_batched_tokens"}),
-    "hybrid_state_cache_limit": frozenset({"max_num_seqs"}),
+WORKING_KINDS = {
+    "weights_too_big": "checkpoint_format more_or_fewer_gpus_tp_pp cpu_offload",
+    "kv_too_small_for_max_len": "max_model_len kv_cache_memory_bytes raise_util kv_cache_dtype",
+    "no_cache_blocks": "raise_util engine_version_or_V0 checkpoint_format more_or_fewer_gpus_tp_pp cpu_offload",
+    "gpu_shared_or_not_free": "free_gpu_or_kill_orphans sequence_starts_or_wait engine_version_or_V0",
+    "profiling_activation_peak": "max_num_seqs max_num_batched_tokens max_model_len "
+    "limit_multimodal checkpoint_format more_or_fewer_gpus_tp_pp",
+    "cudagraph_capture_oom": "engine_version_or_V0 lower_util eager_or_fewer_graphs max_num_seqs",
+    "runtime_activation_burst": "lower_util max_num_batched_tokens "
+    "more_or_fewer_gpus_tp_pp kv_cache_memory_bytes request",
+    "multimodal_inputs": "limit_multimodal engine_version_or_V0 max_num_batched_tokens",
+    "lora_or_spec_decode_extra": "other_engine_feature_off lower_util max_num_seqs",
+    "kv_preemption_thrash": "max_num_seqs max_model_len swap_space",
+    "allocator_fragmentation": "allocator_conf lower_util",
+    "host_ram_oom": "more_host_ram_or_shm checkpoint_format sequence_starts_or_wait swap_space engine_version_or_V0",
+    "prefix_cache_pressure": "report",
+    "leak_over_time": "engine_version_or_V0 eager_or_fewer_graphs limit_multimodal",
+    "nccl_or_custom_allreduce_buffers": "disable_custom_allreduce_or_nccl_env lower_util",
+    "tp_kv_head_replication_or_pp_imbalance": "more_or_fewer_gpus_tp_pp max_model_len",
+    "quantization_kernel_workspace": "engine_version_or_V0 checkpoint_format lower_util",
+    "sleep_mode_or_rlhf_colocation": "lower_util sequence_starts_or_wait engine_version_or_V0 other_engine_feature_off",
+    "unified_memory_or_wsl": "drop_page_cache sequence_starts_or_wait lower_util more_host_ram_or_shm",
+    "wrong_flag": "flag",
+    "request_too_long": "request max_model_len max_num_batched_tokens",
+    "hybrid_state_cache_limit": "max_num_seqs",
 }
 _TRIED = {
     "lower_util": re.compile(
@@ -300,7 +260,7 @@ def check_first_fix(case: dict[str, Any]) -> FixVerdict:
     wrong += _against_numbers(fix, case["log"])
     if _QUANTIZED.search(str(case.get("model") or "")) and any("quantized checkpoint" in step for step in fix.steps):
         doubts.append("asks for a quantized checkpoint of one that is")
-    usual = set().union(*(WORKING_KINDS.get(cause, frozenset()) for cause in right))
+    usual = {kind for cause in right for kind in WORKING_KINDS.get(cause, "").split()}
     if tags and not agrees and fix.kind in usual:
         doubts.append(f"the thread ended with {', '.join(sorted(tags))}")
     elif not agrees and fix.kind not in usual:

@@ -10,7 +10,6 @@ Prints a table of what is wrong; the last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench_harness import arguments, read_lines
 from scoring import ScoredStart, gpu_run_cases, predict, published_cases, read_records
 
 from legroom.errors import LegroomError
@@ -113,8 +113,7 @@ def from_rules() -> Iterator[Verdict]:
 
 def from_failed_starts() -> Iterator[Verdict]:
     """Starts that failed, with model, card, release and flags as their threads state them."""
-    for line in FAILED_STARTS.read_text("utf-8").splitlines():
-        case = json.loads(line)
+    for case in read_lines(FAILED_STARTS):
         used = release(case["vllm"])
         parsed = parse_flags(shlex.split(case["flags"]), used).args
         args = replace(parsed, model=case["model"], env={**parsed.env, **case.get("env", {})})
@@ -138,8 +137,7 @@ def from_records(kind: str, cases: list[ScoredStart]) -> Iterator[Verdict]:
 
 def from_commands(path: Path) -> Iterator[Verdict]:
     """Published failures whose flags are a command line, on a card and a model that legroom knows."""
-    for line in path.read_text("utf-8").splitlines():
-        case = json.loads(line)
+    for case in read_lines(path):
         version = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", str(case.get("vllm_version") or ""))
         flags = str(case.get("flags") or "")
         if case["cause"] not in START_UP_CAUSES or not str(case["phase"]).startswith("startup") or version is None:
@@ -156,11 +154,7 @@ def from_commands(path: Path) -> Iterator[Verdict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--runs", type=Path)
-    parser.add_argument("--cases", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, "data:path", runs=Path, cases=Path)
     published = published_cases(args.data)
     verdicts = [*from_rules(), *from_failed_starts(), *from_records("published start", published.cases)]
     if args.runs:

@@ -11,7 +11,6 @@ left out in turn, and the error on the model left out is what the table shows.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections import defaultdict
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_harness import ROOT, arguments, read_lines
 from scoring import published_cases
 
 from legroom.errors import LegroomError
@@ -43,7 +43,8 @@ from legroom.units import GIB, MIB
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
 
-FIT = Path(__file__).parent.parent / "src/legroom/facts/data/fit.json"
+FIT = ROOT / "src/legroom/facts/data/fit.json"
+RECORDED = ROOT / "tests/fixtures/h200_0.26.jsonl"
 H200 = with_total(gpu("NVIDIA H200"), 150109880320)
 ARGS = {field for field in ServeArgs.__dataclass_fields__ if field not in ("model", "usage", "env", "others")}
 
@@ -69,7 +70,7 @@ def settings_of(model: Model, args: dict[str, Any], env: dict[str, Any] | None, 
 
 def recorded_runs(path: Path) -> list[Run]:
     """legroom's own recordings."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = list(read_lines(path))
     models = {
         line["name"]: model_from_config(line["config"], line["name"]) for line in lines if line["kind"] == "model"
     }
@@ -90,8 +91,7 @@ def measured_runs(folder: Path) -> list[Run]:
     """The runs of a folder of instrumented start-ups, in the same form."""
     found = []
     models: dict[str, Model] = {}
-    for line in (folder / "measured.jsonl").read_text().splitlines():
-        raw = json.loads(line)
+    for raw in read_lines(folder / "measured.jsonl"):
         if not raw.get("ok"):
             continue
         name = raw["model"]
@@ -264,12 +264,7 @@ def report(runs: Sequence[Run]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gpu", type=Path)
-    parser.add_argument("truth", type=Path, nargs="?")
-    parser.add_argument("--runs", type=Path, default=FIT.parents[4] / "tests/fixtures/h200_0.26.jsonl")
-    parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__, "gpu:path", "truth:path?", runs=RECORDED, write=False)
     runs = measured_runs(args.gpu) + recorded_runs(args.runs)
     runs = [run for run in runs if run.settings.runner == run.seen.get("runner", run.settings.runner)]
     fit = json.loads(json.dumps(constants()))

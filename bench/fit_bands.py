@@ -12,7 +12,6 @@ starts whose source (the repository that published them; of measured runs, the m
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -20,13 +19,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from h200 import unpacked
-from scoring import Result, ScoredStart, gpu_run_cases, predict, published_cases, read_records, weighted_quantile
+from bench_harness import ROOT, arguments
+from scoring import (
+    Result,
+    ScoredStart,
+    gpu_run_cases,
+    gpu_runs,
+    predict,
+    published_cases,
+    read_records,
+    weighted_quantile,
+)
 
-from legroom.facts.fit import ROOT, BandRow, band, bands, sum_band
+from legroom.facts.fit import ROOT as WHOLE
+from legroom.facts.fit import BandRow, band, bands, sum_band
 from legroom.figures import Figure
 from legroom.memory.activation.profile_run import activation, activation_cold
 from legroom.memory.bands import (
@@ -45,9 +53,8 @@ from legroom.memory.weights.loaded import weights
 from legroom.planning.plan import Plan, cold_start
 from legroom.units import GIB, MIB
 
-REPOSITORY = Path(__file__).parent.parent
-BANDS = REPOSITORY / "src/legroom/facts/data/bands.json"
-OWN_RECORDING = REPOSITORY / "tests/fixtures/h200_0.32.jsonl"
+BANDS = ROOT / "src/legroom/facts/data/bands.json"
+OWN_RECORDING = ROOT / "tests/fixtures/h200_0.32.jsonl"
 COVERAGE = 0.9
 OF_TOLD = 0.95
 """Where starts were published, of those whose record tells all that mattered. About one in twenty does not, and no one
@@ -128,10 +135,8 @@ def cases(truth: Path, gpu: Path) -> list[ScoredStart]:
     configs = sorted((gpu / "kit").glob("configs*"))
     for path in sorted(gpu.glob("measured*.jsonl")):
         starts += gpu_run_cases(read_records(path), *configs).cases
-    with TemporaryDirectory() as models:
-        runs = unpacked(read_records(OWN_RECORDING), Path(models))
-        starts += gpu_run_cases(runs, Path(models)).cases
-    return starts
+    with gpu_runs(OWN_RECORDING) as (_, loaded):
+        return [*starts, *loaded.cases]
 
 
 def start_of(result: Result) -> Start | None:
@@ -265,7 +270,7 @@ def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]
         most[node] = most[node[:-1]] if few else BEYOND * max(each.of_card for each in mine)
         coverage = OF_TOLD if node and node[0] == "read" else COVERAGE
         below, above = _sides(pooled[node], coverage, len(mine) + (PRIOR if node else 0), skewed)
-        rows["/".join(node) or ROOT] = BandRow(
+        rows["/".join(node) or WHOLE] = BandRow(
             _digits(below), _digits(above), _digits(most[node]), len(mine), len(count)
         )
     return rows
@@ -377,11 +382,7 @@ def document(tables: Tables, starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("truth", type=Path)
-    parser.add_argument("gpu", type=Path)
-    parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__, "truth:path", "gpu:path", write=False)
     starts = [start for case in cases(args.truth, args.gpu) if (start := start_of(predict(case)))]
     print(f"{len(starts)} starts; coverage on sources left out of the fit")
     summary = {}

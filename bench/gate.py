@@ -12,7 +12,6 @@ the gate has what is left of the machine's.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -25,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from bench_harness import arguments, write_json
 
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-32B")
 NEW_CARDS = (
@@ -44,14 +45,8 @@ CARDS = ("NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-
 def review(number: int, manifests: int) -> bytes:
     """One of so many Deployments, as an API server sends it: with what kubectl and the server add."""
     which = number % manifests
-    flags = [
-        "--model",
-        MODELS[which % len(MODELS)],
-        "--max-model-len",
-        str(2048 + 16 * (which // 16)),
-        "--gpu-memory-utilization",
-        "0.9",
-    ]
+    length = 2048 + 16 * (which // 16)
+    flags = f"--model {MODELS[which % len(MODELS)]} --max-model-len {length} --gpu-memory-utilization 0.9".split()
     return _reviewed(number, flags, CARDS[which // len(MODELS) % len(CARDS)])
 
 
@@ -72,16 +67,8 @@ def new_review(number: int) -> bytes:
         gpus *= 2
     if choices.random() < 0.1:
         gpus = max(gpus // 2, 1)
-    flags = [
-        "--model",
-        name,
-        "--tensor-parallel-size",
-        str(gpus),
-        "--seed",
-        str(number),
-        "--gpu-memory-utilization",
-        str(choices.choice((0.85, 0.9, 0.92, 0.95))),
-    ]
+    flags = f"--model {name} --tensor-parallel-size {gpus} --seed {number}".split()
+    flags += ["--gpu-memory-utilization", str(choices.choice((0.85, 0.9, 0.92, 0.95)))]
     flags += ["--max-model-len", str(choices.choice((2048, 4096)))] if choices.random() < 0.6 else []
     flags += ["--max-num-seqs", str(choices.choice((16, 64, 128, 256)))] if choices.random() < 0.4 else []
     flags += ["--enforce-eager"] if choices.random() < 0.2 else []
@@ -305,28 +292,15 @@ def started(folder: str) -> tuple[subprocess.Popen[str], int, ssl.SSLContext]:
     pair = new_certificate(authority, ["localhost"])
     for name, data in (("ca.crt", authority.certificate), ("tls.crt", pair.certificate), ("tls.key", pair.key)):
         (Path(folder) / name).write_bytes(data)
-    words = [
-        sys.executable,
-        "-m",
-        "legroom",
-        "gate",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--json",
-        "--tls-dir",
-        folder,
-        "--deadline",
-        "30",
-    ]
+    options = f"gate --host 127.0.0.1 --port 0 --json --tls-dir {folder} --deadline 30"
+    words = [sys.executable, "-m", "legroom", *options.split()]
     gate = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert gate.stdout is not None
     port = int(json.loads(gate.stdout.readline())["url"].rpartition(":")[2].partition("/")[0])
     return gate, port, ssl.create_default_context(cafile=str(Path(folder) / "ca.crt"))
 
 
-async def measured(args: argparse.Namespace) -> dict[str, Any]:
+async def measured(args: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         gate, port, context = started(folder)
         try:
@@ -359,14 +333,7 @@ async def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=500)
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--manifests", type=int, default=200)
-    parser.add_argument("--new-every", type=int, default=50)
-    parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args()
+    args = arguments(__doc__, rate=500.0, seconds=20.0, manifests=200, new_every=50, connections=16, json=Path)
     result = asyncio.run(measured(args))
     columns = ("requests", "failed", "per_s", "p50_ms", "p90_ms", "p99_ms", "max_ms", "cpu_ms", "clients")
     print(f"{'load':17}" + "".join(f"{name:>10}" for name in columns))
@@ -376,8 +343,7 @@ def main() -> None:
     for load, row in rows.items():
         print(f"{load:17}" + "".join(f"{row.get(name, ''):>10}" for name in columns))
     print(f"memory {result['memory_mib']} MiB; after hostile bodies: {result['hostile']}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(args.json, result)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ MIB, GIB = 1 << 20, 1 << 30
 KEPT: list[Any] = []
 LEAK: dict[str, Any] = {}
 RECORDERS: list[Any] = []
-LIMIT: list[int] = []
-"""In bytes, where a process has set itself one."""
 READ_EVERY_S = 0.2
 HISTORY_ENTRIES = 20_000
 
@@ -47,8 +45,6 @@ def register() -> None:
             record_history()
         return real_load(self, *arguments, **others)
 
-    if os.environ.get("LEGROOM_FAULTS_PROFILE"):
-        trace_profile(gpu_worker.Worker)
     gpu_worker.Worker.execute_model, gpu_worker.Worker.load_model = execute_model, load_model
     gpu_worker.Worker._has_faults = True
 
@@ -83,22 +79,6 @@ def record_history() -> None:
         torch.cuda.memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
 
 
-def trace_profile(worker: Any) -> None:
-    """Writes torch's snapshot as it is after vLLM's profile run, with the history of that run."""
-    import torch
-
-    real = worker.determine_available_memory
-
-    def determine_available_memory(self: Any) -> Any:
-        torch.cuda.memory._record_memory_history(max_entries=400_000, context="alloc", stacks="python")
-        available = real(self)
-        torch.cuda.memory._dump_snapshot(str(Path(os.environ["LEGROOM_FAULTS"]) / "profile.pickle"))
-        torch.cuda.memory._record_memory_history(enabled=None)
-        return available
-
-    worker.determine_available_memory = determine_available_memory
-
-
 def in_this_step(scheduler_output: Any) -> None:
     folder = Path(os.environ["LEGROOM_FAULTS"])
     if LEAK:
@@ -130,11 +110,9 @@ def take(size: int) -> Any:
 
 
 def free_bytes() -> int:
-    """Of the card, or of what this process may take of it."""
     import torch
 
-    free = int(torch.cuda.mem_get_info()[0])
-    return min(free, LIMIT[0] - torch.cuda.memory_reserved()) if LIMIT else free
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def snapshot(folder: Path, fault: dict[str, Any], end: str = "") -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,19 +20,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from bench_harness import ROOT, free_port
+
 LEGROOM_POINT = "legroom_worker_memory = legroom.worker.plugin:register"
 FAULTS_POINT = "legroom_bench_faults = gpu_faults:register"
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d+)"')
 
 
-def beside_vllm(folder: Path, *, legroom: bool = True, faults: bool = True) -> str:
+def beside_vllm(folder: Path) -> str:
     """A PYTHONPATH under which vLLM finds legroom's plugin and the faults as if they were installed."""
     metadata = folder / "legroom_bench-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
-    points = [LEGROOM_POINT] * legroom + [FAULTS_POINT] * faults
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: legroom-bench\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *points, ""]))
+    (metadata / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", LEGROOM_POINT, FAULTS_POINT, ""]))
     return os.pathsep.join((str(folder), str(ROOT / "src"), str(ROOT / "bench")))
 
 
@@ -52,14 +51,8 @@ def legroom_json(*words: str, timeout_s: float = 60.0, env: dict[str, str] | Non
         return {"error": run.stderr.strip()[-600:], "exit": run.returncode}
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 class GpuServer:
-    """One server, as a context. `vllm` is the command; `folder` gets its log, its records and its faults' files."""
+    """One server. `vllm` is the command; `folder` gets its log, its records and its faults' files."""
 
     def __init__(
         self,
@@ -69,39 +62,22 @@ class GpuServer:
         *flags: str,
         env: dict[str, str] | None = None,
         limit_s: float = 90.0,
-        legroom: bool = True,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port, self.limit_s = folder, free_port(), limit_s
         self.url = f"http://127.0.0.1:{self.port}"
         self.model, self.flags = model, flags
         self.log, self.records = folder / "server.log", folder / "records"
-        self.words = [
-            vllm,
-            "serve",
-            str(model),
-            "--served-model-name",
-            "m",
-            "--load-format",
-            "dummy",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            *flags,
-        ]
+        own_flags = f"--served-model-name m --load-format dummy --host 127.0.0.1 --port {self.port}"
+        self.words = [vllm, "serve", str(model), *own_flags.split(), *flags]
         own = {
-            "LEGROOM_WORKER_MEMORY": "1" if legroom else "0",
+            "LEGROOM_WORKER_MEMORY": "1",
             "LEGROOM_BLACKBOX_DIR": str(self.records),
             "LEGROOM_HOME": str(folder / "home"),
             "LEGROOM_FAULTS": str(folder),
             "PYTHONPATH": os.pathsep.join(filter(None, (beside_vllm(folder / "beside"), os.environ.get("PYTHONPATH")))),
         }
         self.env = os.environ | own | (env or {})
-
-    def __enter__(self) -> GpuServer:
-        self.start()
-        return self
 
     def start(self) -> bool:
         """Whether it serves within its time."""
@@ -122,9 +98,6 @@ class GpuServer:
                 return bool(answer.status == 200)
         except OSError:
             return False
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def stop(self, limit_s: float = 10.0) -> None:
         for number, wait_s in ((signal.SIGTERM, limit_s), (signal.SIGKILL, 5.0)):
@@ -182,8 +155,3 @@ def planned_blocks(model: Path, flags: Sequence[str], gpu: str, env: dict[str, s
     plan = legroom_json("plan", "--gpu", gpu, "--vllm", "0.32.0", "--no-advice", "--command", line)
     blocks = plan.get("kv", {}).get("num_blocks")
     return blocks if isinstance(blocks, int) else None
-
-
-def write_line(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")

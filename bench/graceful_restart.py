@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench_harness import ROOT, arguments
+from bench_harness import ROOT, arguments, print_table
 from restart_load import GuardedServer, HeldServer, Load
 
 from legroom.live.journal.journal import Journal
@@ -107,12 +107,11 @@ def main() -> int:
                 server.stop()
     for way in (way for way in ("run+guard", "run") if way in ways):
         rows[way] = by_run(python, guard=way == "run+guard")
-    print(f"{'way':10} {'completed':>10} {'refused':>8} {'nobody there':>13} {'lost':>6} {'restart s':>10}")
+    columns = ("completed", "refused", "nobody there", "lost", "restart_s")
+    print_table([("way", *columns), *((way, *(row.get(name, 0) for name in columns)) for way, row in rows.items())])
     for way, row in rows.items():
-        counts = f"{row.get('completed', 0):10,} {row.get('refused', 0):8,} {row.get('nobody there', 0):13,}"
-        print(f"{way:10} {counts} {row['lost']:6,} {row['restart_s']:10.1f}")
         for one in row["what_was_lost"]:
-            print(f"{'':10}   {one}")
+            print(f"{way} lost: {one}")
     print(json.dumps(rows))
     return 1 if any(rows.get(way, {}).get("lost") for way in ("sidecar", "run+guard")) else 0
 

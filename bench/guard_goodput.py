@@ -23,8 +23,8 @@ from itertools import islice
 from bench_harness import arguments
 from guard_loads import CARD_LOADS, CARD_POOL, LoadRequest
 
-from legroom.guard.pool import block_pool, projection
-from legroom.guard.pool.block_pool import RECHECK_INTERVAL_S, Pool, PoolLimits
+from legroom.guard.pool import admission_pool, projection
+from legroom.guard.pool.admission_pool import RECHECK_INTERVAL_S, Pool, PoolLimits
 from legroom.guard.pool.projection import BlockNeed, Growth, Reservation, ReservationState
 from legroom.guard.request.prefixes import PrefixUnit, chain_of_ids
 from legroom.simulation.fast.accounting import step_seconds
@@ -171,7 +171,7 @@ def card_cost(model: str, gpu: str) -> StepCost:
 def constant(change: str) -> Iterator[None]:
     """Give a constant of the guard's pool another value, like `LEAD_S=0`."""
     name, _, value = change.partition("=")
-    module = projection if hasattr(projection, name) else block_pool
+    module = projection if hasattr(projection, name) else admission_pool
     before = getattr(module, name, None)
     if change:
         setattr(module, name, float(value))

@@ -11,7 +11,7 @@ same prompts, so the spread of direct over the rounds is the method's own. A rou
 over those of direct in that round. `steps` are the engine's, over those of direct for the same tokens: other work on
 the machine does not change them. CPU is that of each process, in milliseconds a request. With --gpu the model has 8
 billion parameters, steps are graphs, and the loads and the pool are those of guard_loads.py. With --json a line is
-added for each run as it ends, with --gauges the server's gauges are read five times a second. --requests multiplies
+added for each run as it ends. --requests multiplies
 those of each load; no run starts after --minutes.
 """
 
@@ -29,7 +29,6 @@ import string
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from argparse import Namespace
@@ -40,7 +39,7 @@ from typing import Any
 
 from bench_harness import ROOT, arguments, cpu_s, free_port, percentile, write_line
 from guard_loads import CARD_LOADS, CARD_POOL, LoadRequest
-from guard_toggle import Connection, RealServer, read_metrics
+from guard_toggle import Connection, RealServer
 
 POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
@@ -112,8 +111,6 @@ class Run:
     p50_s: float = 0.0
     p99_s: float = 0.0
     cpu_ms: dict[str, float] = field(default_factory=dict)
-    gauges: dict[str, float] = field(default_factory=dict)
-    series: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
@@ -126,59 +123,11 @@ def children(pid: int) -> list[int]:
     return own + [grandchild for child in own for grandchild in children(child)]
 
 
-SERIES = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "kv": "vllm:kv_cache_usage_perc",
-    "preemptions": PREEMPTIONS,
-    "steps": STEPS,
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "tokens": "vllm:generation_tokens_total",
-    "guard_running": "legroom_guard_running",
-    "guard_waiting": "legroom_guard_waiting",
-    "reserved": "legroom_guard_reserved_tokens",
-}
-
-
-class GaugeSampler:
-    """The server's gauges and the guard's, five times a second while a load runs: what it held, and whether it had
-    room while requests waited in the guard.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url, self.rows, self.stop = url, list[dict[str, float]](), threading.Event()
-        self.thread, self.began = threading.Thread(target=self._sample), time.perf_counter()
-
-    def __enter__(self) -> GaugeSampler:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join()
-
-    def _sample(self) -> None:
-        while not self.stop.wait(0.2):
-            at_s, page = time.perf_counter() - self.began, read_metrics(self.url)
-            row = {name: round(page.get(metric, 0.0), 4) for name, metric in SERIES.items()}
-            self.rows.append({"at_s": round(at_s, 3)} | row)
-
-    def means(self) -> dict[str, float]:
-        of_all = max(1, len(self.rows))
-        idle = [1 - row["kv"] for row in self.rows if row["guard_waiting"] and not row["waiting"]]
-        return {
-            "kv_use": round(sum(row["kv"] for row in self.rows) / of_all, 3),
-            "running": round(sum(row["running"] for row in self.rows) / of_all, 1),
-            "free_while_held_back": round(sum(idle) / of_all, 3),
-            "held_back": round(len(idle) / of_all, 3),
-        }
-
-
 class Bench:
     def __init__(self, server: RealServer, policy: Path, proxies: dict[str, int]) -> None:
         self.server, self.policy, self.proxies = server, policy, proxies
         self.pids = {"api": [server.child.pid], "engine": children(server.child.pid)}
-        self.loads, self.samples_gauges = LOADS, False
+        self.loads = LOADS
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(cpu_s(pid) for pid in pids) for name, pids in self.pids.items()}
@@ -214,11 +163,8 @@ class Bench:
         port = self.proxies.get(mode, self.server.port)
         guard = mode not in (*UNGUARDED, *self.proxies)
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
-        gauges = GaugeSampler(f"http://127.0.0.1:{port}")
-        with gauges if self.samples_gauges else contextlib.nullcontext():
-            await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
-            run.seconds = round(time.perf_counter() - began, 3)
-        run.gauges, run.series = (gauges.means(), gauges.rows) if self.samples_gauges else ({}, [])
+        await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
+        run.seconds = round(time.perf_counter() - began, 3)
         run.cpu_ms = {name: round((end - used[name]) * 1e3 / len(bodies), 2) for name, end in self._cpu().items()}
         after = self.server.metrics()
         run.preemptions, run.steps = (int(after[key] - before[key]) for key in (PREEMPTIONS, STEPS))
@@ -271,8 +217,7 @@ def table(runs: list[Run]) -> None:
                 f"steps {sum(run.steps for run in own) / sum(direct[run.round].steps for run in own):.3f}  "
                 f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
                 f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
-                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}"
-                + (f"  gauges {own[-1].gauges}" if own[-1].gauges else ""),
+                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}",
                 flush=True,
             )
 
@@ -301,7 +246,7 @@ def main() -> None:
     modes = ("direct", "again", "middleware", "proxy")
     length = {"loads": tuple(LOADS), "modes": modes, "rounds": 5, "requests": 1.0, "minutes": 60.0}
     server_options = {"flags": "", "gpu": False, "model": "", "proxy_python": sys.executable}
-    args = arguments(__doc__, "python:path", **length, **server_options, gauges=False, json=Path)
+    args = arguments(__doc__, "python:path", **length, **server_options, json=Path)
     until = time.monotonic() + args.minutes * 60
     flags = shlex.split(args.flags or (GPU_FLAGS if args.gpu else CPU_FLAGS))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -318,7 +263,6 @@ def main() -> None:
             stack.callback(child.send_signal, signal.SIGTERM)
             bench.pids[mode] = [child.pid]
         bench.loads = CARD_LOADS if args.gpu else LOADS
-        bench.samples_gauges = args.gauges
         table(measure(bench, args, until))
 
 

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NUMBER = r"-?\d[\d_.]*(e-?\d+)?"
 
 
 def numeric_constants(tree: ast.Module) -> int:

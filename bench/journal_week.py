@@ -1,18 +1,16 @@
 """A week of samples of a hundred servers in the journal: how large the file is, how fast it is written and asked.
 
-    python bench/journal_week.py [--servers 100] [--days 7] [--interval 5] [--keep FILE [--seconds S]]
+    python bench/journal_week.py [--servers 100] [--days 7] [--interval 5] [--keep FILE]
 
 The samples are synthetic (a daily wave, noise, counters with a restart now and then) and fed as fast as the journal
 takes them, hour by hour with its upkeep in between, exactly as a sidecar would over a week. Limits: 500 MB, and 100 ms
-(of CPU, so that other work on the machine does not count) for each query. It takes some ten minutes; with --seconds it
-stops after that long with code 75, and the same command goes on from there.
+(of CPU, so that other work on the machine does not count) for each query. It takes some ten minutes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import pickle
 import random
 import statistics
 import sys
@@ -29,7 +27,6 @@ from legroom.live.journal.sample_store import FIELDS
 LIMIT_BYTES, LIMIT_S = 500_000_000, 0.1
 START_S = 1_750_000_000 // 3600 * 3600.0
 HOUR_S, DAY_S = 3600, 86400
-GO_ON = 75
 
 
 class Server:
@@ -90,21 +87,13 @@ def timed(ask: Callable[[], object], times: int = 7) -> tuple[float, float, int]
 
 
 def main() -> int:
-    options = arguments(__doc__, servers=100, days=7.0, interval=5.0, keep=Path, seconds=math.inf)
-    if options.keep is None and options.seconds < math.inf:
-        sys.exit("--seconds needs --keep: something to go on with")
+    options = arguments(__doc__, servers=100, days=7.0, interval=5.0, keep=Path)
     with tempfile.TemporaryDirectory(prefix="legroom-week-") as folder:
         path = options.keep or Path(folder) / "journal.db"
-        state = path.with_name(f"{path.name.partition('.')[0]}.state")
-        fed = pickle.loads(state.read_bytes()) if state.exists() else Fed(options.servers)
+        fed = Fed(options.servers)
         with Journal.open(path, clock=lambda: fed.clock_s) as journal:
-            is_whole = fill(journal, fed, options.days, options.interval, time.monotonic() + options.seconds)
-            if not is_whole:
-                state.write_bytes(pickle.dumps(fed))
-                print(f"{fed.hour} of {options.days * 24:g} hours are in: call again to go on", file=sys.stderr)
-                return GO_ON
+            fill(journal, fed, options.days, options.interval)
             figures = ask(journal, fed.servers[0].name, fed.clock_s)
-        state.unlink(missing_ok=True)
         written, peak_bytes, spent_s = fed.written, fed.peak_bytes, fed.spent_s
         final_bytes = size_bytes(path)
     print(f"{written:,} samples of {options.servers} servers over {options.days:g} days at {options.interval:g} s")
@@ -131,11 +120,9 @@ def main() -> int:
     return 0 if peak_bytes <= LIMIT_BYTES and slowest_s <= LIMIT_S else 1
 
 
-def fill(journal: Journal, fed: Fed, days: float, interval_s: float, until_s: float) -> bool:
-    """Everything a sidecar would write, hour by hour. Whether all of it is in."""
+def fill(journal: Journal, fed: Fed, days: float, interval_s: float) -> None:
+    """Everything a sidecar would write, hour by hour."""
     while fed.hour < round(days * 24):
-        if time.monotonic() > until_s:
-            return False
         for minute in range(60):
             rows = []
             start_s = START_S + fed.hour * HOUR_S + minute * 60
@@ -158,7 +145,6 @@ def fill(journal: Journal, fed: Fed, days: float, interval_s: float, until_s: fl
         if fed.hour % 24 == 23:
             print(f"day {fed.hour // 24 + 1}: {size_bytes(journal.path) / 1e6:,.0f} MB", file=sys.stderr, flush=True)
         fed.hour += 1
-    return True
 
 
 def ask(journal: Journal, server: str, now_s: float) -> dict[str, tuple[float, float, int]]:

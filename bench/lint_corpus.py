@@ -17,14 +17,14 @@ longer matches its judgements, and its errors are counted as unjudged.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench_harness import arguments, read_lines, write_json
 
 from legroom.lint.linter import LintOptions, lint_texts
 
@@ -60,10 +60,9 @@ def line_hash(text: str) -> str:
 
 
 def read_judgements(path: Path) -> list[Judgement]:
-    rows = (json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
     return [
         Judgement(Spot(row["repo"], row["path"], row["line"], row["rule"]), row["right"], row.get("held_out", False))
-        for row in rows
+        for row in read_lines(path)
     ]
 
 
@@ -129,13 +128,7 @@ def _share(value: float | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--judgements", type=Path, default=JUDGEMENTS)
-    parser.add_argument("--repo", action="append", default=[], help="only this repository (repeatable)")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
-    parser.add_argument("--unjudged", action="store_true", help="list what was wrong, missed or not judged")
-    args = parser.parse_args()
+    args = arguments(__doc__, "folder:path", judgements=JUDGEMENTS, repo=(), json=Path, unjudged=False)
     judgements = [
         judgement for judgement in read_judgements(args.judgements) if not args.repo or judgement.spot.repo in args.repo
     ]
@@ -160,8 +153,7 @@ def main() -> int:
             print("\n".join(f"  {note}" for note in notes))
     if gone:
         print(f"{sum(gone.values())} judgements are of files that are not there: {', '.join(sorted(gone))}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    write_json(args.json, figures)
     return 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A burst, a fragmentation pattern, a leak and a neighbour, five of each, in the worker of a real vLLM on a GPU: named?
 
-    memory_patterns_gpu.py VLLM MODELS OUT [--seeds 5] [--stages torch faults settings] [--model qwen3-0.6b]
+    memory_patterns_gpu.py VLLM MODELS OUT [--seeds 5] [--stages faults settings] [--model qwen3-0.6b]
     memory_patterns_gpu.py --judge OUT          the answers again, from what a run left in OUT
 
 faults: one server under a light load. Each fault happens inside a step of its worker (gpu_faults.py), with sizes drawn
@@ -11,15 +11,11 @@ black box, and the detectors of `legroom watch` the server's pages, recorded fiv
 seconds a scrape for a burst and a neighbour, with the clock an hour a second for a leak and pieces, which last.
 settings: the same fragmenting requests again in servers with other settings of the allocator; what they answer is held
 against what `legroom fragments` computed from the first server's history.
-torch: the same without vLLM, in processes that may take 6 GiB each, with more settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
-import os
 import re
 import sys
 import threading
@@ -29,9 +25,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import gpu_faults
+from bench_harness import arguments, read_lines, write_line
 from gpu_neighbour import Neighbour
-from gpu_server import GpuServer, legroom_json, write_line
+from gpu_server import GpuServer, legroom_json
 
 GIB, MIB = 1 << 30, 1 << 20
 CAUSES = {
@@ -47,12 +43,10 @@ WATCHED = {
     "neighbour": "gpu_neighbour",
 }
 SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
-TORCH_SETTINGS = ("", "expandable_segments:True", *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)))
-TORCH_LIMIT = 6 * GIB
 SECONDS = {"burst": 25.0, "neighbour": 25.0, "fragmentation": 3600.0, "leak": 3600.0}
 """What stands for a second of a fault: a scrape every 0.2 s is one every 5 s, and what lasts here for seconds lasts for
 hours in a server."""
-LOOK_S = 0.2
+SCRAPE_INTERVAL_S = 0.2
 KEPT_LINES = re.compile(
     rb"^(legroom_worker_|vllm:(num_requests|kv_cache|cache_config|prompt_tokens_total|"
     rb"generation_tokens_total)|process_)[^\n]*$",
@@ -67,7 +61,7 @@ class Pages:
     def __init__(self, server: GpuServer, path: Path) -> None:
         self.server, self.path, self.label = server, path, ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._scrape)
 
     def __enter__(self) -> Pages:
         self._thread.start()
@@ -77,8 +71,8 @@ class Pages:
         self._stop.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._stop.wait(LOOK_S):
+    def _scrape(self) -> None:
+        while not self._stop.wait(SCRAPE_INTERVAL_S):
             try:
                 shown = [match[0].decode() + "\n" for match in KEPT_LINES.finditer(self.server.page())]
             except OSError:
@@ -139,9 +133,9 @@ class FaultRun:
         known = {path.name for path in self.server.black_boxes()}
         if kind == "leak":
             order(self.server, {"kind": "fill", "leave_bytes": 10 * GIB + seed * GIB})
-            time.sleep(3 * LOOK_S)
+            time.sleep(3 * SCRAPE_INTERVAL_S)
         pages.label = name
-        time.sleep(3 * LOOK_S)
+        time.sleep(3 * SCRAPE_INTERVAL_S)
         row["result"] = self._fault(kind, seed, name)
         if kind == "fragmentation":
             self._ask(row, "fragments_url", "fragments", self.server.url)
@@ -150,7 +144,7 @@ class FaultRun:
         self._collect(row, kind, name, known)
         self.neighbour.give_back()
         row["after"] = order(self.server, {"kind": "give_back"})
-        time.sleep(2 * LOOK_S)
+        time.sleep(2 * SCRAPE_INTERVAL_S)
         self.rows.append(row)
         print(name, {key: value for key, value in row["result"].items() if key != "requests"}, flush=True)
         return row
@@ -159,7 +153,7 @@ class FaultRun:
         fault = {"kind": kind, "seed": seed, "name": name, "contained": True}
         if kind == "neighbour":
             self.neighbour.leave((200 + 150 * seed) * MIB)
-            time.sleep(3 * LOOK_S)
+            time.sleep(3 * SCRAPE_INTERVAL_S)
             return order(self.server, fault | {"kind": "request", "bytes": 2 * GIB + seed * 700 * MIB})
         if kind == "leak":
             fault |= {"least_bytes": (60 + 20 * seed) * MIB, "most_bytes": (220 + 20 * seed) * MIB, "every_s": 0.05}
@@ -226,7 +220,7 @@ def faults(vllm: str, model: Path, out: Path, seeds: int) -> None:
 
 def settings(vllm: str, model: Path, out: Path) -> None:
     """The same requests under other settings."""
-    rows = [row for row in lines(out / "faults.jsonl") if row["kind"] == "fragmentation"]
+    rows = [row for row in rows_in(out / "faults.jsonl") if row["kind"] == "fragmentation"]
     for conf in SETTINGS:
         server = GpuServer(vllm, model, out / conf.partition(":")[0], *FLAGS, env={"PYTORCH_ALLOC_CONF": conf})
         try:
@@ -250,80 +244,8 @@ def settings(vllm: str, model: Path, out: Path) -> None:
             server.stop()
 
 
-def torch_case(task: tuple[str, int, str, str | None]) -> dict[str, Any]:
-    """In a process of its own: the fragmenting requests within 6 GiB, or a leak or a burst."""
-    conf, seed, kind, folder = task
-    import torch
-
-    if conf:
-        torch.cuda.memory._set_allocator_settings(conf)
-    torch.cuda.init()
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction(TORCH_LIMIT / total)
-    gpu_faults.LIMIT[:] = [TORCH_LIMIT]
-    row: dict[str, Any] = {"kind": kind, "seed": seed, "settings": conf}
-    if folder:
-        os.environ["LEGROOM_FAULTS_HISTORY"] = "1"
-        gpu_faults.record_history()
-    fault = {
-        "kind": kind,
-        "seed": seed,
-        "name": f"torch-{kind}-{seed}",
-        "contained": True,
-        "scale": 0.25,
-        "leave_bytes": 100 * MIB,
-        "least_bytes": 2 * MIB,
-        "most_bytes": 40 * MIB,
-    }
-    place = Path(folder or "/nonexistent")
-    if kind == "fragmentation":
-        requests = json.loads(os.environ[f"REQUESTS_{seed}"]) if not folder else None
-        result = gpu_faults.fragmentation(fault | {"requests": requests}, place)
-    elif kind == "burst":
-        gpu_faults.KEPT.append(gpu_faults.take(TORCH_LIMIT // 2))
-        result = gpu_faults.burst(fault, place)
-    else:
-        weights = [gpu_faults.take((100 + 30 * number) * MIB) for number in range(10)]
-        gpu_faults.begin_leak(fault, place)
-        while gpu_faults.LEAK:
-            gpu_faults.keep_leaking(place)
-        result = {"outcome": "refused", "weights": len(weights)}
-    return row | {"result": result}
-
-
-def torch_alone(out: Path, seeds: int) -> None:
-    folder = out / "torch"
-    folder.mkdir(parents=True, exist_ok=True)
-    __import__("torch")  # once, before CUDA is there
-    fork = multiprocessing.get_context("fork")
-    with fork.Pool(6, maxtasksperchild=1) as pool:
-        first = [
-            ("", seed, kind, str(folder)) for kind in ("fragmentation", "burst", "leak") for seed in range(1, seeds + 1)
-        ]
-        rows = pool.map(torch_case, first, chunksize=1)
-    for row in rows:
-        if row["kind"] == "fragmentation":
-            os.environ[f"REQUESTS_{row['seed']}"] = json.dumps(row["result"].get("requests"))
-    with fork.Pool(8, maxtasksperchild=1) as pool:
-        others = [(conf, seed, "fragmentation", None) for conf in TORCH_SETTINGS[1:] for seed in range(1, seeds + 1)]
-        rows += pool.map(torch_case, others, chunksize=1)
-    with ThreadPoolExecutor(6) as threads:
-        asked = {}
-        for row in rows:
-            name = f"torch-{row['kind']}-{row['seed']}"
-            files = [str(path) for end in ("-before", "") if (path := folder / f"{name}{end}.pickle").exists()]
-            if not row["settings"]:
-                asked[name] = row, threads.submit(legroom_json, "fragments", *files, timeout_s=60.0)
-        for row, future in asked.values():
-            row["fragments_snapshot"] = brief("fragments", future.result())
-    for row in rows:
-        write_line(out / "torch.jsonl", row)
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        with path.open() as file:
-            yield from map(json.loads, file)
+def rows_in(path: Path) -> Iterator[dict[str, Any]]:
+    return read_lines(path) if path.exists() else iter(())
 
 
 def watched(pages: list[dict[str, Any]], seconds: float) -> set[str]:
@@ -360,10 +282,10 @@ def named(row: dict[str, Any], pages: list[dict[str, Any]]) -> dict[str, bool]:
     }
 
 
-def judge(out: Path) -> None:
-    pages = list(lines(out / "pages.jsonl"))
+def report(out: Path) -> None:
+    pages = list(rows_in(out / "pages.jsonl"))
     counts: dict[str, dict[str, int]] = {}
-    for row in lines(out / "faults.jsonl"):
+    for row in rows_in(out / "faults.jsonl"):
         answers = named(row, pages)
         count = counts.setdefault(row["kind"], {"of": 0} | dict.fromkeys(answers, 0))
         count["of"] += 1
@@ -379,14 +301,10 @@ def judge(out: Path) -> None:
 
 def agreements(out: Path) -> None:
     """What the replay said of a setting against what the card did."""
-    replayed = {row["fault"]: row.get("fragments_snapshot", {}) for row in lines(out / "faults.jsonl")}
-    tried = [(row["fault"], row["settings"], row["outcome"]) for row in lines(out / "settings.jsonl") if "fault" in row]
-    for row in lines(out / "torch.jsonl"):
-        name = f"torch-{row['kind']}-{row['seed']}"
-        if not row["settings"]:
-            replayed[name] = row.get("fragments_snapshot", {})
-        else:
-            tried.append((name, row["settings"], row["result"]["outcome"]))
+    replayed = {row["fault"]: row.get("fragments_snapshot", {}) for row in rows_in(out / "faults.jsonl")}
+    tried = [
+        (row["fault"], row["settings"], row["outcome"]) for row in rows_in(out / "settings.jsonl") if "fault" in row
+    ]
     same = silent = 0
     for name, conf, outcome in tried:
         part = replayed.get(name, {}).get("parts", {}).get("failed_request", {})
@@ -400,25 +318,17 @@ def agreements(out: Path) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--judge"]:
-        judge(Path(sys.argv[2]))
+        report(Path(sys.argv[2]))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("vllm")
-    parser.add_argument("models", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--stages", nargs="*", default=("torch", "faults", "settings"))
-    parser.add_argument("--model", default="qwen3-0.6b")
-    args = parser.parse_args()
+    stages = ("faults", "settings")
+    args = arguments(__doc__, "vllm", "models:path", "out:path", seeds=5, stages=stages, model="qwen3-0.6b")
     args.out.mkdir(parents=True, exist_ok=True)
     model = args.models / args.model
-    if "torch" in args.stages:
-        torch_alone(args.out, args.seeds)
     if "faults" in args.stages:
         faults(args.vllm, model, args.out, args.seeds)
     if "settings" in args.stages:
         settings(args.vllm, model, args.out)
-    judge(args.out)
+    report(args.out)
 
 
 if __name__ == "__main__":

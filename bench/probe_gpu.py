@@ -9,14 +9,14 @@ every start is planned before it is made. OUT/probe.jsonl has a line for each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from gpu_server import GpuServer, legroom_json, planned_blocks, write_line
+from bench_harness import arguments, write_line
+from gpu_server import GpuServer, legroom_json, planned_blocks
 
 EAGER = ("--enforce-eager",)
 DEPLOYMENT = ("llama-3.2-3b", "--max-model-len", "8192", "--gpu-memory-utilization", "0.8", *EAGER)
@@ -63,26 +63,16 @@ def start(vllm: str, models: Path, out: Path, name: str, flags: tuple[str, ...])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("vllm")
-    parser.add_argument("python")
-    parser.add_argument("models", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--starts", type=int, default=len(STARTS))
-    parser.add_argument("--stages", nargs="*", default=("probe", "starts"))
-    parser.add_argument("--seconds", type=float, default=200.0)
-    args = parser.parse_args()
+    args = arguments(__doc__, "vllm", "python", "models:path", "out:path", starts=len(STARTS), seconds=200.0)
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("LEGROOM_HOME", str(args.out / "home"))
     until_s = time.monotonic() + args.seconds
-    if "probe" in args.stages:
-        model, *flags = DEPLOYMENT
-        probed(args.python, args.out, "--", "vllm", "serve", str(args.models / model), *flags)
-        probed(args.python, args.out, "--ranks", "2")
-    if "starts" in args.stages:
-        for name, *words in STARTS[: args.starts]:
-            if time.monotonic() < until_s - 15:
-                start(args.vllm, args.models, args.out, name, tuple(words))
+    model, *flags = DEPLOYMENT
+    probed(args.python, args.out, "--", "vllm", "serve", str(args.models / model), *flags)
+    probed(args.python, args.out, "--ranks", "2")
+    for name, *words in STARTS[: args.starts]:
+        if time.monotonic() < until_s - 15:
+            start(args.vllm, args.models, args.out, name, tuple(words))
 
 
 if __name__ == "__main__":

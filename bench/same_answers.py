@@ -39,18 +39,8 @@ FLAGS = (
     ("--tensor-parallel-size", "2"),
     ("--cpu-offload-gb", "8"),
 )
-FORMATS = (
-    "prometheus",
-    "grafana",
-    "systemd",
-    "docker",
-    "compose",
-    "kubernetes",
-    "helm-values",
-    "script",
-    "env",
-    "runbook",
-)
+FORMATS = ["prometheus", "grafana", "systemd", "docker", "compose", "kubernetes", "helm-values"]
+FORMATS += ["script", "env", "runbook"]
 KINDS = ("identical", "reworded", "explained", "different")
 SERVE = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 16384 --port 8001"
 TEXTS = {
@@ -125,42 +115,11 @@ def calls(inputs: dict[str, str]) -> list[list[str]]:
         for model in ("qwen3-8b", "llama-3.1-8b")
         for extra in ((), ("--choose",), ("--autoscale", "4"))
     ]
-    made += [
-        [
-            "simulate",
-            "$IN/trace.jsonl",
-            "--model",
-            "qwen3-8b",
-            "--gpu",
-            "h100",
-            "--max-model-len",
-            "8192",
-            "--tier",
-            "cpu=20GiB@50GB/s",
-            "--json",
-        ]
-    ]
-    made += [
-        [
-            "size",
-            "llama-3.1-8b",
-            "--rate",
-            rate,
-            "--prompt",
-            "1000",
-            "--answer",
-            "300",
-            "--ttft",
-            "2",
-            "--tpot",
-            "50",
-            "--gpu",
-            "h100,l4",
-            *extra,
-        ]
-        for rate in ("1", "5")
-        for extra in ((), ("--json",))
-    ]
+    tiers = "simulate $IN/trace.jsonl --model qwen3-8b --gpu h100 --max-model-len 8192 --tier cpu=20GiB@50GB/s --json"
+    made.append(tiers.split())
+    for rate in ("1", "5"):
+        rated = f"size llama-3.1-8b --rate {rate} --prompt 1000 --answer 300 --ttft 2 --tpot 50 --gpu h100,l4".split()
+        made += [rated, [*rated, "--json"]]
     samples = ROOT / "docs/samples"
     pickles = [str(samples / f"{name}.pickle") for name in ("leak-before", "leak-after", "pinned-segments")]
     made += [["fragments", path, *extra] for path in pickles for extra in ((), ("--json",), ("--need", "2GiB"))]
@@ -169,20 +128,10 @@ def calls(inputs: dict[str, str]) -> list[list[str]]:
         [command, *words, "--json"] for command in ("models", "gpus") for words in ((), ("a100",), ("qwen3", "fp8"))
     ]
     made += [[command] for command in ("models", "gpus")]
-    made += [
-        ["catalog", "validate"],
-        ["lint", "--rules"],
-        ["guard", "--print-policy"],
-        ["incidents", "--json"],
-        ["plan", "no-such-model", "--gpu", "h100"],
-        ["plan", "llama-3.1-8b"],
-        ["plan", "llama-3.1-8b", "--gpu", "nothing"],
-        ["plan", "llama-3.1-8b", "--gpu", "h100", "--max-modle-len", "1"],
-        ["diagnose", "no-such.log"],
-        ["simulate", "no-such.jsonl", "--blocks", "9"],
-        ["export", "nothing"],
-    ]
-    return made
+    last = """catalog validate; lint --rules; guard --print-policy; incidents --json; plan no-such-model --gpu h100;
+        plan llama-3.1-8b; plan llama-3.1-8b --gpu nothing; plan llama-3.1-8b --gpu h100 --max-modle-len 1;
+        diagnose no-such.log; simulate no-such.jsonl --blocks 9; export nothing"""
+    return made + [call.split() for call in last.split(";")]
 
 
 def answer(path: str, call: list[str], inputs: Path) -> Answer:

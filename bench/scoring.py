@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench_harness import read_lines
 from recorded_models import UNSCORED_SOURCES, config_of, recorded_words
 
 from legroom.errors import LegroomError
@@ -108,8 +111,21 @@ class Spread:
 
 
 def read_records(path: Path) -> Records:
-    records = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    return [(str(record.get("id") or number), record) for number, record in enumerate(records, 1)]
+    return [(str(record.get("id") or number), record) for number, record in enumerate(read_lines(path), 1)]
+
+
+def unpacked(records: Records, folder: Path) -> Records:
+    """The runs of legroom's own recording, with its models' files written out below `folder`."""
+    runs: Records = []
+    for name, record in records:
+        if record.get("kind") == "model":
+            home = folder / record["name"]
+            home.mkdir()
+            for file, content in record["files"].items():
+                (home / file).write_text(json.dumps(content))
+        elif record.get("kind") == "run":
+            runs.append((name, json.loads(json.dumps(record).replace("{models}", str(folder)))))
+    return runs
 
 
 def published_cases(folder: Path) -> Loaded:
@@ -270,8 +286,26 @@ def _bytes(record: Mapping[str, Any], name: str) -> int | None:
     return None if record.get(name) is None else round(float(record[name]) * GIB)
 
 
+@contextmanager
+def gpu_runs(path: Path, *configs: Path) -> Iterator[tuple[Records, Loaded]]:
+    """The runs of a file, legroom's own recordings with their models' files included."""
+    records = read_records(path)
+    with tempfile.TemporaryDirectory() as models:
+        if own := unpacked(records, Path(models)):
+            records, configs = own, (Path(models),)
+        yield records, gpu_run_cases(records, *configs)
+
+
 def score(cases: Iterable[ScoredStart]) -> list[Result]:
     return [predict(case) for case in cases]
+
+
+def print_figures(rows: Iterable[tuple[str, float, float, bool]]) -> None:
+    """What, its value, its target, and whether smaller is better."""
+    for what, value, target, smaller in rows:
+        met = value <= target if smaller else value >= target
+        sign = "<=" if smaller else ">="
+        print(f"  {what:44s} {value:8.3%}   target {sign} {target:.1%}   {'met' if met else 'MISSED'}")
 
 
 def predict(case: ScoredStart) -> Result:

@@ -5,13 +5,11 @@
 A second process serves what a real vLLM 0.32.0 answered (tests/fixtures/live), under as many model names as there are
 endpoints, each as long as a real one, 60 kB an answer, its totals moving from look to look. The watcher is pinned to
 one core and does all its work: HTTP, parsing, windows filled to the brim, every detector, at an interval of five
-seconds. Its share of that core is CPU time over wall time, so that other work on the machine does not count. The
-parser is timed beside prometheus_client's on the same text in the same run.
+seconds. Its share of that core is CPU time over wall time, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -24,6 +22,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from bench_harness import arguments, print_table
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.endpoint import Endpoint
@@ -136,69 +136,25 @@ def watch(count: int, rounds: int, port: int) -> dict[str, Any]:
     }
 
 
-def timed(call: Any, times: int) -> float:
-    """CPU seconds of one call, the best of three."""
-    best = float("inf")
-    for _ in range(3):
-        start = time.process_time()
-        for _ in range(times):
-            call()
-        best = min(best, (time.process_time() - start) / times)
-    return best
-
-
-def parse_speed() -> dict[str, Any]:
-    """legroom's sample against prometheus_client's families, from one text."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    body = texts(1)[0].replace(b"@TOTAL@", b"1")
-    text = body.decode()
-    ours = timed(lambda: parse_sample(body, 1.0, "x"), 100)
-    theirs = timed(lambda: list(text_string_to_metric_families(text)), 8)
-    return {
-        "bytes": len(body),
-        "legroom_ms": round(ours * 1000, 2),
-        "prometheus_client_ms": round(theirs * 1000, 2),
-        "times": round(theirs / ours, 1),
-        "legroom_mb_per_s": round(len(body) / ours / 1e6, 1),
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--endpoints", type=int, default=LEAST_ENDPOINTS)
-    parser.add_argument("--rounds", type=int, default=4)
-    arguments = parser.parse_args()
-    speed = parse_speed()
+    args = arguments(__doc__, endpoints=LEAST_ENDPOINTS, rounds=4)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    server = context.Process(target=serve, args=(arguments.endpoints, there), daemon=True)
+    server = context.Process(target=serve, args=(args.endpoints, there), daemon=True)
     server.start()
     try:
-        result = watch(arguments.endpoints, arguments.rounds, here.recv())
+        result = watch(args.endpoints, args.rounds, here.recv())
     finally:
         server.terminate()
     result["on_one_core"] = int(result["endpoints"] / result["core_share"])
     ok = result["core_share"] < 1 and result["peak_mb"] <= MOST_MB and not result["failures"]
     ok = ok and result["round_s"] < INTERVAL_S * 1.05
-    print(f"{'parser':20} {'ms':>8}   of {speed['bytes']:,} bytes")
-    print(f"{'legroom':20} {speed['legroom_ms']:8.2f}   {speed['times']} times as fast")
-    print(f"{'prometheus_client':20} {speed['prometheus_client_ms']:8.2f}")
-    titles = ("endpoints", "interval", "one core", "ms a look", "peak MB", "failed", "would fit")
-    print(" ".join(f"{title:>10}" for title in titles))
-    share = f"{result['core_share']:.0%}"
-    row = (
-        result["endpoints"],
-        f"{result['round_s']:.2f} s",
-        share,
-        result["cpu_ms_per_look"],
-        result["peak_mb"],
-        result["failures"],
-        result["on_one_core"],
-    )
-    print(" ".join(f"{value:>10}" for value in row))
+    titles = ("endpoints", "interval", "one core", "ms a poll", "peak MB", "failed", "would fit")
+    share, polled = f"{result['core_share']:.0%}", f"{result['round_s']:.2f} s"
+    figures = [result[name] for name in ("cpu_ms_per_look", "peak_mb", "failures", "on_one_core")]
+    print_table([titles, (result["endpoints"], polled, share, *figures)])
     limits = {"mb": MOST_MB, "endpoints": LEAST_ENDPOINTS}
-    print(json.dumps({"parse": speed, "watch": result, "limits": limits, "ok": ok}))
+    print(json.dumps({"watch": result, "limits": limits, "ok": ok}))
     sys.exit(0 if ok else 1)
 
 

@@ -10,7 +10,6 @@ many tokens, who is preempted, who finishes, how many run and wait, how many blo
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import random
@@ -21,9 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests/simulation"))
-
+from bench_harness import ROOT, arguments
 from random_workloads import workload
 
 
@@ -33,7 +30,7 @@ def ask_vllm(python: str, workloads: list[dict[str, Any]]) -> list[dict[str, Any
         questions, answers = Path(folder, "questions.jsonl"), Path(folder, "answers.jsonl")
         questions.write_text("".join(json.dumps(item) + "\n" for item in workloads), encoding="utf-8")
         subprocess.run(
-            [python, str(HERE.parent / "tests/simulation/simulate_oracle.py"), str(questions), str(answers)], check=True
+            [python, str(ROOT / "tests/simulation/simulate_oracle.py"), str(questions), str(answers)], check=True
         )
         return [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
 
@@ -92,15 +89,8 @@ def first_difference(ours: list[list[Any]], theirs: list[list[Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("vllm_python")
-    parser.add_argument("--workloads", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=("plain", "hybrid", "async"), default="plain")
-    parser.add_argument("--engines", default="reference,fast")
-    parser.add_argument("--record", help="write the recordings to this .jsonl.gz")
-    parser.add_argument("--recorded", help="compare with recordings instead of asking vLLM")
-    args = parser.parse_args()
+    files = {"record": str, "recorded": str, "engines": ("reference", "fast")}
+    args = arguments(__doc__, "vllm_python", workloads=1000, seed=0, kind="plain", **files)
     if args.recorded:
         with gzip.open(args.recorded, "rt", encoding="utf-8") as lines:
             recordings = [json.loads(line) for line in lines]
@@ -115,7 +105,7 @@ def main() -> int:
     result: dict[str, Any] = {"workloads": len(recordings), "steps": sum(len(r["steps"]) for r in recordings)}
     result["preemptions"] = sum(len(step[2]) for r in recordings for step in r["steps"])
     vllm_seconds = sum(r["seconds"] for r in recordings)
-    for engine in args.engines.split(","):
+    for engine in args.engines:
         same, seconds = 0, 0.0
         for number, recording in enumerate(recordings):
             difference, took = ask_legroom(recording, engine)
@@ -126,7 +116,7 @@ def main() -> int:
         print(f"{engine:>10}: {same} of {len(recordings)} identical, {seconds:.1f} s (vLLM {vllm_seconds:.1f} s)")
         result[engine] = {"identical": same, "seconds": round(seconds, 2)}
     print(json.dumps(result))
-    return 0 if all(result[engine]["identical"] == len(recordings) for engine in args.engines.split(",")) else 1
+    return 0 if all(result[engine]["identical"] == len(recordings) for engine in args.engines) else 1
 
 
 if __name__ == "__main__":

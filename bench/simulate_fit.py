@@ -12,7 +12,6 @@ whole loads, their steps added up, and runs of `LLM.generate` under vLLM 0.26 th
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -20,21 +19,21 @@ import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from bench_harness import ROOT, arguments
 
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
-from legroom.simulation.fast.accounting import min_host_seconds, step_seconds, weights_seconds
+from legroom.simulation.fast.accounting import min_host_seconds, step_seconds, weight_read_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.step_time import Efficiency, Hardware, roofline
 from legroom.simulation.trace import Trace
-from legroom.simulation.trace_replay import Reference
+from legroom.simulation.trace_replay import StepByStepReplay
 from legroom.vllm.args import ServeArgs
 
-ROOT = Path(__file__).parent.parent
 OUT = ROOT / "src/legroom/simulation/step_fit.json"
 STEPS = ROOT / "tests/fixtures/h200_steps_0.32.json"
 GENERATE_RUNS = ROOT / "tests/fixtures/h200_generate_0.26.jsonl"
@@ -88,7 +87,7 @@ def seconds(step: Step, machine: Hardware, reached: Efficiency) -> float:
 def parts(step: Step, cost: StepCost) -> tuple[float, float]:
     """What the GPU needs, and what the host needs."""
     compute = cost.token * step.tokens + cost.pair * step.pairs
-    read = weights_seconds(cost, step.tokens) + cost.kv_token * step.context
+    read = weight_read_seconds(cost, step.tokens) + cost.kv_token * step.context
     busy = cost.overhead + cost.request * step.requests + max(compute, read)
     return float(busy), float(min_host_seconds(cost, step.tokens, step.requests))
 
@@ -196,7 +195,7 @@ def generate_runs(lines: Iterable[str], reached: Efficiency) -> Iterator[dict[st
             for name in step.finished:
                 del stored[name]
 
-        Reference(trace, SchedulerSettings(**flags), book).run()
+        StepByStepReplay(trace, SchedulerSettings(**flags), book).run()
         what = f"{run['model']}: {run['requests']} x {run['prompt_len']} + {run['output_len']}"
         yield _row(what, run["seconds"], total + GENERATE_REQUEST_S * run["requests"])
 
@@ -211,11 +210,7 @@ def _row(what: str, measured: float, predicted: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=Path, default=STEPS)
-    parser.add_argument("--json", action="store_true", help="print the document instead of a table")
-    parser.add_argument("--write", action="store_true", help=f"write {OUT.name}")
-    args = parser.parse_args()
+    args = arguments(__doc__, steps=STEPS, json=False, write=False)
     document = json.loads(args.steps.read_text(encoding="utf-8"))
     steps, machine = [Step(**row) for row in document["steps"]], machines(document)
     reached = fit([step for step in steps if not step.is_held_out], machine)

@@ -6,7 +6,6 @@ python bench/ui_api.py --schemathesis [--examples 50]        random requests by 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
+from bench_harness import arguments
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "samples" / "kv-too-small.log"
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-8b", "qwen3-32b", "mistral-7b-v0.1", "nobody/nothing")
@@ -98,36 +98,16 @@ def schemathesis(port: int, examples: int) -> bool:
     settings = Path("schemathesis.bench.toml")
     settings.write_text(SCHEMATHESIS)
     url = f"http://127.0.0.1:{port}"
-    words = [
-        program,
-        "--config-file",
-        str(settings),
-        "run",
-        f"{url}/openapi.json",
-        "--url",
-        url,
-        "--max-examples",
-        str(examples),
-        "--exclude-path",
-        "/api/live",
-        "--exclude-path",
-        "/api/hub",
-        "--seed",
-        "1",
-    ]
+    words = f"--config-file {settings} run {url}/openapi.json --url {url} --max-examples {examples} --seed 1".split()
+    words += ["--exclude-path", "/api/live", "--exclude-path", "/api/hub"]
     try:
-        return subprocess.run(words, check=False).returncode == 0
+        return subprocess.run([program, *words], check=False).returncode == 0
     finally:
         settings.unlink()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--schemathesis", action="store_true")
-    parser.add_argument("--examples", type=int, default=50)
-    args = parser.parse_args()
+    args = arguments(__doc__, clients=200, seconds=60.0, schemathesis=False, examples=50)
     words = [sys.executable, "-m", "legroom", "ui", "--port", "0", "--json"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert server.stdout is not None

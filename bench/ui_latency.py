@@ -8,7 +8,6 @@ the first with nothing kept, until the first plan is drawn. Needs Chromium and P
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,6 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from bench_harness import arguments
 
 SETUPS = {
     "fits": "#/plan?model=llama-3.1-8b&gpu=h100",
@@ -101,11 +102,7 @@ def visits(browser: Any, url: str, count: int = 3) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--moves", type=int, default=200)
-    parser.add_argument("--static", action="store_true", help="the edition whose engine runs in the browser")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__, moves=200, static=False, json=False)
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium") or "chromium"

@@ -1,40 +1,33 @@
-"""How long one scrape at a large fleet takes through Prometheus, and whether memory stays flat.
+"""How long one poll of a large fleet takes through a real Prometheus, and whether memory stays flat.
 
-    python bench/watch_fleet.py [--servers 2000] [--rounds 12] [--prometheus PROGRAM [--scrape-every 5]]
+    python bench/watch_fleet.py PROMETHEUS [--servers 2000] [--rounds 12] [--scrape-every 5]
 
-With --prometheus a real one scrapes the series of all servers, and is asked every five seconds; then it is asked for
-the fleet's view. Of each scrape is told how long it took, what of that was waiting for answers, and what CPU Prometheus
-had meanwhile, its scrapes included. The windows are full from the first of these on: what ten minutes of scrapes
-would have left there is taken before, from made answers with times of the past. Without it, Prometheus' HTTP API is
-served by a process of its own on loopback, from series with the names, labels and number that a vLLM of the release
-shows; answers are made before the clock starts. A scrape is everything `legroom watch --prometheus` does with them:
-queries, parsing, samples, detectors, views. The detectors' windows must be full before memory can be flat, so rounds
-are fifteen seconds of the fleet's time apart: 40 of them fill the windows, and with fewer what memory will be is
-computed from what the steps so far have taken.
+PROMETHEUS is the program. It scrapes one page with the series of all servers, with the names, labels and number that a
+vLLM of the release shows, and is polled every five seconds; then it is asked for the fleet's view. A poll is everything
+`legroom watch --prometheus` does: queries, parsing, samples, detectors, views. Printed for each: its time, the part of
+it spent waiting for answers, and the CPU that Prometheus used meanwhile, its scrapes included. The detectors' windows
+are filled before, from made samples of the last ten minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import http.server
 import json
 import multiprocessing
-import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from bench_harness import arguments, free_port
 
 from legroom.facts.metrics import metrics_of, role_of
 from legroom.facts.releases import release
@@ -97,14 +90,6 @@ def _value(name: str, server: int, number: int) -> float:
     return 12
 
 
-def _answer(rows: list[dict[str, Any]]) -> bytes:
-    return _joined([json.dumps(row).encode() for row in rows])
-
-
-def _joined(rows: Iterable[bytes]) -> bytes:
-    return b'{"status": "success", "data": {"resultType": "vector", "result": [' + b", ".join(rows) + b"]}}"
-
-
 class Answers(http.server.BaseHTTPRequestHandler):
     def answer(self, body: bytes, kind: str) -> None:
         self.send_response(200)
@@ -115,48 +100,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
-
-
-def serve(servers: int, rounds: int, ready: Any) -> None:
-    start_s = time.time()
-    written = [
-        {
-            rows[0]["metric"]["pod"]: b", ".join(json.dumps(row).encode() for row in rows)
-            for rows in values(servers, number)
-        }
-        for number in range(rounds)
-    ]
-    each = [
-        {"cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"}
-        for server in range(servers)
-    ]
-    up = _answer([{"metric": labels, "value": [0, "1"]} for labels in each])
-    times = [
-        _answer([{"metric": labels, "value": [0, f"{start_s + APART_S * number}"]} for labels in each])
-        for number in range(rounds)
-    ]
-    asked = {"values": 0, "times": 0}
-
-    class Handler(Answers):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            query = form["query"][0]
-            pods = re.search(r'pod=~"([^"]*)"', query)
-            if query.startswith("up"):
-                body = up
-            elif pods is not None:
-                body = _joined(written[asked["times"] - 1][pod] for pod in pods.group(1).split("|"))
-            else:
-                kind = "times" if query.startswith("timestamp") else "values"
-                body = times[asked[kind]] if kind == "times" else _joined(written[asked[kind]].values())
-                asked[kind] += 1
-            self.answer(body, "application/json")
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        ready.send((server.server_address[1], sum(map(len, written[0].values()))))
-        server.serve_forever()
 
 
 @dataclass(frozen=True)
@@ -175,7 +118,7 @@ class Measured:
     prometheus_cpu_s: float = 0.0
 
 
-async def measured_look(
+async def measured_poll(
     source: PrometheusSource,
     session: WatchSession,
     connections: Any,
@@ -184,9 +127,9 @@ async def measured_look(
 ) -> Measured:
     before_s = sum(prometheus.cpu_times()[:2]) if prometheus else 0.0
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    looks = await source.poll(connections, time_s)
+    results = await source.poll(connections, time_s)
     answered_s, answered_cpu_s = time.perf_counter(), time.process_time()
-    for seen in looks:
+    for seen in results:
         session.take(seen)
     wall_s, used_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     waited_s = answered_s - began_s - (answered_cpu_s - began_cpu_s)
@@ -194,17 +137,7 @@ async def measured_look(
     gc.collect()
     steps = sum(len(watcher.window.steps) for watcher in session._watchers.values())
     resident = psutil.Process().memory_info().rss
-    return Measured(wall_s, used_s, resident, steps, len(looks), waited_s, after_s - before_s)
-
-
-async def look(port: int, rounds: int) -> list[Measured]:
-    source, session = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession()
-    measured = []
-    async with open_session() as connections:
-        for number in range(rounds):
-            measured.append(await measured_look(source, session, connections, time.time() + APART_S * number))
-    assert len(session.views) == len(source.servers)
-    return measured
+    return Measured(wall_s, used_s, resident, steps, len(results), waited_s, after_s - before_s)
 
 
 def rows_of(servers: int, number: int) -> list[tuple[dict[str, str], float]]:
@@ -251,9 +184,7 @@ def expose(servers: int, pages: int, ready: Any) -> None:
 @contextmanager
 def scraping(program: str, target: int, folder: str, every_s: float) -> Iterator[tuple[int, psutil.Process]]:
     """A Prometheus that scrapes the page: its port and its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     jobs = {"job_name": "vllm", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
     every = {"scrape_interval": f"{every_s:g}s", "scrape_timeout": f"{every_s:g}s"}
     config = Path(folder) / "prometheus.yml"
@@ -273,15 +204,15 @@ def scraping(program: str, target: int, folder: str, every_s: float) -> Iterator
         process.wait(30)
 
 
-async def look_at_real(port: int, prometheus: psutil.Process, servers: int, rounds: int) -> list[Measured]:
-    """As `look`, in real time, once all servers have been scraped."""
+async def poll_real(port: int, prometheus: psutil.Process, servers: int, rounds: int) -> list[Measured]:
+    """Polls in real time, once all servers have been scraped."""
     source, session = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession()
     fill(source, session, servers)
     measured: list[Measured] = []
     async with open_session() as connections:
         while len(measured) < rounds:
             try:
-                now = await measured_look(source, session, connections, time.time(), prometheus)
+                now = await measured_poll(source, session, connections, time.time(), prometheus)
             except ScrapeFailed:  # it starts
                 await asyncio.sleep(1.0)
                 continue
@@ -299,7 +230,7 @@ def real(servers: int, rounds: int, program: str, every_s: float) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder, scraping(program, target, folder, every_s) as (port, prometheus):
             apart_s = 15.0 if servers > _LARGE_FLEET else every_s
-            shown(servers, size, apart_s, asyncio.run(look_at_real(port, prometheus, servers, rounds)))
+            shown(servers, size, apart_s, asyncio.run(poll_real(port, prometheus, servers, rounds)))
             words = [sys.executable, "-m", "legroom", "watch", "--prometheus", f"http://127.0.0.1:{port}", "--fleet"]
             began_s = time.perf_counter()
             view = subprocess.run([*words, "--over", "5m", "--json"], capture_output=True, text=True, check=False)
@@ -316,7 +247,7 @@ def shown(servers: int, size: int, apart_s: float, measured: list[Measured]) -> 
         memory = f"{each.resident_bytes / 2**20:.0f} MiB, {each.steps} steps"
         waited = f"{each.waited_s:.2f} s waited, Prometheus {each.prometheus_cpu_s:.2f} s of CPU"
         print(
-            f"look {number:2}: {each.wall_s:.2f} s ({each.cpu_s:.2f} s of CPU, {waited}), {each.taken} taken, {memory}"
+            f"poll {number:2}: {each.wall_s:.2f} s ({each.cpu_s:.2f} s of CPU, {waited}), {each.taken} taken, {memory}"
         )
     for name in ("wall_s", "cpu_s", "waited_s", "prometheus_cpu_s"):
         ordered = sorted(getattr(each, name) for each in measured)
@@ -331,25 +262,8 @@ def shown(servers: int, size: int, apart_s: float, measured: list[Measured]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--servers", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--prometheus", metavar="PROGRAM", help="a real Prometheus to ask")
-    parser.add_argument("--scrape-every", type=float, default=5.0, metavar="S", help="how often that one scrapes")
-    args = parser.parse_args()
-    if args.prometheus:
-        real(args.servers, args.rounds, args.prometheus, args.scrape_every)
-        return
-    mine, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve, args=(args.servers, args.rounds, theirs), daemon=True)
-    process.start()
-    port, size = mine.recv()
-    try:
-        measured = asyncio.run(look(port, args.rounds))
-    finally:
-        process.terminate()
-        process.join()
-    shown(args.servers, size, APART_S, measured)
+    args = arguments(__doc__, "prometheus", servers=2000, rounds=12, scrape_every=5.0)
+    real(args.servers, args.rounds, args.prometheus, args.scrape_every)
 
 
 if __name__ == "__main__":

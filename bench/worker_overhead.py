@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What the plugin inside vLLM's worker costs on a GPU: one server under a steady load, its readings on and off in turn.
+"""What the plugin inside vLLM's worker costs: one server under a steady load, its readings on and off in turn.
 
-    worker_overhead_gpu.py VLLM MODEL OUT [--waves 3] [--window 0.6] [--amplified 25] [--sequences 256]
+    worker_overhead.py VLLM MODEL OUT [--waves 3] [--tokens 1900] [--window 0.6] [--amplified 25] [--sequences 256]
 
 Two servers differ by more than the plugin costs, so one is measured against itself: all that the plugin does while a
 server serves is to take readings, and these stop while a file is there. The load is waves of equal sequences that
@@ -12,7 +12,6 @@ then, over 25, is the plugin's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -22,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_server import GpuServer, write_line
+from bench_harness import arguments, write_line
+from gpu_server import GpuServer
 from memory_patterns_gpu import order
 
 READ_INTERVAL_S = 5.0
@@ -90,17 +90,8 @@ def summary(pairs: list[dict[str, float]], amplified: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("vllm")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--waves", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=1900, help="of each sequence")
-    parser.add_argument("--window", type=float, default=0.6)
-    parser.add_argument("--amplified", type=float, default=25.0)
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--flags", default=f"--compilation-config {GRAPHS}")
-    args = parser.parse_args()
+    load = {"waves": 3, "tokens": 1900, "window": 0.6, "amplified": 25.0, "sequences": 256}
+    args = arguments(__doc__, "vllm", "model:path", "out:path", **load, flags=f"--compilation-config {GRAPHS}")
     words = args.flags.split(" ", 1) if args.flags else []
     common = ("--gpu-memory-utilization", "0.3", "--max-model-len", "2048", "--max-num-seqs", str(args.sequences))
     server = GpuServer(

@@ -52,7 +52,10 @@ def masked(value: Any) -> Any:
     if isinstance(value, str):
         return _masked_text(value)
     if isinstance(value, dict):
-        return {key: HIDDEN if _holds_secret(key, inner) else masked(inner) for key, inner in value.items()}
+        return {
+            key: HIDDEN if isinstance(inner, str) and inner and is_secret(str(key)) else masked(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [masked(inner) for inner in value]
     return value
@@ -72,11 +75,6 @@ def _without_value(match: re.Match[str]) -> str:
     """A matched assignment with its value masked, where the name is a secret's."""
     hidden = is_secret(match[2]) or match[2].lower() in _SIGNATURES
     return f"{match[1]}{HIDDEN}" if hidden else match[0]
-
-
-def _holds_secret(key: Any, value: Any) -> bool:
-    """Whether a JSON key holds a secret string."""
-    return isinstance(value, str) and value != "" and is_secret(str(key))
 
 
 def hides_inside(name: str) -> bool:

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.guard.policy import ClientPolicy, parse_policy
-from legroom.guard.pool.block_pool import Pool, PoolLimits
-from legroom.guard.pool.fair_queue import FairQueue
+from legroom.guard.pool.admission_pool import FairQueue, Pool, PoolLimits
 from legroom.guard.pool.projection import BlockNeed, Growth, Reservation, ReservationState
 from legroom.guard.request.endpoints import client_of, weights_by_client
 
@@ -110,7 +109,7 @@ def test_while_small_work_is_about_large_work_must_find_room_for_all_its_life():
 
 
 def test_while_small_requests_are_served_large_prompts_are_not_computed_together(monkeypatch):
-    monkeypatch.setattr("legroom.guard.pool.block_pool.RECOMPUTE_STEPS", 0.01)
+    monkeypatch.setattr("legroom.guard.pool.admission_pool.RECOMPUTE_STEPS", 0.01)
     pool = Pool(PoolLimits(100, None, 100, False, 0.05))
     pool.learn_pace(100, 1.0)
     pool.acquire(BlockNeed(1), 0.0, "small")

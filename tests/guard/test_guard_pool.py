@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from legroom.guard.pool.block_pool import LONGEST_RETRY_S, Pool, PoolLimits
+from legroom.guard.pool.admission_pool import LONGEST_RETRY_S, Pool, PoolLimits
 from legroom.guard.pool.projection import BlockNeed, ReservationState
 
 

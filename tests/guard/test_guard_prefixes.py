@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.guard.pool.admission import Admission
-from legroom.guard.pool.block_pool import Pool, PoolLimits
+from legroom.guard.pool.admission_pool import Pool, PoolLimits
 from legroom.guard.pool.projection import BlockNeed, Reservation, ReservationState
 from legroom.guard.request.body import demand_of
 from legroom.guard.request.endpoints import Kind

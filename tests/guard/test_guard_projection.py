@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from legroom.guard.pool import block_pool
-from legroom.guard.pool.block_pool import Pool, PoolLimits
+from legroom.guard.pool import admission_pool
+from legroom.guard.pool.admission_pool import Pool, PoolLimits
 from legroom.guard.pool.engine_usage import StepClock, steps_of_page, steps_of_registry
 from legroom.guard.pool.projection import BlockNeed, Growth, Projection, ReservationState, progress_of
 from legroom.guard.weight.guarded_request import Weight, need_of
@@ -21,7 +21,7 @@ def pool_of(blocks):
 @pytest.fixture
 def recompute(monkeypatch):
     """Sets the steps that a prompt token takes."""
-    return lambda steps: monkeypatch.setattr(block_pool, "RECOMPUTE_STEPS", steps)
+    return lambda steps: monkeypatch.setattr(admission_pool, "RECOMPUTE_STEPS", steps)
 
 
 def test_requests_near_their_end_make_room_by_time_alone(recompute):

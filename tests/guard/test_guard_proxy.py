@@ -54,22 +54,27 @@ async def test_headers_of_one_connection_do_not_pass():
 
 
 async def test_a_stream_passes_chunk_by_chunk_without_waiting_for_its_end():
-    more = asyncio.Event()
+    more, last = asyncio.Event(), asyncio.Event()
 
     def stream(_):
         yield b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         yield b"9\r\ndata: 1\n\n\r\n"
         yield more
-        yield b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+        yield b"9\r\ndata: 2\n\n\r\n"
+        yield last
+        yield b"9\r\ndata: 3\n\n\r\n0\r\n\r\n"
 
     async with connected(Upstream(stream)) as (proxy, client):
         await client.send(request(b'{"prompt": [1], "max_tokens": 4, "stream": true}'))
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head
         assert await client.reader.readexactly(14) == b"9\r\ndata: 1\n\n\r\n"
-        assert proxy.admission.pool.running == 1
+        (reservation,) = proxy.admission.pool._running.values()
         more.set()
-        assert await client.reader.readexactly(19) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+        assert await client.reader.readexactly(14) == b"9\r\ndata: 2\n\n\r\n"
+        assert reservation.steps_seen == 2
+        last.set()
+        assert await client.reader.readexactly(19) == b"9\r\ndata: 3\n\n\r\n0\r\n\r\n"
         await until(lambda: proxy.admission.pool.running == 0)
 
 
@@ -189,9 +194,11 @@ async def test_slow_clients_are_cut_off():
 
 async def test_idle_clients_are_let_go():
     async with connected() as (proxy, client):
-        await client.ask()
+        await until(lambda: proxy.clients)
         (connection,) = proxy.clients
-        connection.sweep(proxy.now_s + 3600)
+        assert connection.timeout_keep_alive == 75
+        connection.timeout_keep_alive = 0.05
+        await client.ask()
         assert await client.reader.read() == b""
 
 

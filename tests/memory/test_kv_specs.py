@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +60,7 @@ def test_cross_attention_holds_the_encoder_not_the_decoder() -> None:
 def test_a_page_is_a_block_of_tokens() -> None:
     assert FULL.page_bytes == 65_536
     assert FULL.with_block_size(32).page_bytes == 131_072
-    assert FULL.padded_to(70_000).page_bytes == 70_000
+    assert replace(FULL, padded_bytes=70_000).page_bytes == 70_000
 
 
 @pytest.mark.parametrize(

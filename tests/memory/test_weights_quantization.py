@@ -78,8 +78,8 @@ def test_gptq_with_act_order_holds_the_scales_of_all_groups_and_two_indices() ->
 
 def test_asking_for_awq_or_gptq_by_name_forbids_repacking() -> None:
     plain = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
-    assert kept(AWQ, replace(HOPPER, asked="awq")) == kept(AWQ, AMPERE)
-    assert kept(plain, replace(AMPERE, asked="gptq")) == kept(plain, TURING)
+    assert kept(AWQ, replace(HOPPER, quantization_flag="awq")) == kept(AWQ, AMPERE)
+    assert kept(plain, replace(AMPERE, quantization_flag="gptq")) == kept(plain, TURING)
 
 
 def test_fp8_blocks_have_a_float_each_and_a_half_for_every_output_on_ampere() -> None:

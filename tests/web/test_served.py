@@ -213,7 +213,7 @@ def test_a_link_from_another_site_may_open_the_page_but_not_ask_the_api():
     assert denial(Access(), "GET", "/", "", headers) is None
     refused = denial(Access(), "GET", "/api/models", "", headers)
     assert refused is not None
-    assert refused.status == 403
+    assert refused.status_code == 403
 
 
 def first_events(server: Served, count: int) -> list[str]:

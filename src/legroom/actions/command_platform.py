@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
-from legroom.actions.platform import (
-    ActionFailed,
-    FlagChange,
-    FlagsFixed,
-    Override,
-    RestartRequest,
-    State,
-    read_optional,
-    restore_file,
-    write_atomically,
-)
+from legroom.actions import platform
 from legroom.actions.programs import process_identity, run_checked
 from legroom.records import dataclass
 
@@ -27,29 +18,26 @@ class CommandPlatform:
     `pid_file` gives the identity of each start; without it, the server's own start time does.
     """
 
+    name: ClassVar[str] = "the restart command"
     restart_command: str
     server: str = ""
     pid_file: Path | None = None
     flags_file: Path | None = None
     settle_s: float = 10.0
 
-    @property
-    def name(self) -> str:
-        return "the restart command"
-
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         if self.pid_file is None:
-            return State(None)
-        text = read_optional(self.pid_file)
+            return platform.State(None)
+        text = platform.read_optional(self.pid_file)
         if text is None:
-            return State(None, False)
+            return platform.State(None, False)
         try:
             identity = process_identity(int(text.split()[0]))
         except (ValueError, IndexError) as error:
-            raise ActionFailed(f"{self.pid_file} holds no process id") from error
-        return State(identity, identity is not None)
+            raise platform.ActionFailed(f"{self.pid_file} holds no process id") from error
+        return platform.State(identity, identity is not None)
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         """Runs the command and waits for its end."""
         env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": request.token}
         if self.flags_file is not None:
@@ -57,17 +45,17 @@ class CommandPlatform:
         words = ["/bin/sh", "-c", self.restart_command]
         await run_checked(words, "the restart command", timeout_s=request.deadline_s, env=env, request=request)
 
-    async def override_place(self) -> Override:
+    async def override_place(self) -> platform.Override:
         if self.flags_file is None:
-            raise FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
-        return Override(str(self.flags_file), read_optional(self.flags_file))
+            raise platform.FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
+        return platform.Override(str(self.flags_file), platform.read_optional(self.flags_file))
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes the change as JSON for the restart command."""
         place = Path((await self.override_place()).place)
-        write_atomically(
+        platform.write_atomically(
             place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600
         )
 
-    async def restore_flags(self, override: Override) -> None:
-        restore_file(Path(override.place), override.before)
+    async def restore_flags(self, override: platform.Override) -> None:
+        platform.restore_file(Path(override.place), override.before)

@@ -10,20 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.platform import (
-    QUERY_TIMEOUT_S,
-    ActionFailed,
-    FlagChange,
-    FlagsFixed,
-    Override,
-    RestartRequest,
-    State,
-    read_optional,
-    require_server,
-    restore_file,
-    with_doubled_signs,
-    write_atomically,
-)
+from legroom.actions import platform
 from legroom.actions.programs import run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
@@ -45,23 +32,23 @@ class DockerContainer:
         """Docker kills the container after `stop_s`."""
         return self.stop_s + 10.0
 
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         return _state(await _inspect(self.container))
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         words = ["docker", "restart", "--time", str(self.stop_s), self.container]
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
-    async def override_place(self) -> Override:
-        raise FlagsFixed(
+    async def override_place(self) -> platform.Override:
+        raise platform.FlagsFixed(
             f"Docker cannot change the flags of {self.container} in place",
             "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags",
         )
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         await self.override_place()
 
-    async def restore_flags(self, override: Override) -> None:
+    async def restore_flags(self, override: platform.Override) -> None:
         """Does nothing, because no change is ever written."""
 
 
@@ -80,57 +67,59 @@ class ComposeService:
         """Compose kills the container after `stop_s`."""
         return self.stop_s + 10.0
 
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         """The state of its first container."""
         words = self._compose("ps", "--all", "--quiet", self.service)
-        ids = (await run_checked(words, f"asking for {self.name}", timeout_s=QUERY_TIMEOUT_S)).split()
-        return _state(await _inspect(ids[0])) if ids else State(None, False)
+        ids = (await run_checked(words, f"asking for {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)).split()
+        return _state(await _inspect(ids[0])) if ids else platform.State(None, False)
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         """Recreates the container, which applies changed arguments."""
         words = self._compose(
             "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
         )
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
-    async def override_place(self) -> Override:
+    async def override_place(self) -> platform.Override:
         """An override file beside the Compose file."""
         await self._words()
-        return Override(str(self._override()), read_optional(self._override()))
+        return platform.Override(str(self._override()), platform.read_optional(self._override()))
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes an override file with the whole new command."""
         # Compose replaces variables in the file again.
-        flags = with_doubled_signs(change.flags, "$")
+        flags = platform.with_doubled_signs(change.flags, "$")
         changed: dict[str, Any] = {"command": with_flags(await self._words(), flags)}
-        env = {name: value for name, value in with_doubled_signs(change.env, "$").items() if value is not None}
+        env = {name: value for name, value in platform.with_doubled_signs(change.env, "$").items() if value is not None}
         if env:
             changed["environment"] = env
         # JSON is valid YAML.
-        write_atomically(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
+        platform.write_atomically(
+            self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600
+        )
 
-    async def restore_flags(self, override: Override) -> None:
-        restore_file(Path(override.place), override.before)
+    async def restore_flags(self, override: platform.Override) -> None:
+        platform.restore_file(Path(override.place), override.before)
 
     async def _words(self) -> list[str]:
         """The service's command. Raises where it does not contain vLLM's flags."""
         words = self._compose("config", "--format", "json")
-        text = await run_checked(words, f"reading {self.file.name}", timeout_s=QUERY_TIMEOUT_S)
+        text = await run_checked(words, f"reading {self.file.name}", timeout_s=platform.QUERY_TIMEOUT_S)
         service = _json(text, self.file.name).get("services", {}).get(self.service)
         if service is None:
-            raise ActionFailed(f"{self.file} has no service {self.service}")
+            raise platform.ActionFailed(f"{self.file} has no service {self.service}")
         command = service.get("command")
         if not isinstance(command, list) or not command:
-            raise FlagsFixed(
+            raise platform.FlagsFixed(
                 f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
             )
         words = [str(word) for word in command]
-        require_server([*(service.get("entrypoint") or ()), *words], self.name, in_image=True)
+        platform.require_server([*(service.get("entrypoint") or ()), *words], self.name, in_image=True)
         return words
 
     async def replicas(self) -> int:
         words = self._compose("ps", "--quiet", self.service)
-        return len((await run_checked(words, f"counting {self.name}", timeout_s=QUERY_TIMEOUT_S)).split())
+        return len((await run_checked(words, f"counting {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)).split())
 
     async def scale(self, replicas: int) -> None:
         """Starts or stops containers; the others keep running."""
@@ -154,24 +143,24 @@ class ComposeService:
 
 async def _inspect(container: str) -> dict[str, Any]:
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
-    done = await run_program(words, timeout_s=QUERY_TIMEOUT_S)
+    done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
     if done.code:
-        raise ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
+        raise platform.ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
     return _json(done.output, "docker inspect")
 
 
-def _state(state: dict[str, Any]) -> State:
+def _state(state: dict[str, Any]) -> platform.State:
     running = bool(state.get("Running")) and not state.get("Paused")
     started = state.get("StartedAt") or ""
     known = started and not started.startswith("0001-")
-    return State(f"{state.get('Pid')}@{started}" if known else None, running, bool(state.get("Restarting")))
+    return platform.State(f"{state.get('Pid')}@{started}" if known else None, running, bool(state.get("Restarting")))
 
 
 def _json(text: str, source: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ActionFailed(f"{source} gave an answer that is not JSON") from error
+        raise platform.ActionFailed(f"{source} gave an answer that is not JSON") from error
     if not isinstance(document, dict):
-        raise ActionFailed(f"{source} gave an answer of another shape")
+        raise platform.ActionFailed(f"{source} gave an answer of another shape")
     return document

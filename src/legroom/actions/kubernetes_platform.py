@@ -13,16 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from legroom.actions.platform import (
-    QUERY_TIMEOUT_S,
-    ActionFailed,
-    FlagChange,
-    FlagsFixed,
-    Override,
-    RestartRequest,
-    State,
-    require_server,
-)
+from legroom.actions import platform
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
@@ -48,16 +39,16 @@ class Workload:
     def name(self) -> str:
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         """The identity is the token of the last restart, and a hash of images and arguments."""
         workload = await self._read()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)
         behind = status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0)
         rolling = behind or status.get("updatedReplicas", 0) < wanted or status.get("readyReplicas", 0) < wanted
-        return State(_template_identity(template), status.get("readyReplicas", 0) > 0, rolling)
+        return platform.State(_template_identity(template), status.get("readyReplicas", 0) > 0, rolling)
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         """Annotates the pod template and waits for the end of the rollout."""
         if request.launched is not None:
             await request.launched(0, "")
@@ -68,14 +59,16 @@ class Workload:
             await self._patch({"spec": {"template": {"metadata": {"annotations": marks}}}})
         await self._rolled_out(request.deadline_s)
 
-    async def override_place(self) -> Override:
+    async def override_place(self) -> platform.Override:
         """The container's arguments and environment in the workload."""
         container = self._container(await self._read())
         self._words(container)
         before = {"args": container.get("args"), "command": container.get("command"), "env": container.get("env")}
-        return Override(f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}", json.dumps(before))
+        return platform.Override(
+            f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}", json.dumps(before)
+        )
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         """Patches the container. Kubernetes starts the rollout at once, and the following restart joins it."""
         container = self._container(await self._read())
         field, words = self._words(container)
@@ -95,14 +88,14 @@ class Workload:
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
-            raise FlagsFixed(
+            raise platform.FlagsFixed(
                 f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
             )
         whole = [*(container.get("command") or ()), *(container.get("args") or ())]
-        require_server(whole, self.name, in_image=True)
+        platform.require_server(whole, self.name, in_image=True)
         return field, words
 
-    async def restore_flags(self, override: Override) -> None:
+    async def restore_flags(self, override: platform.Override) -> None:
         before = json.loads(override.before or "{}")
         changed = {
             "name": override.place.rpartition("/")[2],
@@ -127,29 +120,29 @@ class Workload:
         for container in containers:
             if self.container in (None, container["name"]):
                 return container
-        raise ActionFailed(f"{self.name} has no container {self.container}")
+        raise platform.ActionFailed(f"{self.name} has no container {self.container}")
 
     async def _rolled_out(self, deadline_s: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         while (await self.state()).underway:
             if loop.time() > end_s:
-                raise ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
+                raise platform.ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
             await asyncio.sleep(self.poll_s)
 
     async def _read(self) -> dict[str, Any]:
-        def ask(api: Any) -> dict[str, Any]:
+        def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
-            return _plain(api, method(self.workload, self.namespace, _request_timeout=QUERY_TIMEOUT_S))
+            return _plain(api, method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S))
 
-        return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", ask)
+        return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
     async def _patch(self, change: dict[str, Any]) -> None:
-        def ask(api: Any) -> None:
+        def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
-            method(self.workload, self.namespace, change, _request_timeout=QUERY_TIMEOUT_S)
+            method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
 
-        await asyncio.to_thread(_call_api, self.context, f"changing {self.name}", ask)
+        await asyncio.to_thread(_call_api, self.context, f"changing {self.name}", call)
 
 
 @dataclass(frozen=True)
@@ -178,7 +171,7 @@ class KubernetesLease:
             holder_identity=holder, lease_duration_seconds=max(1, round(seconds)), acquire_time=now, renew_time=now
         )
         try:
-            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=QUERY_TIMEOUT_S)
+            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
         except api.ApiException as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -192,7 +185,7 @@ class KubernetesLease:
     def _release(self, api: Any, group: str, holder: str) -> None:
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         try:
-            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=QUERY_TIMEOUT_S)
+            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
         except api.ApiException as error:
             if error.status == _NOT_FOUND:
                 return
@@ -202,13 +195,15 @@ class KubernetesLease:
             _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
 
-def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
+def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -> _Answer:
     """Calls the Kubernetes API; its errors become `ActionFailed`."""
     try:
         from kubernetes import client, config  # an extra, and slow to import
         from urllib3.exceptions import HTTPError
     except ImportError as error:
-        raise ActionFailed("Kubernetes needs an extra of legroom", "pip install 'legroom[kubernetes]'") from error
+        raise platform.ActionFailed(
+            "Kubernetes needs an extra of legroom", "pip install 'legroom[kubernetes]'"
+        ) from error
     loading: Any = config  # without type hints of its own
     try:
         try:
@@ -217,13 +212,15 @@ def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) ->
             loading.load_incluster_config()
         except config.ConfigException:
             loading.load_kube_config(context=context)
-        return ask(client)
+        return call(client)
     except config.ConfigException as error:
-        raise ActionFailed(f"{doing} failed: no Kubernetes configuration was found", "set KUBECONFIG") from error
+        raise platform.ActionFailed(
+            f"{doing} failed: no Kubernetes configuration was found", "set KUBECONFIG"
+        ) from error
     except client.ApiException as error:
-        raise ActionFailed(f"{doing} failed: Kubernetes answered {error.status} {error.reason}") from error
+        raise platform.ActionFailed(f"{doing} failed: Kubernetes answered {error.status} {error.reason}") from error
     except (HTTPError, OSError) as error:
-        raise ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
+        raise platform.ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
 
 
 def _plain(api: Any, model: Any) -> dict[str, Any]:
@@ -252,9 +249,9 @@ def _has_expired(spec: Any, now: datetime.datetime) -> bool:
     return bool(spec.renew_time + datetime.timedelta(seconds=spec.lease_duration_seconds or 0) < now)
 
 
-def _unless_conflict(api: Any, ask: Callable[[], object]) -> bool:
+def _unless_conflict(api: Any, call: Callable[[], object]) -> bool:
     try:
-        ask()
+        call()
     except api.ApiException as error:
         if error.status == _CONFLICT:
             return False

@@ -79,32 +79,25 @@ class Platform(Protocol):
     @property
     def name(self) -> str:
         """Such as `systemd unit vllm.service`."""
-        ...
 
     @property
     def settle_s(self) -> float:
         """How long a restart may take before the platform's state shows it."""
-        ...
 
     async def state(self) -> State:
         """Raises `ActionFailed` where the platform does not answer."""
-        ...
 
     async def restart(self, request: RestartRequest) -> None:
         """Restarts the server. Returns when the platform has accepted it; raises `ActionFailed`."""
-        ...
 
     async def override_place(self) -> Override:
         """The place of a flag change, with its present content. Raises `FlagsFixed` where there is none."""
-        ...
 
     async def write_flags(self, change: FlagChange) -> None:
         """Writes the change for the next restart."""
-        ...
 
     async def restore_flags(self, override: Override) -> None:
         """Restores the content from before the change. May be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -113,15 +106,12 @@ class Scalable(Protocol):
 
     async def replicas(self) -> int:
         """The wanted number of servers."""
-        ...
 
     async def scale(self, replicas: int) -> None:
         """Sets the wanted number of servers."""
-        ...
 
     def scale_words(self, replicas: int) -> str:
         """The shell command that scales."""
-        ...
 
 
 def restore_file(path: Path, before: str | None) -> None:

@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from legroom.actions.platform import (
-    ActionFailed,
-    FlagChange,
-    Override,
-    RestartRequest,
-    State,
-    read_optional,
-    write_atomically,
-)
+from legroom.actions import platform
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
 from legroom.live.metrics.endpoint import is_loopback_host
@@ -74,21 +66,21 @@ class RunChild:
     def name(self) -> str:
         return f"`legroom run` on port {self.port}"
 
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         record = self._record()
         if process_identity(int(record["pid"])) is None:
-            raise ActionFailed(f"the {self.name} is gone (process {record['pid']})")
+            raise platform.ActionFailed(f"the {self.name} is gone (process {record['pid']})")
         child = int(record.get("child_pid") or 0)
         identity = process_identity(child) if child else None
-        return State(identity, identity is not None)
+        return platform.State(identity, identity is not None)
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         """Sends SIGHUP and waits for a new vLLM process."""
         before = await self.state()
         pid = int(self._record()["pid"])
         if self._record().get("state") == "starting" and not self._flags_file().exists():
             # `legroom run` does not restart a server that is starting without changes.
-            raise ActionFailed(f"the {self.name} is starting its server already")
+            raise platform.ActionFailed(f"the {self.name} is starting its server already")
         identity = process_identity(pid)
         if request.launched is not None and identity is not None:
             # The run itself restarts the server, so there is no restart program to record.
@@ -96,34 +88,34 @@ class RunChild:
         try:
             os.kill(pid, signal.SIGHUP)
         except OSError as error:
-            raise ActionFailed(f"the {self.name} cannot be signalled: {error.strerror}") from error
+            raise platform.ActionFailed(f"the {self.name} cannot be signalled: {error.strerror}") from error
         deadline_s = time.monotonic() + request.deadline_s
         while time.monotonic() < deadline_s:
             now = await self.state()
             if now.identity is not None and now.identity != before.identity:
                 return
             await asyncio.sleep(_POLL_S)
-        raise ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
+        raise platform.ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
 
-    async def override_place(self) -> Override:
+    async def override_place(self) -> platform.Override:
         """The file that `legroom run` reads at its next restart; the content before is the running command."""
         words = self._record().get("command")
         if not isinstance(words, list) or not words:
-            raise ActionFailed(f"the {self.name} does not say which command it runs")
-        return Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
+            raise platform.ActionFailed(f"the {self.name} does not say which command it runs")
+        return platform.Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes flags to be added to the running command."""
         content = {"flags": dict(change.flags), "env": dict(change.env)}
-        write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
+        platform.write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 
-    async def restore_flags(self, override: Override) -> None:
+    async def restore_flags(self, override: platform.Override) -> None:
         """Writes the flags that lead from the running command back to the earlier one."""
         back = changes_back(
             [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
         )
         if back:
-            await self.write_flags(FlagChange(back))
+            await self.write_flags(platform.FlagChange(back))
         else:
             self._flags_file().unlink(missing_ok=True)
 
@@ -132,12 +124,12 @@ class RunChild:
 
     def _record(self) -> dict[str, Any]:
         path = runs_folder(self.home) / f"{self.port}.json"
-        text = read_optional(path)
+        text = platform.read_optional(path)
         if text is None:
-            raise ActionFailed(f"no `legroom run` is recorded on port {self.port} ({path} is not there)")
+            raise platform.ActionFailed(f"no `legroom run` is recorded on port {self.port} ({path} is not there)")
         try:
             record: dict[str, Any] = json.loads(text)
             int(record["pid"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ActionFailed(f"{path} cannot be read: {error}") from error
+            raise platform.ActionFailed(f"{path} cannot be read: {error}") from error
         return record

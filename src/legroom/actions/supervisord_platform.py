@@ -6,19 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from legroom.actions.platform import (
-    QUERY_TIMEOUT_S,
-    ActionFailed,
-    FlagChange,
-    FlagsFixed,
-    Override,
-    RestartRequest,
-    State,
-    read_optional,
-    require_server,
-    with_doubled_signs,
-    write_atomically,
-)
+from legroom.actions import platform
 from legroom.actions.programs import process_identity, run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
@@ -41,17 +29,17 @@ class SupervisordProgram:
     def name(self) -> str:
         return f"supervisord program {self.program}"
 
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         # The exit code is 3 where the program does not run.
-        done = await run_program(self._ctl("status", self.program), timeout_s=QUERY_TIMEOUT_S)
+        done = await run_program(self._ctl("status", self.program), timeout_s=platform.QUERY_TIMEOUT_S)
         status = _STATUS.search(done.output)
         if status is None or "ERROR (no such" in done.output:
-            raise ActionFailed(f"supervisord does not answer about {self.program}: {done.last_output}")
+            raise platform.ActionFailed(f"supervisord does not answer about {self.program}: {done.last_output}")
         pid = status["pid"]
         identity = process_identity(int(pid)) or f"{pid}@unseen" if pid else None
-        return State(identity, status["state"] == "RUNNING", status["state"] in _MOVING)
+        return platform.State(identity, status["state"] == "RUNNING", status["state"] in _MOVING)
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         """Reloads the configuration, then restarts the program."""
         done = await run_program(
             self._ctl("update", self.program.partition(":")[0]), timeout_s=request.deadline_s, request=request
@@ -61,25 +49,27 @@ class SupervisordProgram:
         words = self._ctl("restart", self.program)
         output = await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
         if "ERROR" in output:
-            raise ActionFailed(f"restarting {self.name} failed: {output.strip()}")
+            raise platform.ActionFailed(f"restarting {self.name} failed: {output.strip()}")
 
-    async def override_place(self) -> Override:
+    async def override_place(self) -> platform.Override:
         """The file with the program's section, because supervisord has no overrides."""
         path = self._file()
-        text = read_optional(path)
+        text = platform.read_optional(path)
         if text is None:
-            raise ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
-        with_command(text, self.program.rpartition(":")[2], FlagChange({}))
-        return Override(str(path), text)
+            raise platform.ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
+        with_command(text, self.program.rpartition(":")[2], platform.FlagChange({}))
+        return platform.Override(str(path), text)
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         """Rewrites the `command` of the program's section."""
         path = self._file()
-        write_atomically(path, with_command(read_optional(path) or "", self.program.rpartition(":")[2], change))
+        platform.write_atomically(
+            path, with_command(platform.read_optional(path) or "", self.program.rpartition(":")[2], change)
+        )
 
-    async def restore_flags(self, override: Override) -> None:
+    async def restore_flags(self, override: platform.Override) -> None:
         if override.before is not None:
-            write_atomically(Path(override.place), override.before)
+            platform.write_atomically(Path(override.place), override.before)
 
     def _ctl(self, *words: str) -> list[str]:
         return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
@@ -87,29 +77,31 @@ class SupervisordProgram:
     def _file(self) -> Path:
         path = self.program_file or self.config
         if path is None:
-            raise FlagsFixed(
+            raise platform.FlagsFixed(
                 f"where {self.program} is configured is not known", "name `config` or `program_file` in watch.toml"
             )
         return path
 
 
-def with_command(text: str, program: str, change: FlagChange) -> str:
+def with_command(text: str, program: str, change: platform.FlagChange) -> str:
     """The configuration with changed flags in one program's command; all other lines stay."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
     if start is None:
-        raise FlagsFixed(f"there is no [program:{program}] section to change")
+        raise platform.FlagsFixed(f"there is no [program:{program}] section to change")
     end = next((at for at in range(start + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
     at = next((at for at in range(start, end) if re.match(r"\s*command\s*[=:]", lines[at])), None)
     if at is None:
-        raise FlagsFixed(f"[program:{program}] has no command")
+        raise platform.FlagsFixed(f"[program:{program}] has no command")
     if change.env:
-        raise ActionFailed("legroom does not change the environment of a supervisord program", "change it by hand")
+        raise platform.ActionFailed(
+            "legroom does not change the environment of a supervisord program", "change it by hand"
+        )
     last = at + 1
     while last < end and lines[last][:1].isspace() and lines[last].strip():
         last += 1
     command = " ".join([re.split(r"[=:]", lines[at], maxsplit=1)[1], *lines[at + 1 : last]])
     words = shlex.split(command)
-    require_server(words, f"[program:{program}]")
-    changed = shlex.join(with_flags(words, with_doubled_signs(change.flags, "%")))
+    platform.require_server(words, f"[program:{program}]")
+    changed = shlex.join(with_flags(words, platform.with_doubled_signs(change.flags, "%")))
     return "\n".join([*lines[:at], f"command={changed}", *lines[last:]]) + "\n"

@@ -6,20 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from legroom.actions.platform import (
-    QUERY_TIMEOUT_S,
-    ActionFailed,
-    FlagChange,
-    FlagsFixed,
-    Override,
-    RestartRequest,
-    State,
-    read_optional,
-    require_server,
-    restore_file,
-    with_doubled_signs,
-    write_atomically,
-)
+from legroom.actions import platform
 from legroom.actions.programs import run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
@@ -41,57 +28,63 @@ class SystemdUnit:
     def name(self) -> str:
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
-    async def state(self) -> State:
+    async def state(self) -> platform.State:
         """The identity is systemd's invocation id."""
         shown = await self._show("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
         if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
-            raise ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
+            raise platform.ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
         active = shown.get("ActiveState", "")
         identity = shown.get("InvocationID") or shown.get("MainPID", "0")
         moving = active in ("activating", "deactivating", "reloading") or shown.get("Job", "0") not in ("", "0")
-        return State(identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving)
+        return platform.State(
+            identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving
+        )
 
-    async def restart(self, request: RestartRequest) -> None:
+    async def restart(self, request: platform.RestartRequest) -> None:
         """Runs `systemctl restart`, which ends when the unit has started."""
         await run_checked(
             self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=request.deadline_s, request=request
         )
 
-    async def override_place(self) -> Override:
+    async def override_place(self) -> platform.Override:
         await self._words()
-        return Override(str(self._drop_in()), read_optional(self._drop_in()))
+        return platform.Override(str(self._drop_in()), platform.read_optional(self._drop_in()))
 
-    async def write_flags(self, change: FlagChange) -> None:
+    async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes a drop-in with the whole new ExecStart."""
         words = await self._words()
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
-        lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, with_doubled_signs(change.flags, "%$")))))
-        env = with_doubled_signs(change.env, "%")
+        lines.append(
+            "ExecStart=" + " ".join(map(quoted, with_flags(words, platform.with_doubled_signs(change.flags, "%$"))))
+        )
+        env = platform.with_doubled_signs(change.env, "%")
         lines += [f"UnsetEnvironment={name}" for name, value in env.items() if value is None]
         lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
-        write_atomically(self._drop_in(), "\n".join(lines) + "\n")
+        platform.write_atomically(self._drop_in(), "\n".join(lines) + "\n")
         await self._reload()
 
-    async def restore_flags(self, override: Override) -> None:
-        restore_file(Path(override.place), override.before)
+    async def restore_flags(self, override: platform.Override) -> None:
+        platform.restore_file(Path(override.place), override.before)
         await self._reload()
 
     async def _words(self) -> list[str]:
         """The words of ExecStart. Raises where they lack vLLM's flags."""
         words = exec_start(
-            await run_checked(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=QUERY_TIMEOUT_S)
+            await run_checked(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)
         )
-        require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
+        platform.require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
         return words
 
     async def _reload(self) -> None:
-        await run_checked(self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=QUERY_TIMEOUT_S)
+        await run_checked(
+            self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=platform.QUERY_TIMEOUT_S
+        )
 
     async def _show(self, *names: str) -> dict[str, str]:
         words = self._ctl("show", self.unit, *(f"--property={name}" for name in names))
-        done = await run_program(words, timeout_s=QUERY_TIMEOUT_S)
+        done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
         if done.code:
-            raise ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
+            raise platform.ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
         return dict(line.partition("=")[::2] for line in done.output.splitlines())
 
     def _ctl(self, *words: str) -> list[str]:
@@ -118,11 +111,13 @@ def exec_start(text: str) -> list[str]:
         if equals and key.strip() == "ExecStart":
             values = [*values, value.strip()] if value.strip() else []
     if len(values) != 1:
-        raise FlagsFixed(f"the unit has {len(values)} ExecStart lines; legroom changes flags where there is one")
+        raise platform.FlagsFixed(
+            f"the unit has {len(values)} ExecStart lines; legroom changes flags where there is one"
+        )
     try:
         return shlex.split(values[0])
     except ValueError as error:
-        raise ActionFailed(f"ExecStart cannot be read: {error}") from error
+        raise platform.ActionFailed(f"ExecStart cannot be read: {error}") from error
 
 
 def quoted(word: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_json
 from legroom.cli.shared_options import (
@@ -21,7 +21,7 @@ from legroom.cli.shared_options import (
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportedFile, ExportRequest
+    from legroom.exports.export_request import ExportedFile
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -44,7 +44,8 @@ FORMATS = {
     "runbook": "legroom.exports.runbook",
     "gate": "legroom.exports.gate_manifests",
 }
-"""Format -> its module, imported when it is chosen."""
+"""Format -> its module, imported when it is chosen. It has `NAME`, `HELP` and `files(request)`, and optionally
+`add_options(parser)`, `NEEDS_PLAN = True` and `TAKES_ANY = True` (`--vllm any` is accepted and the default)."""
 
 USAGE = "legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]"
 DESCRIPTION = """\
@@ -65,17 +66,6 @@ examples:
 
 exit codes: 0 fine, 2 the call or an input is wrong, 3 something needed was unreachable
 """
-
-
-class FormatModule(Protocol):
-    """What a format's file exposes. It may also have `add_options(parser)` for options of its own, `NEEDS_PLAN = True`
-    (a server must be said) and `TAKES_ANY = True` (`--vllm any` makes sense for it, and is the default)."""
-
-    NAME: str
-    HELP: str
-
-    def files(self, request: ExportRequest) -> tuple[ExportedFile, ...]:
-        """Everything the format writes."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

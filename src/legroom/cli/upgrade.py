@@ -13,7 +13,6 @@ from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_machine_options, add_source_options, described_machine, described_server
 from legroom.cli.shared_options import parse as parse_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     _check_words(args)
     target = _release(args.releases[-1])
     current = _release(args.releases[0]) if len(args.releases) == 2 else None
-    made = [_upgrade(server, target, args) for server in _servers(args, current)]
-    documents = [{**each.to_json(), "alerts": list(_alerts(each))} for each in made] if args.json else []
+    made = [_upgrade(*server, target, args.all) for server in _servers(args, current)]
+    documents = [{**each.to_json(), "alerts": list(_silenced_alerts(each))} for each in made] if args.json else []
     print_answer(
         args.json,
         lambda: documents[0] if len(documents) == 1 else {**documents[0], "servers": documents},
-        lambda style: "\n".join(upgrade_text(each, _alerts(each), style) for each in made),
+        lambda style: "\n".join(upgrade_text(each, _silenced_alerts(each), style) for each in made),
     )
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
@@ -104,50 +103,42 @@ def _release(text: str) -> Release:
     return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
 
 
-@dataclass(frozen=True)
-class RunningServer:
-    """A server on the release it runs today, and its machine."""
-
-    deployment: Deployment
-    machine: Machine
-    pool_slots: int | None = None
-    """Blocks times block size as a running server reports them."""
-
-
-def _upgrade(server: RunningServer, target: Release, args: argparse.Namespace) -> Upgrade:
+def _upgrade(
+    deployment: Deployment, machine: Machine, pool_slots: int | None, target: Release, every_release: bool
+) -> Upgrade:
+    """The upgrade of one server; `pool_slots` are the KV slots that a running server reports."""
     from legroom.planning.upgrades.release_upgrade import upgrade
 
-    deployment = server.deployment
     for remark in deployment.notes:
         note(f"note: {remark}")
-    made = upgrade(deployment.args, deployment.release, target, server.machine, every_release=args.all)
-    kv, shown = made.old.memory.kv, server.pool_slots
+    made = upgrade(deployment.args, deployment.release, target, machine, every_release=every_release)
+    kv = made.old.memory.kv
     planned = kv.num_blocks * kv.block_size
-    if shown and abs(planned / shown - 1) > _POOL_OFF:
+    if pool_slots and abs(planned / pool_slots - 1) > _POOL_OFF:
         note(
-            f"note: the server's pool has {shown:,} slots, and {planned:,} are planned from what it tells: give the "
-            "other flags that it was started with, and --gpu-memory"
+            f"note: the server's pool has {pool_slots:,} slots, and {planned:,} are planned from what it tells: give "
+            "the other flags that it was started with, and --gpu-memory"
         )
     return made
 
 
-def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[RunningServer]:
-    """Every server of the input."""
+def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tuple[Deployment, Machine, int | None]]:
+    """Every server of the input, its machine, and the KV slots that a running server reports."""
     args.vllm = current.version if current else None
     if args.url:
-        yield _running(args, current)
+        yield _server_of_url(args, current)
         return
-    count = _count(args, current)
+    count = _server_count(args, current)
     for number in range(count):
         args.server = number if count > 1 else None
         deployment = described_server(args)
         if current is None and deployment.release_hint is None:
             raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
         machine = described_machine(args, deployment)
-        yield RunningServer(replace(deployment, release=current or deployment.release), machine)
+        yield replace(deployment, release=current or deployment.release), machine, None
 
 
-def _count(args: argparse.Namespace, current: Release | None) -> int:
+def _server_count(args: argparse.Namespace, current: Release | None) -> int:
     """How many servers a file starts; one for every other input."""
     if not args.file:
         return 1
@@ -159,7 +150,7 @@ def _count(args: argparse.Namespace, current: Release | None) -> int:
     return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0]))
 
 
-def _running(args: argparse.Namespace, current: Release | None) -> RunningServer:
+def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
     from legroom.deployments.deployment import Deployment
     from legroom.deployments.described import deployment_from_words
     from legroom.facts.releases import logged_release
@@ -181,10 +172,10 @@ def _running(args: argparse.Namespace, current: Release | None) -> RunningServer
         missing = "its parallel sizes, --max-num-seqs and --max-num-batched-tokens"
         hint = f"the server does not tell {missing}: give those that it was started with beside --url"
         deployment = replace(deployment, notes=(hint,))
-    return RunningServer(deployment, described_machine(args, deployment), server.pool_slots)
+    return deployment, described_machine(args, deployment), server.pool_slots
 
 
-def _alerts(made: Upgrade) -> tuple[str, ...]:
+def _silenced_alerts(made: Upgrade) -> tuple[str, ...]:
     from legroom.exports.prometheus.alerts import silenced_alerts
 
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})

@@ -1,1 +1,1 @@
-"""Readers of every file or text that a server is started from; nothing here judges what it reads."""
+"""Readers of every file or text that starts a server; `lint` checks what they read."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from legroom.deployments.container_images import docker_bytes
 from legroom.deployments.kubernetes_reader import container_servers, float_at
 from legroom.deployments.server_words import expand
-from legroom.deployments.shell.lexer import Word
+from legroom.deployments.shell.lexer import Word, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
 from legroom.deployments.shell.simple_commands import commands
 from legroom.deployments.source_text import Text, read_text
@@ -137,15 +137,10 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
     if node.scalar is None:
         return tuple(item.word().with_text((item.scalar or "").replace("$$", "$")) for item in node.list())
     if node.style in ("|", ">"):
-        inner = node.inner()
-        raw = node.source.text
-        placed = []
-        cursor = node.offset
-        for command in commands(inner):
-            for word in command.words:
-                cursor = max(raw.find(word.raw, cursor), cursor)
-                placed.append(Word(word.text, cursor, word.raw))
-        return tuple(placed)
+        words = [word for command in commands(node.inner()) for word in command.words]
+        text = node.source.text
+        placed = words_found_in(text, (word.raw for word in words), node.offset, len(text))
+        return tuple(at.with_text(word.text) for at, word in zip(placed, words, strict=True))
     try:
         texts = shlex.split(node.scalar)
     except ValueError:
@@ -153,12 +148,7 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
         raise LegroomError(
             f"has a command with a quote that is never closed at line {line}", "check its quotes"
         ) from None
-    placed, cursor = [], node.offset
-    for text in texts:
-        at = node.source.text.find(text, cursor, node.end + 1)
-        cursor = at if at >= 0 else cursor
-        placed.append(Word(text, cursor, text))
-    return tuple(placed)
+    return words_found_in(node.source.text, texts, node.offset, node.end + 1)
 
 
 def compose_env(node: Node | None) -> dict[str, Word]:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
-from legroom.deployments.shell.lexer import Word
+from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
 from legroom.units import parse_bytes
 
-_SWITCHES = {
-    "--detach",
-    "--interactive",
-    "--tty",
-    "--rm",
-    "--privileged",
-    "--init",
-    "--read-only",
-    "--publish-all",
-    "--no-healthcheck",
-    "--oom-kill-disable",
-    "--sig-proxy",
-    "--quiet",
-    "--replace",
-    "--tls-verify",
-}
+_SWITCHES = frozenset(
+    {"--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all", "--quiet"}
+    | {"--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--replace", "--tls-verify"}
+)
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
@@ -136,27 +124,26 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
     if names_program or not _can_be_model(first) or not (is_server_image(image) or _has_vllm_flags(image, given)):
         return given
-    if not is_published_by_vllm(image) and _has_only_other_flags(arguments):
-        return given
-    return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
+    names = flag_names(arguments)
+    if not is_published_by_vllm(image) and names and names.isdisjoint(flags_of(latest())):
+        return given  # the flags of another program
+    return (*serve_words(offset), *arguments)
+
+
+def flag_names(words: Iterable[Word]) -> set[str]:
+    """The flags among words, without values."""
+    return {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
 
 
 def _has_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
-    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
     is_flag = bool(given) and given[0].text.startswith("--")
-    return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_VLLM_FLAGS)
+    return is_flag and bool(image) and not _is_companion(image) and not flag_names(given).isdisjoint(_VLLM_FLAGS)
 
 
 def is_published_by_vllm(image: str) -> bool:
     """Whether an image is vLLM's own or a mirror of it."""
     name = image.lower().removeprefix("docker.io/").partition("@")[0].partition(":")[0]
     return name == "vllm" or name.startswith("vllm/") or name.rpartition("/")[2] == "vllm-openai"
-
-
-def _has_only_other_flags(given: tuple[Word, ...]) -> bool:
-    """Whether flags are given and the newest vLLM has none of them."""
-    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
-    return bool(names) and names.isdisjoint(flags_of(latest()))
 
 
 def is_server_image(image: str) -> bool:

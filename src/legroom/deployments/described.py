@@ -1,4 +1,4 @@
-"""The one way from plain values to a `Deployment`: words of a command line, JSON of a request, Python arguments."""
+"""A `Deployment` from plain values: words of a command line, JSON of a request, Python arguments."""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
 from legroom.deployments.server_words import KSERVE, expand, launcher_command, server_start
-from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.lexer import Word, placed_env, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
@@ -181,19 +180,8 @@ def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernete
 
 def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
     """The words of a variable, each at its place."""
-    words, cursor = [], variable.offset
-    for text in _split(variable.text):
-        at = source.text.find(text, cursor, variable.offset + 2 * len(variable.text) + len(text))
-        cursor = at if at >= 0 else cursor
-        words.append(Word(text, cursor, text))
-    return tuple(words)
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
+    end = variable.offset + 3 * len(variable.text)
+    return words_found_in(source.text, split_words(variable.text), variable.offset, end)
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from legroom.deployments.container_images import kubernetes_bytes
 from legroom.deployments.kubernetes_reader import env_list, gpu_limit, possible_gpus, start_limit, words_of_variable
 from legroom.deployments.server_words import expand
-from legroom.deployments.shell.lexer import Word
+from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_profile
@@ -65,7 +65,7 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += words_of_variable(more, document.source)
-    served = serve_words(uri)[:2] if has_model_flag(tuple(given)) else serve_words(uri)
+    served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
     requested = tuple(_parallel(workload))
     on_one_node = not own_templates and workload.get("worker") is None
     passed_on = tuple(word for key, word in requested if not on_one_node or key == "tensor")
@@ -162,8 +162,7 @@ def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") ->
     gpu = gpu or (gpu_of_profile(profile["name"]) if profile else "")
     url = node.get("url")
     flags = _kubeai_flags(node, env)
-    words = serve_words(url) if url is not None else (Word("vllm", node.offset), Word("serve", node.offset))
-    words = words[:2] if has_model_flag(flags) else words
+    words = serve_words((url or node).offset) if url is None or has_model_flag(flags) else _model_words(url)
     place = node.source.place
     return StartedServer(
         "kubernetes",
@@ -198,12 +197,12 @@ def has_model_flag(words: tuple[Word, ...]) -> bool:
     return any(word.text.partition("=")[0] == "--model" for word in words)
 
 
-def serve_words(uri: Node) -> tuple[Word, ...]:
+def _model_words(uri: Node) -> tuple[Word, ...]:
     """The command of a server of `hf://org/model`, or of another URI as it is."""
     text = uri.scalar or ""
     scheme, _, name = text.partition("://")
     model = name.partition("?")[0] if scheme == "hf" else text
-    return Word("vllm", uri.offset), Word("serve", uri.offset), Word(model, uri.offset, model)
+    return (*serve_words(uri.offset), Word(model, uri.offset, model))
 
 
 _STACK_VALUES = {
@@ -235,7 +234,7 @@ def model_spec_server(node: Node) -> StartedServer:
     place = node.source.place
     return StartedServer(
         "kubernetes",
-        (Word("vllm", url.offset), Word("serve", url.offset), url.word(), *_stack_flags(node)),
+        (*serve_words(url.offset), url.word(), *_stack_flags(node)),
         env_list(node.get("env")),
         place,
         place(url.offset),

@@ -1,29 +1,30 @@
 """YAML of other tools: servers, scripts and engine settings anywhere in it.
 
-SkyPilot tasks, values of Helm charts, Ray Serve configs, playbooks and pipelines have no common schema, so this looks
-for vLLM's own commands and settings.
+SkyPilot tasks, values of Helm charts, Ray Serve configs, playbooks and pipelines have no common schema, so only
+vLLM's own commands and settings are recognized.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.compose_reader import compose_env, compose_words
+from legroom.deployments.container_images import flag_names
 from legroom.deployments.file_kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes_reader import env_list
 from legroom.deployments.markdown import FENCE, START
 from legroom.deployments.model_resources import is_kubeai_model, is_model_spec, kubeai_server, model_spec_server
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
-from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.lexer import Word, placed_env, serve_words
 from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.flags import all_flag_names, flag_name
+from legroom.facts.flags import all_flag_names
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
@@ -67,7 +68,9 @@ class _Scope:
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
     """All servers and commands of a document."""
-    pending = [(document, _Scope(_RECIPE if _is_recipe(document) else ""))]
+    # vLLM-Omni's recipes have other flags.
+    is_recipe = document.get("model", "min_vllm_version") is not None and "omni" not in document.source.text.lower()
+    pending = [(document, _Scope(_RECIPE if is_recipe else ""))]
     while pending:
         node, scope = pending.pop()
         if isinstance(node.values, dict):
@@ -79,21 +82,21 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
                 yield model_spec_server(node)
                 continue
             yield from _arguments(node, scope)
-            yield from _settings(node, release)
+            for key, value in node.items():  # `engine_kwargs:` and the like, whose keys are flags
+                if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
+                    yield config_server(value, release)
             pending += reversed([(value, scope.under(key)) for key, value in node.items()])
         elif node.scalar is None:
             pending += reversed([(item, scope) for item in node.list()])
         elif FENCE in node.scalar:
             continue  # a document, which is read as an embedded file
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            script = read_shell(node.inner(), env=placed_env(scope.env, node.source.place))
-            yield from (_with_image(subject, scope.image) for subject in script.subjects)
-
-
-def _with_image(subject: Subject, image: str) -> Subject:
-    if isinstance(subject, StartedServer) and not subject.image and "vllm" in image.lower():
-        return replace(subject, image=image)
-    return subject
+            subjects = read_shell(node.inner(), env=placed_env(scope.env, node.source.place)).subjects
+            image = scope.image if "vllm" in scope.image.lower() else ""
+            for subject in subjects:
+                if isinstance(subject, StartedServer) and not subject.image:
+                    subject = replace(subject, image=image)  # noqa: PLW2901
+                yield subject
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
@@ -136,17 +139,12 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     if at is not None and basename(words[at].text) in CONTAINER_TOOLS:
         return  # it is read as a script
     if at is None:
-        if not _is_vllms(node, scope) or not _are_flags(words, set(all_flag_names())):
+        are_flags = bool(words) and words[0].text.startswith("--")
+        if not are_flags or not _is_vllms(node, scope) or flag_names(words).isdisjoint(all_flag_names()):
             return
-        head = (Word("vllm", words[0].offset), Word("serve", words[0].offset))
-        words, at = (*head, *words), 0
+        words, at = (*serve_words(words[0].offset), *words), 0
     place = node.source.place
     yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
-
-
-def _are_flags(words: tuple[Word, ...], known: Set[str]) -> bool:
-    flags = {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
-    return bool(words) and words[0].text.startswith("--") and bool(flags & known)
 
 
 def _is_vllms(node: Node, scope: _Scope) -> bool:
@@ -168,16 +166,3 @@ def _joined_flag(word: Word) -> tuple[Word, ...]:
     if not space or not flag.startswith("--"):
         return (word,)
     return word.with_text(flag), word.with_text(value.strip())
-
-
-def _is_recipe(document: Node) -> bool:
-    """Whether it is a file of vLLM's recipes. Those of vLLM-Omni have other flags."""
-    is_omni = "omni" in document.source.text.lower()
-    return document.get("model", "min_vllm_version") is not None and not is_omni
-
-
-def _settings(node: Node, release: Release) -> Iterator[Subject]:
-    """The servers of `engine_kwargs:` and the like, whose keys are flags."""
-    for key, value in node.items():
-        if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
-            yield config_server(value, release)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.deployments.markdown import START
-from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.lexer import Word, placed_env, serve_words
 from legroom.deployments.shell.shell_script import read_shell, subjects_of
 from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
@@ -214,7 +214,7 @@ class _Program(ast.NodeVisitor):
     def _arguments(self, node: ast.Call) -> Iterator[Word]:
         """The model and the keyword arguments as a `vllm serve` command."""
         start = self._offset(node)
-        yield from (Word("vllm", start), Word("serve", start))
+        yield from serve_words(start)
         if node.args and not _is_left_out(node.args[0]):
             yield from self._word(node.args[0])
         for keyword in node.keywords:

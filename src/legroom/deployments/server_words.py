@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from legroom.deployments.shell.lexer import Word
+from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.records import dataclass
 
@@ -37,16 +37,12 @@ def server_start(words: Sequence[str]) -> int | None:
         following = words[i + 1] if i + 1 < len(words) else ""
         if basename(word) == "vllm" and following == "serve" and not (i and words[i - 1] in _CHOOSES_ENGINE):
             return i
-        if word in API_SERVERS or (word.endswith(_API_SERVER_FILE) and _is_run(words[:i])):
+        is_run = i == 0 or any(basename(before).startswith("python") for before in words[:i])
+        if word in API_SERVERS or (word.endswith(_API_SERVER_FILE) and is_run):
             return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i
         if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
             return i
     return None
-
-
-def _is_run(before: Sequence[str]) -> bool:
-    """Whether a Python file is run rather than copied."""
-    return not before or any(basename(word).startswith("python") for word in before)
 
 
 def _interpreter(words: Sequence[str], at: int) -> int:
@@ -97,8 +93,7 @@ def launcher_command(words: tuple[Word, ...]) -> LauncherCommand | None:
     """`python -m dynamo.vllm ...` as a `vllm serve` command; None for other commands."""
     for i, word in enumerate(words[1:], 1):
         if word.text == DYNAMO and words[i - 1].text == "-m":
-            head = (Word("vllm", word.offset), Word("serve", word.offset))
-            return LauncherCommand(DYNAMO, (*head, *vllm_flags(words[i + 1 :])))
+            return LauncherCommand(DYNAMO, (*serve_words(word.offset), *vllm_flags(words[i + 1 :])))
     return None
 
 

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import json
 
-from legroom.deployments.shell.lexer import Word
+from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release
 
 _COMMON_FLAGS = frozenset(
-    {
-        "--model",
-        "--tensor-parallel-size",
-        "--max-model-len",
-        "--gpu-memory-utilization",
-        "--max-num-seqs",
-        "--served-model-name",
-        "--max-num-batched-tokens",
-        "--kv-cache-dtype",
-        "--enforce-eager",
-        "--pipeline-parallel-size",
-        "--data-parallel-size",
-        "--enable-prefix-caching",
-        "--compilation-config",
-        "--kv-transfer-config",
-    }
+    {"--model", "--served-model-name", "--max-model-len", "--gpu-memory-utilization", "--kv-cache-dtype"}
+    | {"--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-prefix-caching"}
+    | {"--max-num-seqs", "--max-num-batched-tokens", "--enforce-eager", "--compilation-config", "--kv-transfer-config"}
 )
 """Common flags: a vLLM config file has at least one of them."""
 
@@ -41,9 +28,8 @@ def is_config(document: Node) -> bool:
 
 
 def config_server(document: Node, release: Release) -> StartedServer:
-    head = (Word("vllm", document.offset), Word("serve", document.offset))
     place = document.source.place
-    words = (*head, *config_words(document, release))
+    words = (*serve_words(document.offset), *config_words(document, release))
     return StartedServer("config", words, {}, place, place(document.offset), read_as="a vLLM config file")
 
 

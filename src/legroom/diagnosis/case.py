@@ -82,7 +82,7 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last error that states a reason of its own."""
+        """The last error that states a reason."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
         reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in reasons if item.id not in BOILERPLATE), None)
@@ -105,16 +105,8 @@ class Case:
         """A traceback at the end of the text without the error it leads to."""
         frames = (item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
         last, error = self.last("traceback") or next(frames, None), self.last_error
-        return (
-            None
-            if last is None
-            or (error is not None and error.line > last.line)
-            or self._is_followed_by_secondary_failure(last)
-            else last
-        )
-
-    def _is_followed_by_secondary_failure(self, traceback: Evidence) -> bool:
-        return self.secondary_failure is not None and self.secondary_failure.line > traceback.line
+        later = (item for item in (error, self.secondary_failure) if item is not None)
+        return None if last is None or any(item.line > last.line for item in later) else last
 
     @cached_property
     def was_ready(self) -> bool:
@@ -198,7 +190,7 @@ class Case:
     def site(self) -> str:
         """Where the failing allocation was made, finer than a phase; empty where unknown. Frames of the traceback
         count more than milestones."""
-        for site, frames in _SITES:
+        for site, _, frames in _SITES:
             if self.frames & frames:
                 # The sampler and compilation run at start-up and while serving.
                 either = site == "sampling" or self.frames & frames == {"frame_compile"}
@@ -216,13 +208,13 @@ class Case:
     @cached_property
     def has_site_frame(self) -> bool:
         """Whether the site is known from a traceback, and not only from the last milestone."""
-        return any(self.frames & frames for _, frames in _SITES)
+        return any(self.frames & frames for _, _, frames in _SITES)
 
     @cached_property
     def phase(self) -> Phase | None:
         """The phase in which the first failure happened."""
         failure = self.first_failure
-        site: Phase | None = _SITE_PHASE.get(self.site)
+        site = next((phase for name, phase, _ in _SITES if name == self.site), None)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):
             return failure.phase  # type: ignore[return-value]
         if site:
@@ -273,40 +265,25 @@ def is_traceback_line(text: str) -> bool:
     return 'File "' in text or "ERROR" in text or "[rank" in text
 
 
-_SITES: tuple[tuple[str, frozenset[str]], ...] = (
-    ("wake", frozenset({"frame_wake"})),
-    ("sampler", frozenset({"frame_dummy_sampler"})),
-    ("quant", frozenset({"frame_quant"})),
-    ("graph", frozenset({"frame_capture"})),
-    ("profile", frozenset({"frame_profile"})),
-    ("warmup", frozenset({"frame_warmup"})),
-    ("build", frozenset({"frame_create_weights", "frame_model_init"})),
-    ("load", frozenset({"frame_load"})),
-    ("kv", frozenset({"frame_kv_alloc"})),
-    ("spec", frozenset({"frame_spec"})),
-    ("lora", frozenset({"frame_lora"})),
+_SITES: tuple[tuple[str, Phase, frozenset[str]], ...] = (
+    ("wake", "serving", frozenset({"frame_wake"})),
+    ("sampler", "startup_graph", frozenset({"frame_dummy_sampler"})),
+    ("quant", "startup_load", frozenset({"frame_quant"})),
+    ("graph", "startup_graph", frozenset({"frame_capture"})),
+    ("profile", "startup_profile", frozenset({"frame_profile"})),
+    ("warmup", "startup_graph", frozenset({"frame_warmup"})),
+    ("build", "startup_load", frozenset({"frame_create_weights", "frame_model_init"})),
+    ("load", "startup_load", frozenset({"frame_load"})),
+    ("kv", "startup_kv", frozenset({"frame_kv_alloc"})),
+    ("spec", "serving", frozenset({"frame_spec"})),
+    ("lora", "serving", frozenset({"frame_lora"})),
     # torch.compile compiles in the first forward pass, the profile run.
-    ("profile", frozenset({"frame_compile"})),
-    ("serving", frozenset({"frame_serving", "frame_logits"})),
-    ("sampling", frozenset({"frame_sampler"})),
-    ("device", frozenset({"frame_device_init"})),
+    ("profile", "startup_profile", frozenset({"frame_compile"})),
+    ("serving", "serving", frozenset({"frame_serving", "frame_logits"})),
+    ("sampling", "serving", frozenset({"frame_sampler"})),
+    ("device", "startup_load", frozenset({"frame_device_init"})),
 )
-_SITE_PHASE: dict[str, Phase] = {
-    "wake": "serving",
-    "sampler": "startup_graph",
-    "quant": "startup_load",
-    "graph": "startup_graph",
-    "warmup": "startup_graph",
-    "profile": "startup_profile",
-    "build": "startup_load",
-    "load": "startup_load",
-    "kv": "startup_kv",
-    "serving": "serving",
-    "device": "startup_load",
-    "spec": "serving",
-    "lora": "serving",
-    "sampling": "serving",
-}
+"""Sites with their phase and the functions in a traceback that identify them, the most specific first."""
 
 
 _V1_FILES = frozenset(

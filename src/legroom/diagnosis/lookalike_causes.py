@@ -9,6 +9,7 @@ from typing import cast
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.lookalike_words import MatchedLine
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes
 from legroom.vllm_logs.evidence import Evidence
 
@@ -52,10 +53,9 @@ def assess_lookalike(case: Case, cause: str) -> Assessment | None:
     if match is None:
         return None
     kind, evidence = match
-    words = _TemplateValues(kind, evidence, FixPlanner(case))
-    return Assessment(
-        _confidence(case, kind, evidence), proof(evidence, _driver_evidence(case, cause)), words.fill(kind.why)
-    )
+    driver = case.first("driver_version") if cause == "driver_or_cuda_mismatch" else None
+    why = _matched_line(kind, evidence, FixPlanner(case)).fill(kind.why)
+    return Assessment(_confidence(case, kind, evidence), proof(evidence, driver), why)
 
 
 def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
@@ -64,9 +64,15 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
     if match is None:
         return
     kind, evidence = match
-    words = _TemplateValues(kind, evidence, planner)
+    line = _matched_line(kind, evidence, planner)
     for fix in kind.fixes:
-        yield _make_fix(fix, words, planner)
+        yield _make_fix(fix, line, planner)
+
+
+def _matched_line(kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> MatchedLine:
+    line = MatchedLine(evidence.facts, evidence, planner)
+    line.defaults = kind.unnamed
+    return line
 
 
 def is_informational(evidence: Evidence) -> bool:
@@ -87,42 +93,17 @@ def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
     return kind.confidence
 
 
-def _driver_evidence(case: Case, cause: str) -> Evidence | None:
-    return case.first("driver_version") if cause == "driver_or_cuda_mismatch" else None
-
-
-def _make_fix(fix: LookalikeFix, words: _TemplateValues, planner: FixPlanner) -> Fix:
-    steps = tuple(step for step in map(words.fill, fix.steps) if step)
+def _make_fix(fix: LookalikeFix, line: MatchedLine, planner: FixPlanner) -> Fix:
+    steps = tuple(step for step in map(line.fill, fix.steps) if step)
     command = planner.command(fix.flags, fix.env) if fix.flags or fix.env else ()
-    # Flags that the planner's typed arguments do not hold are written behind the rest.
     if fix.flags.get("disable_custom_all_reduce") and "--disable-custom-all-reduce" not in command:
         command = (*command, "--disable-custom-all-reduce")
     return Fix(
         cast(FixKind, fix.kind),
-        words.fill(fix.why),
+        line.fill(fix.why),
         dict(fix.flags),
         dict(fix.env),
         steps,
         fix.confidence,
         command=command,
     )
-
-
-class _TemplateValues(dict[str, str]):
-    """Values for the `{names}` in a text: from the log line, else derived, else the kind's own default."""
-
-    def __init__(self, kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> None:
-        super().__init__({name: str(value) for name, value in evidence.facts.items() if value != ""})
-        self._kind, self._evidence, self._planner = kind, evidence, planner
-
-    def fill(self, text: str) -> str:
-        return text.format_map(self) if "{" in text else text
-
-    def __missing__(self, name: str) -> str:
-        from legroom.diagnosis.lookalike_words import (  # only where a text has such a name
-            MatchedLine,
-            derive_value,
-        )
-
-        value = derive_value(name, MatchedLine(dict(self), self._evidence, self._planner))
-        return value if value is not None else self._kind.unnamed.get(name, "")

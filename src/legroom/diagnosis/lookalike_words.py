@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.facts.diagnosis_texts import package_of
+from legroom.facts.log_messages import Value
 from legroom.facts.release_support import (
     build_of,
     builds,
@@ -17,27 +18,27 @@ from legroom.facts.release_support import (
 )
 from legroom.facts.releases import first_release, known_releases, release
 from legroom.isolation import is_local_model
-from legroom.records import dataclass
 from legroom.vllm_logs.evidence import Evidence
 
 _LAST_BACKEND_VARIABLE = "0.14.1"
 """VLLM_ATTENTION_BACKEND until here, then the flag."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedLine:
-    """The line that matched a look-alike, and the case it belongs to."""
+class MatchedLine(dict[str, str]):
+    """The values that a look-alike's line prints; a missing `{name}` is derived, else the look-alike's default."""
 
-    facts: Mapping[str, str]
-    """What the pattern read out of it."""
-    evidence: Evidence
-    planner: FixPlanner
+    def __init__(self, facts: Mapping[str, Value], evidence: Evidence, planner: FixPlanner) -> None:
+        super().__init__({name: str(value) for name, value in facts.items() if value != ""})
+        self.evidence, self.planner = evidence, planner
+        self.defaults: Mapping[str, str] = {}
 
+    def fill(self, text: str) -> str:
+        """The text with its `{names}` replaced."""
+        return text.format_map(self) if "{" in text else text
 
-def derive_value(name: str, line: MatchedLine) -> str | None:
-    """The text for `{name}`; None where it cannot be derived."""
-    derivation = _DERIVATIONS.get(name)
-    return derivation(line) if derivation else None
+    def __missing__(self, name: str) -> str:
+        value = _DERIVATIONS[name](self) if name in _DERIVATIONS else None
+        return value if value is not None else self.defaults.get(name, "")
 
 
 def _model(line: MatchedLine) -> str | None:
@@ -54,13 +55,13 @@ def _port(line: MatchedLine) -> str | None:
 
 def _package(line: MatchedLine) -> str | None:
     """The PyPI package of the missing module."""
-    module = line.facts.get("module")
+    module = line.get("module")
     return package_of(module) if module else None
 
 
 def _package_why(line: MatchedLine) -> str:
     """Why the module is missing."""
-    module = line.facts.get("module", "")
+    module = line.get("module", "")
     if module.partition(".")[0] == "vllm":
         return "vLLM itself is not whole in this Python: another environment, or a file of yours named vllm."
     return "It is not installed in the environment that runs vLLM."
@@ -68,7 +69,7 @@ def _package_why(line: MatchedLine) -> str:
 
 def _install_step(line: MatchedLine) -> str:
     """The command that installs the missing module."""
-    module = line.facts.get("module", "")
+    module = line.get("module", "")
     if module.partition(".")[0] == "vllm":
         return (
             "python -c 'import vllm; print(vllm.__file__)' from another folder: it must be the installed one; "
@@ -80,14 +81,9 @@ def _install_step(line: MatchedLine) -> str:
     return f"pip install {package}"
 
 
-def _architecture(line: MatchedLine) -> str | None:
-    """The model architecture that the line names."""
-    return line.facts.get("uninspected") or line.facts.get("unwritten")
-
-
 def _first_release(line: MatchedLine) -> str:
     """Since which release vLLM has the architecture, as a sentence."""
-    name = line.facts.get("architecture") or line.facts.get("uninspected") or line.facts.get("unwritten") or ""
+    name = line.get("architecture") or line.get("uninspected") or line.get("unwritten") or ""
     first = first_release(name)
     known = line.planner.known
     if first is None:
@@ -95,7 +91,7 @@ def _first_release(line: MatchedLine) -> str:
     if known.release_known and not known.release.before(first):
         return (
             f"vLLM has it since {first}, so in this release its code could not be loaded: the lines above say why."
-            if line.facts.get("uninspected")
+            if line.get("uninspected")
             else f"vLLM lists it since {first}; this installation's registry does not: it may be a mixed one."
         )
     return f"vLLM serves it from release {first} on."
@@ -103,11 +99,11 @@ def _first_release(line: MatchedLine) -> str:
 
 def _upgrade_step(line: MatchedLine) -> str:
     """The command that installs a release with the architecture."""
-    name = line.facts.get("architecture") or line.facts.get("uninspected") or line.facts.get("unwritten") or ""
+    name = line.get("architecture") or line.get("uninspected") or line.get("unwritten") or ""
     first = first_release(name)
     if first and (not line.planner.known.release_known or line.planner.known.release.before(first)):
         return f"pip install -U 'vllm>={first}' (image: vllm/vllm-openai:v{first} or newer)"
-    if line.facts.get("uninspected"):
+    if line.get("uninspected"):
         return (
             "python -c 'import vllm.model_executor.models' shows the import error behind it: usually a missing package"
         )
@@ -118,7 +114,7 @@ def _dotted_version(which: str) -> Callable[[MatchedLine], str | None]:
     """A compute capability such as `80` as `8.0`."""
 
     def words(line: MatchedLine) -> str | None:
-        digits = line.facts.get(which, "")
+        digits = line.get(which, "")
         return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
 
     return words
@@ -163,7 +159,7 @@ def _timeout_step(line: MatchedLine) -> str:
 
 def _symbol_why_and_step(line: MatchedLine) -> tuple[str, str]:
     """Why a symbol is not found, and the command that repairs it."""
-    symbol, name = line.facts.get("symbol", ""), line.facts.get("object", "")
+    symbol, name = line.get("symbol", ""), line.get("object", "")
     if "nvJitLink" in symbol or "cusparse" in name.lower() or "cublas" in name.lower() or "cudnn" in name.lower():
         return (
             "A CUDA library of another version is loaded before torch's own, usually from LD_LIBRARY_PATH.",
@@ -187,13 +183,13 @@ def _version_pin(planner: FixPlanner) -> str:
 
 def _library_stem(line: MatchedLine) -> str | None:
     """The library's name without its version."""
-    library = line.facts.get("library", "")
+    library = line.get("library", "")
     return library.partition(".so")[0] or None
 
 
 def _library_why_and_step(line: MatchedLine) -> tuple[str, str]:
     """Which package the missing library belongs to, and the command that installs it."""
-    library = line.facts.get("library", "")
+    library = line.get("library", "")
     if library.startswith("libcuda."):
         return (
             "libcuda comes with the driver: in a container the NVIDIA runtime puts it in.",
@@ -219,8 +215,7 @@ def _op_step(line: MatchedLine) -> str:
     """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
-        facts = {name: str(value) for name, value in missing.facts.items()}
-        return _library_why_and_step(MatchedLine(facts, missing, line.planner))[1]
+        return _library_why_and_step(MatchedLine(missing.facts, missing, line.planner))[1]
     return (
         f"in a new environment: pip install 'vllm{_version_pin(line.planner)}' alone, with the torch it brings; with a "
         "source checkout do not start from inside its folder"
@@ -229,7 +224,7 @@ def _op_step(line: MatchedLine) -> str:
 
 def _config_step(line: MatchedLine) -> str:
     """How to inspect a model file that is no valid config."""
-    file = line.facts.get("file", "")
+    file = line.get("file", "")
     if file and not file.endswith(".json"):
         return (
             f"head -c 4 {file}: vLLM was given a file as the model. If it prints GGUF, give it a name that ends in "
@@ -366,7 +361,7 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "package": _package,
     "package_why": _package_why,
     "install_step": _install_step,
-    "architecture": _architecture,
+    "architecture": lambda line: line.get("uninspected") or line.get("unwritten"),
     "first_release": _first_release,
     "upgrade_step": _upgrade_step,
     "minimum_dotted": _dotted_version("minimum"),

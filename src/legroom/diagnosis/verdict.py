@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import BOILERPLATE, FAILING, Case
+from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fixes.failed_run import Hints
@@ -105,7 +105,8 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
 
 def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     """The usual cause at the site of a traceback whose error is missing."""
-    frames = [item for item in case.evidence if item.role == "frame" and _is_near_traceback(item.text)]
+    frames = [item for item in case.evidence if item.role == "frame"]
+    frames = [item for item in frames if is_traceback_line(item.text) or ".py" in item.text]
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
@@ -114,11 +115,6 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
         "line, which names the error, would tell."
     )
     return [(usual, Assessment(_GUESS_CONFIDENCE, proof(frames[-3:]), why))]
-
-
-def _is_near_traceback(text: str) -> bool:
-    """Whether the line belongs to a traceback or names a Python file."""
-    return 'File "' in text or "ERROR" in text or "[rank" in text or ".py" in text
 
 
 def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
@@ -221,7 +217,8 @@ def _matching_bugs(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
     known = planner.known
     if not known.release_known:
         return []
-    platform = known.gpu.vendor if known.gpu else _logged_platform(planner)
+    is_cpu = planner.case.has("cpu_below_desired", "cpu_kv_short")
+    platform = known.gpu.vendor if known.gpu else "cpu" if is_cpu else None
     bugs = [
         bug
         for bug in bugs_with(known.release, known.args, platform)
@@ -243,13 +240,6 @@ def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
         groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
         return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"
     return bool(bug.platform)
-
-
-def _logged_platform(planner: FixPlanner) -> str | None:
-    """`cpu` where the CPU backend's own checks are in the log."""
-    if planner.case.has("cpu_below_desired", "cpu_kv_short"):
-        return "cpu"
-    return None
 
 
 def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:

@@ -32,9 +32,7 @@ class KeyPair:
 def new_authority() -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("legroom gate CA")
-    builder = _builder(name, name, key, _AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
+    builder = _builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)
     return _pair(builder.sign(key, hashes.SHA256()), key)
 
 
@@ -44,13 +42,13 @@ def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTI
     signing_key = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_name(names[0]), signer.subject, key, days)
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
-    builder = builder.add_extension(identifier, critical=False)
+    builder = _builder(_name(names[0]), signer.subject, key, days, is_authority=False)
+    for extension in (
+        x509.SubjectAlternativeName([x509.DNSName(name) for name in names]),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+    ):
+        builder = builder.add_extension(extension, critical=False)
     return _pair(builder.sign(signing_key, hashes.SHA256()), key)
 
 
@@ -91,27 +89,26 @@ def _name(common: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, *, is_authority: bool
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _CLOCK_SKEW)
-    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
         encipher_only=False,
         decipher_only=False,
     )
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _CLOCK_SKEW)
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:

@@ -90,14 +90,17 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError("--replicas is 1 to 50", "two are enough: one answers while the other is replaced")
     if options["default_gpu"]:
         gpu(options["default_gpu"])
-    own = _own_certificates(options, namespace)
+    own, about = _own_certificates(options, namespace), _metadata(namespace)
+    no_token = Commented("It asks the API server for nothing, and has no rights.", False)
+    ports = [{"name": "https", "port": 443, "targetPort": "https"}]
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": _selector()}}
     documents = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {_LABEL: "off"}}},
-        _account(namespace),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about, "automountServiceAccountToken": no_token},
         *(_secret(namespace, own[1]) if own else _issued(namespace)),
         _deployment(options, namespace),
-        _service(namespace),
-        _disruption_budget(namespace),
+        manifest("v1", "Service", about, {"selector": _selector(), "ports": ports}),
+        manifest("policy/v1", "PodDisruptionBudget", about, budget),
         _network_policy(namespace),
     ]
     head = (
@@ -146,14 +149,9 @@ def _selector() -> dict[str, str]:
     return {"app.kubernetes.io/name": NAME_IN_CLUSTER}
 
 
-def _account(namespace: str) -> dict[str, Any]:
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(namespace)}
-    why = "It asks the API server for nothing, and has no rights."
-    return {**account, "automountServiceAccountToken": Commented(why, False)}
-
-
 def _secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
-    data = {"tls.crt": _base64(pair.certificate), "tls.key": _base64(pair.key)}
+    parts = {"tls.crt": pair.certificate, "tls.key": pair.key}
+    data = {name: base64.b64encode(pem).decode() for name, pem in parts.items()}
     metadata = _metadata(namespace, f"{NAME_IN_CLUSTER}-tls")
     return [{"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata, "data": data}]
 
@@ -243,17 +241,6 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _service(namespace: str) -> dict[str, Any]:
-    ports = [{"name": "https", "port": 443, "targetPort": "https"}]
-    spec = {"selector": _selector(), "ports": ports}
-    return manifest("v1", "Service", _metadata(namespace), spec)
-
-
-def _disruption_budget(namespace: str) -> dict[str, Any]:
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _selector()}}
-    return manifest("policy/v1", "PodDisruptionBudget", _metadata(namespace), spec)
-
-
 def _network_policy(namespace: str) -> dict[str, Any]:
     spec = {
         "podSelector": {"matchLabels": _selector()},
@@ -290,7 +277,7 @@ def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, author
         "service": {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
     }
     if authority is not None:
-        client["caBundle"] = _base64(authority.certificate)
+        client["caBundle"] = base64.b64encode(authority.certificate).decode()
     left_alone = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [*_SYSTEM, namespace]}
     return {
         "name": f"{mode}.gate.legroom.internal",
@@ -313,7 +300,3 @@ def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, author
         ],
         "clientConfig": client,
     }
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -69,7 +69,7 @@ def find(name: str) -> Bundled | None:
 def mirrored(name: str) -> Bundled | None:
     """The bundled model of a mirror's id (`unsloth/Llama-3.2-3B-Instruct`)."""
     owner, _, repo = name.strip().lower().partition("/")
-    if owner not in _mirrors() or not repo:
+    if owner not in _shared()["mirrors"] or not repo:
         return None
     key = _index().get(repo)
     return _bundled(key) if key else None
@@ -85,13 +85,13 @@ def variants(name: str) -> tuple[Bundled, ...]:
     if bundled is None:
         return ()
     root = bundled.base or bundled.name
-    meant, any_role = (name, False) if "/" in name else (title(bundled, name), True)
+    hub_name, any_role = (name, False) if "/" in name else (title(bundled, name), True)
     others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name)
-    kin = (
-        replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(meant, hub_id, any_role)))
+    matching = (
+        replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(hub_name, hub_id, any_role)))
         for other in others
     )
-    return tuple(other for other in kin if other.ids)
+    return tuple(other for other in matching if other.ids)
 
 
 def smaller_siblings(name: str) -> tuple[Bundled, ...]:
@@ -100,8 +100,8 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
     if bundled is None:
         return ()
     root = _bundled(bundled.base) if bundled.base else bundled
-    meant = name if "/" in name else title(bundled, name)
-    series, role = _series(meant), _role(meant)
+    hub_name = name if "/" in name else title(bundled, name)
+    series, role = _series(hub_name), _role(hub_name)
     smaller = []
     for key, entry in _entries().items():
         if "base" in entry or not 0 < entry.get("parameters", 0) < root.parameters:
@@ -109,7 +109,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
         alike = tuple(
             hub_id
             for hub_id in entry.get("ids", ())
-            if _series(hub_id) == series and _role(hub_id) == role and _owner(hub_id) == _owner(meant)
+            if _series(hub_id) == series and _role(hub_id) == role and _owner(hub_id) == _owner(hub_name)
         )
         smaller += [replace(_bundled(key), ids=alike)] if alike else []
     return tuple(sorted(smaller, key=lambda each: -each.parameters))
@@ -210,20 +210,18 @@ def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
     config.update(own_of_id.get(hub_id.lower(), {}))
     scheme = entry.get("quantization")
     if scheme is not None:
-        quantization = _expand(_schemes()[scheme]) if isinstance(scheme, str) else _expand(scheme)
+        quantization = _expand(_shared()["schemes"][scheme]) if isinstance(scheme, str) else _expand(scheme)
         config["quantization_config"] = quantization
     if entry.get("unquantized") and "quantization_config" in config:
         # Unquantized modules beyond the scheme's own list.
-        key = _ignore_key(config["quantization_config"])
-        kept = list(config["quantization_config"].get(key) or [])
-        config["quantization_config"] = {**config["quantization_config"], key: kept + _expand(entry["unquantized"])}
+        quantized = config["quantization_config"]
+        lists_ignored = quantized.get("quant_method") in ("compressed-tensors", "modelopt")
+        key = "ignore" if lists_ignored else "modules_to_not_convert"
+        config["quantization_config"] = {
+            **quantized,
+            key: [*(quantized.get(key) or ()), *_expand(entry["unquantized"])],
+        }
     return config
-
-
-def _ignore_key(quantization: Mapping[str, Any]) -> str:
-    return (
-        "ignore" if quantization.get("quant_method") in ("compressed-tensors", "modelopt") else "modules_to_not_convert"
-    )
 
 
 def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,15 +310,6 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _shared() -> Mapping[str, Any]:
     shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
     return shared
-
-
-def _schemes() -> Mapping[str, Any]:
-    schemes: Mapping[str, Any] = _shared()["schemes"]
-    return schemes
-
-
-def _mirrors() -> frozenset[str]:
-    return frozenset(_shared()["mirrors"])
 
 
 @cache

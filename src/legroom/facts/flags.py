@@ -13,21 +13,10 @@ from legroom.facts import read_data
 from legroom.facts.releases import Release, known_releases
 from legroom.records import dataclass
 
-Kind = Literal[
-    "switch",
-    "bool",
-    "optbool",
-    "int",
-    "human",
-    "float",
-    "str",
-    "maybe",
-    "json",
-    "pairs",
-    "list:str",
-    "list:int",
-    "list:float",
-]
+Kind = (
+    Literal["switch", "bool", "optbool", "int", "human", "float", "str", "maybe", "json", "pairs"]
+    | Literal["list:str", "list:int", "list:float"]
+)
 """The value syntax: `switch` --x; `bool` --x or --no-x; `optbool` --x [True|False]; `human` an int that may end in
 k, K, M ...; `maybe` an optional string; `pairs` a=1,b=2; `list:*` one or more values."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, BinaryIO
 from legroom.errors import LegroomError
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.model import Model
+from legroom.units import cdiv
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -111,7 +114,8 @@ def _header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
             raise LegroomError(f"{name} is not a whole GGUF file", "download it again")
         shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
         kind, _offset = struct.unpack("<IQ", file.read(12))
-        tensors[title] = (_type_name(kind), shape, _tensor_bytes(kind, shape, name))
+        size = _tensor_bytes(kind, shape, name)
+        tensors[title] = (TYPES[kind][0], shape, size)
     return metadata, tensors
 
 
@@ -119,14 +123,7 @@ def _tensor_bytes(kind: int, shape: tuple[int, ...], name: str) -> int:
     if kind not in TYPES:
         raise LegroomError(f"{name} has tensors of a type ({kind}) that legroom does not know")
     _, elements, size = TYPES[kind]
-    count = 1
-    for length in shape:
-        count *= length
-    return -(-count // elements) * size
-
-
-def _type_name(kind: int) -> str:
-    return TYPES[kind][0] if kind in TYPES else str(kind)
+    return cdiv(math.prod(shape), elements) * size
 
 
 def _scalar(file: BinaryIO, form: str) -> Any:
@@ -195,9 +192,9 @@ def _config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[st
 
 def _quantization(tensors: Tensors) -> dict[str, Any] | None:
     """The width that most of the bytes are stored in; None where the file is not quantized."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for kind, _, size in tensors.values():
-        sums[kind] = sums.get(kind, 0) + size
+        sums[kind] += size
     most = max(sums, key=lambda kind: sums[kind], default="")
     if not re.match(r"(I?T?Q|MXFP)\d", most):
         return None

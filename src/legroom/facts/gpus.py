@@ -148,12 +148,8 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
     import difflib  # only on the way to an error message
 
     wanted, index = _key(name), _index()
-    keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or [
-        "h10080gb",
-        "a10080gb",
-        "rtx4090",
-        "l4",
-    ]
+    usual = ["h10080gb", "a10080gb", "rtx4090", "l4"]
+    keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or usual
     names = dict.fromkeys(index[key][0]["name"] for key in keys if key in index)
     return tuple(names)[:limit]
 
@@ -161,9 +157,9 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 def _as_written(name: str) -> Gpu | None:
     """The card of an exactly spelled name, without building the index of all spellings."""
     wanted = name.strip().lower()
-    meant, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
+    known, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in _data()["gpus"]:
-        if entry["name"] == meant or entry["name"].lower() == meant or meant in entry["aliases"]:
+        if entry["name"] == known or entry["name"].lower() == known or known in entry["aliases"]:
             return _read(entry, note, larger)
     return None
 
@@ -199,16 +195,11 @@ def _anonymous(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
-    if card := _known_by_total(total_bytes):
+    known = _data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")  # the only card with this total in logs
+    if known and (card := _as_written(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)
     return Gpu(name=f"a {gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
-
-
-def _known_by_total(total_bytes: int) -> Gpu | None:
-    """The only card whose logs show this total to the hundredth of a GiB."""
-    name = _data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")
-    return _as_written(name) if name else None
 
 
 def _check_size(total_bytes: int, text: str) -> None:

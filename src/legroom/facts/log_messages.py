@@ -16,21 +16,8 @@ from legroom.units import GIB
 
 Value = int | float | str
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
-_UNITS = {
-    "bytes": 1,
-    "B": 1,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "TiB": 1 << 40,
-    "KB": 1 << 10,
-    "MB": 1 << 20,
-    "GB": 1 << 30,
-    "TB": 1 << 40,
-    "K": 1 << 10,
-    "M": 1 << 20,
-    "G": 1 << 30,
-    "T": 1 << 40,
+_UNITS = {"bytes": 1, "B": 1} | {
+    prefix + suffix: 1 << 10 * power for power, prefix in enumerate("KMGT", 1) for suffix in ("iB", "B", "")
 }
 
 
@@ -89,20 +76,10 @@ def startup_lines() -> tuple[StartupLine, ...]:
     )
 
 
-Role = Literal[
-    "failure",
-    "symptom",
-    "host",
-    "hint",
-    "milestone",
-    "setting",
-    "platform",
-    "frame",
-    "stats",
-    "once",
-    "banner",
-    "exception",
-]
+Role = (
+    Literal["failure", "symptom", "host", "hint", "milestone", "setting", "platform", "frame", "stats"]
+    | Literal["once", "banner", "exception"]
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,23 +124,23 @@ def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]
 
 
 @cache
+def _exposed_entries() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Every series name of any known release, with its declaration."""
+    declared = ((name, entry) for name, entries in _declarations().items() for entry in entries)
+    return tuple((exposed, entry) for name, entry in declared for exposed in _exposed(name, entry["type"]))
+
+
+@cache
 def all_exposed_names() -> frozenset[str]:
     """Every series name of any known release."""
-    return frozenset(
-        exposed
-        for name, entries in _declarations().items()
-        for entry in entries
-        for exposed in _exposed(name, entry["type"])
-    )
+    return frozenset(name for name, _ in _exposed_entries())
 
 
 @cache
 def _spans() -> dict[str, tuple[tuple[int, int], ...]]:
     by_series: dict[str, list[tuple[int, int]]] = {}
-    for name, entries in _declarations().items():
-        for entry in entries:
-            for exposed in _exposed(name, entry["type"]):
-                by_series.setdefault(exposed, []).extend((first, last) for first, last in entry["in"])
+    for name, entry in _exposed_entries():
+        by_series.setdefault(name, []).extend((first, last) for first, last in entry["in"])
     return {name: _joined(spans) for name, spans in by_series.items()}
 
 
@@ -157,11 +157,7 @@ def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _types() -> dict[str, MetricType]:
-    types: dict[str, MetricType] = {}
-    for name, entries in _declarations().items():
-        for entry in entries:
-            types |= dict.fromkeys(_exposed(name, entry["type"]), entry["type"])
-    return types
+    return {name: entry["type"] for name, entry in _exposed_entries()}
 
 
 def type_of(series: str) -> MetricType | None:

@@ -1,8 +1,4 @@
-"""What is true of a model, independent of vLLM: its layers, widths and stored precision.
-
-`Model` is what the rest of legroom knows of a checkpoint. It is read from a config.json by `facts.config`;
-the parts of a layer live in `facts.model` and `facts.feedforward`.
-"""
+"""A model, independent of vLLM: its layers, widths and stored precision; `facts.config` reads it from a config.json."""
 
 from __future__ import annotations
 

@@ -16,31 +16,13 @@ SWITCH = "legroom/gate"
 """Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
 _VERSION = "admission.k8s.io/v1"
 _POD_OWNERS = frozenset(
-    {
-        "ReplicaSet",
-        "StatefulSet",
-        "Deployment",
-        "DaemonSet",
-        "Job",
-        "CronJob",
-        "LeaderWorkerSet",
-        "RayCluster",
-        "ReplicationController",
-    }
+    {"ReplicaSet", "StatefulSet", "Deployment", "DaemonSet", "Job", "CronJob", "LeaderWorkerSet", "RayCluster"}
+    | {"ReplicationController"}
 )
 """Controllers that were reviewed themselves, so what they create is not reviewed again."""
-_IRRELEVANT_FIELDS = (
-    "replicas",
-    "selector",
-    "strategy",
-    "updateStrategy",
-    "revisionHistoryLimit",
-    "minReadySeconds",
-    "progressDeadlineSeconds",
-    "paused",
-    "minReplicas",
-    "maxReplicas",
-    "nodeName",
+_IRRELEVANT_FIELDS = frozenset(
+    {"replicas", "selector", "strategy", "updateStrategy", "revisionHistoryLimit", "minReadySeconds", "paused"}
+    | {"progressDeadlineSeconds", "minReplicas", "maxReplicas", "nodeName"}
 )
 """Fields of a spec that do not change how its server starts."""
 _WARNING_CHARACTERS = 250

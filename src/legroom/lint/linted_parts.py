@@ -22,7 +22,7 @@ from legroom.lint.expressions import (
 from legroom.lint.lint_report import Skipped
 
 _RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
-"""What a broken part of a file was meant to be: rules, a dashboard, a unit."""
+"""Marks of rules, a dashboard or a unit in a part that cannot be parsed."""
 _NOTHING = {
     "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
     "env": "it sets no variable of vLLM",
@@ -76,7 +76,7 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
             yield linted
-        # A broken part is reported only where it is clear what it was meant to be.
+        # A part that cannot be parsed is reported only where its kind is clear.
         if unread is not None and (part.is_whole or _RECOGNIZED.search(part.source.text)):
             is_empty = False
             yield unread

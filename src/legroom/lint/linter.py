@@ -155,7 +155,11 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
-    with_exporter = {path for path, part in parts if is_relabeled or any(map(_names_exporter, part.subjects))}
+    with_exporter = {
+        path
+        for path, part in parts
+        if is_relabeled or any(isinstance(each, Expression) and names_exporter(each) for each in part.subjects)
+    }
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
     comments = {path: IgnoreComments(text) for path, text in texts}
@@ -191,10 +195,6 @@ def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list
     checked = _check(LintedPart(tuple(servers)), context, options.only)
     findings = (each for each in checked if isinstance(each, LintFinding))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.sort_key)
-
-
-def _names_exporter(subject: object) -> bool:
-    return isinstance(subject, Expression) and names_exporter(subject)
 
 
 def _context_of(text: str, options: LintOptions) -> Context:

@@ -147,30 +147,9 @@ def _is_scaled(stream: tuple[Token, ...]) -> bool:
 
 
 NO_LEVEL = frozenset(
-    {
-        "absent",
-        "absent_over_time",
-        "changes",
-        "count",
-        "count_over_time",
-        "count_values",
-        "delta",
-        "deriv",
-        "group",
-        "idelta",
-        "increase",
-        "irate",
-        "predict_linear",
-        "present_over_time",
-        "rate",
-        "resets",
-        "stddev",
-        "stddev_over_time",
-        "stdvar",
-        "stdvar_over_time",
-        "time",
-        "timestamp",
-    }
+    {"absent", "absent_over_time", "changes", "count", "count_over_time", "count_values", "delta", "deriv", "group"}
+    | {"idelta", "increase", "irate", "predict_linear", "present_over_time", "rate", "resets", "stddev"}
+    | {"stddev_over_time", "stdvar", "stdvar_over_time", "time", "timestamp"}
 )
 """Functions whose result is not in the unit of their series."""
 

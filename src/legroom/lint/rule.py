@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from legroom.facts.flags import flag_history
+from legroom.facts.flags import flag_history, flags_ever
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, known_releases, latest, newest_on
 from legroom.facts.releases import release as known_release
@@ -48,6 +48,9 @@ class LintFinding:
     @property
     def sort_key(self) -> tuple[int, int, str]:
         return self.place.line, self.place.column, self.rule
+
+
+Findings = Iterator[LintFinding]
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,13 @@ def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
 
 
 def flag_word(server: StartedServer, *names: str) -> Word | None:
-    """The last word of the command line that gives one of these flags."""
-    return next((word for word in reversed(server.words) if plain_name(word.text) in names), None)
+    """The last word of the command line that gives one of these flags, under its long or short name."""
+    table = flags_ever()
+    for word in reversed(server.words):
+        name = plain_name(word.text)
+        if name in names or (name in table and table[name].name in names):
+            return word
+    return None
 
 
 def flag_place(server: StartedServer, *names: str) -> Place:
@@ -206,22 +214,22 @@ def similarity(first: str, second: str) -> float:
 
 
 def finding(
-    rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0, severity: Severity | None = None
+    rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0, *, is_certain: bool = True
 ) -> LintFinding:
-    """A finding of a rule; `severity` replaces the rule's own."""
-    return LintFinding(place, rule.id, severity or rule.severity, message, suggestion, length)
+    """A finding of a rule; a warning where it is not certain."""
+    return LintFinding(place, rule.id, rule.severity if is_certain else "warning", message, suggestion, length)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     subject_type: type[Any]
     rules: tuple[Rule, ...]
-    find: Callable[[Any, Context], Iterator[LintFinding]]
+    find: Callable[[Any, Context], Findings]
 
 
 CHECKS: list[Check] = []
 _Subject = TypeVar("_Subject")
-_Find = Callable[[_Subject, Context], Iterator[LintFinding]]
+_Find = Callable[[_Subject, Context], Findings]
 
 
 def checks(subject_type: type[_Subject], *rules: Rule) -> Callable[[_Find[_Subject]], _Find[_Subject]]:

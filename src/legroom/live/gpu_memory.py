@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -33,7 +34,8 @@ class GpuMemory:
 def devices() -> tuple[GpuMemory, ...]:
     """All GPUs and MIG slices; () without a driver."""
     try:
-        pynvml = _nvml()
+        # vLLM's bundled copy, inside vLLM.
+        pynvml: Any = sys.modules.get("vllm.third_party.pynvml") or importlib.import_module("pynvml")
         pynvml.nvmlInit()
     except Exception:
         return ()  # no package, no driver, another driver version, no permission
@@ -47,7 +49,8 @@ def devices() -> tuple[GpuMemory, ...]:
     except pynvml.NVMLError:
         return ()
     finally:
-        _shut_down(pynvml)
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory, ...]:
@@ -63,19 +66,6 @@ def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory,
             break
         chosen.append(gpu)
     return tuple(chosen)
-
-
-def _nvml() -> Any:
-    """The NVML bindings; inside vLLM its bundled copy."""
-    own = sys.modules.get("vllm.third_party.pynvml")
-    return own if own is not None else importlib.import_module("pynvml")
-
-
-def _shut_down(pynvml: Any) -> None:
-    try:
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return
 
 
 def _slices(pynvml: Any, index: int) -> list[GpuMemory]:
@@ -140,7 +130,7 @@ def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> 
 def server_processes(port: int) -> tuple[int, ...]:
     """The process that listens on a local port and its descendants; () where it is not visible."""
     try:
-        import psutil  # only where a server's processes are asked for
+        import psutil  # slow to import
     except ImportError:
         return ()
     try:

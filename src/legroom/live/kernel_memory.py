@@ -68,22 +68,17 @@ class Cgroup:
     @property
     def limit(self) -> tuple[int, str] | None:
         """The lowest limit of this cgroup and its parents in bytes, and the folder that sets it."""
-        limits = [(limit, str(folder)) for folder in self._upwards() if (limit := self._limit(folder)) is not None]
+        limits, folder = [], Path(self.folder)
+        while folder.is_relative_to(self.mount):
+            limit = _number(_text(folder / _FILES[self.version].limit))
+            if limit is not None and limit < _UNLIMITED:
+                limits.append((limit, str(folder)))
+            folder = folder.parent
         return min(limits, default=None)
 
     def peak_bytes(self, folder: str) -> int | None:
         """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
         return _number(_text(Path(folder) / _FILES[self.version].peak))
-
-    def _upwards(self) -> Iterator[Path]:
-        folder = Path(self.folder)
-        while folder.is_relative_to(self.mount):
-            yield folder
-            folder = folder.parent
-
-    def _limit(self, folder: Path) -> int | None:
-        limit = _number(_text(folder / _FILES[self.version].limit))
-        return limit if limit is not None and limit < _UNLIMITED else None
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,9 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
     if now is None or then is None or now <= then:
         return None
     # The kernel's log clock drifts by seconds a day.
-    line = _killed_line(before.time_s - 5.0, kmsg)
+    records = [text for stamp_s, text in _kernel_log(kmsg) if stamp_s >= before.time_s - 5.0 and _KILLED.search(text)]
+    line = records[-1] if records else ""
+    memory = re.search(r"^MemTotal:\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
     killed = _KILLED.search(line)
     limit = cgroup.limit if cgroup is not None else None
     peak = cgroup.peak_bytes(limit[1]) if cgroup is not None and limit is not None else None
@@ -146,7 +143,7 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
         limit[0] if limit else None,
         str(Path(limit[1]) / _FILES[cgroup.version].limit) if cgroup is not None and limit else "",
         peak,
-        _machine_bytes(proc),
+        int(memory[1]) * 1024 if memory else None,
         killed["name"] if killed else "",
         int(killed["anon"]) * 1024 if killed else None,
         line,
@@ -156,20 +153,6 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
 def machine_kills(proc: Path = Path("/proc")) -> int | None:
     """Out-of-memory kills since boot, of any process (Linux 4.13 and later)."""
     return _counters(_text(proc / "vmstat")).get("oom_kill")
-
-
-def _machine_bytes(proc: Path) -> int | None:
-    total = re.search(r"^MemTotal:\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
-    return int(total[1]) * 1024 if total else None
-
-
-def _killed_line(since_s: float, kmsg: Path) -> str:
-    """The newest line of the kernel's log about a killed process; empty where the log is not readable."""
-    newest = ""
-    for stamp_s, text in _kernel_log(kmsg):
-        if stamp_s >= since_s and _KILLED.search(text):
-            newest = text
-    return newest
 
 
 def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:

@@ -28,7 +28,9 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
     """FlashAttention 3's float32 partial outputs and softmax sums in a full graph of this many sequences."""
-    if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not _uses_flash_attention_3(settings, gpu):
+    named = _named_backend(settings)
+    has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
+    if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
         return 0
     splits = by_release(constants()["attention_scratch"]["splits"], settings.release)["count"]
     return int(splits * sequences * _split_width(model, settings, gpu) * FLOAT32_BYTES)
@@ -67,11 +69,6 @@ def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
     )
     latents = (cdiv(mixer.heads, ranks) * (mixer.kv_lora_rank + 1) for mixer in latent(mixers))
     return max(plain, default=0), max(latents, default=0)
-
-
-def _uses_flash_attention_3(settings: EngineSettings, gpu: Gpu) -> bool:
-    named = _named_backend(settings)
-    return gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
 
 
 def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:

@@ -57,7 +57,10 @@ def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes:
     fit = constants()["graphs"]["all_reduce"]
     fused_mib, nccl_mib = fit["fused_mib"], fit["nccl_mib"]
     custom_mib = by_release(fit["custom"][settings.engine], settings.release)["mib"]
-    largest_fused = _largest_fused_bytes(settings, gpu) if is_fused(settings, gpu) else 0
+    largest_fused = 0.0
+    if is_fused(settings, gpu):
+        by_ranks = fit["fused_largest_mib"][f"{gpu.compute_capability[0]}.x"]
+        largest_fused = by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB
     custom_below = 8 * MIB if _has_custom_all_reduce(settings, gpu) else 0  # CustomAllreduce's max_size
     token = model.hidden_size * element_bytes(settings)
     layer_mib = 0.0
@@ -68,11 +71,6 @@ def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes:
         else:
             layer_mib += custom_mib if summed_bytes < custom_below else nccl_mib
     return int(len(model.layers) * layer_mib * MIB)
-
-
-def _largest_fused_bytes(settings: EngineSettings, gpu: Gpu) -> int:
-    by_ranks = constants()["graphs"]["all_reduce"]["fused_largest_mib"][f"{gpu.compute_capability[0]}.x"]
-    return int(by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB)
 
 
 def _has_custom_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
@@ -277,8 +275,10 @@ def _segments(model: Model, ranks: int, token: int, split: int, passing: int) ->
         allocator.free(normed)
         output = allocator.allocate(out * token)
         if split and isinstance(layer.mixer, Attention | LatentAttention):
-            sums = split // (_output_width(layer.mixer) + 1)
-            _use(allocator, split - sums, sums)
+            mixer = layer.mixer
+            sums = split // ((mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim) + 1)
+            for block in [allocator.allocate(split - sums), allocator.allocate(sums)]:
+                allocator.free(block)
         allocator.free(projected)
         after = allocator.allocate(hidden)
         allocator.free(output)
@@ -299,15 +299,6 @@ def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Bloc
     allocator.free(added)
     allocator.free(residual)
     return summed, normed
-
-
-def _use(allocator: CachingAllocator, *sizes: int) -> None:
-    for block in [allocator.allocate(size) for size in sizes]:
-        allocator.free(block)
-
-
-def _output_width(mixer: Attention | LatentAttention) -> int:
-    return mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim
 
 
 def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:

@@ -89,9 +89,10 @@ def deployment_memory(
         ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
     refused = unsupported(settings, model, gpu)
-    failure = refused_by_release(refused) or first_failure(
-        ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes
-    )
+    if refused and refused.certain:
+        failure: Failure | None = Failure(refused.id, refused.message, 0, 0)
+    else:
+        failure = first_failure(ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes)
     # A measured start proves that the release runs it.
     return DeploymentMemory(ranks, kv, graphs, failure, None if seen else refused)
 
@@ -190,11 +191,6 @@ def first_failure(
         or kv.failure
         or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
     )
-
-
-def refused_by_release(refused: Unsupported | None) -> Failure | None:
-    """The failure of an unsupported model, card or setting, which memory does not change."""
-    return Failure(refused.id, refused.message, 0, 0) if refused and refused.certain else None
 
 
 def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:

@@ -157,7 +157,8 @@ def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
         terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
     if nccl := nccl_before_snapshot(settings, gpu):
         terms.insert(1, Term("communication", nccl, "NCCL starts before the budget's first look at the card"))
-    if draft := _uncounted_draft(model, settings, gpu):
+    if model.draft is not None and draft_is_uncounted(settings):
+        draft = loaded_weights(model.draft, draft_settings(settings), gpu).figure.bytes
         terms.append(Term("the draft model", draft, "V0 charges the weights of the model alone (0.6.5+)"))
     if workspace := flashinfer_workspace(model, settings, gpu):
         terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
@@ -170,12 +171,6 @@ def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * reserved) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
-
-
-def _uncounted_draft(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    if model.draft is None or not draft_is_uncounted(settings):
-        return 0
-    return loaded_weights(model.draft, draft_settings(settings), gpu).figure.bytes
 
 
 def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:

@@ -10,7 +10,6 @@ from legroom.memory.activation.layer_peaks import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import cached_by_model
 from legroom.memory.kv.attention_backend import attention_backend
-from legroom.memory.kv.groups import CacheGroup
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
 from legroom.units import KIB, MIB, cdiv
@@ -41,13 +40,9 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
     # The grammar bitmask has a row for every token that a sequence may verify at once.
     masks = (2 + settings.num_speculative_tokens) * mask
     tables = settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
-    return tables + _token_ids(settings) + (inputs if _embeds_inputs(model, settings) else 0)
-
-
-def _token_ids(settings: EngineSettings) -> int:
-    """The token ids of all sequences, which are on the card with ngram speculation only."""
-    has_ngram = (settings.given.speculative_config or {}).get("method") == "ngram"
-    return settings.max_num_seqs * settings.max_model_len * INT32_BYTES if has_ngram else 0
+    if (settings.given.speculative_config or {}).get("method") == "ngram":
+        tables += settings.max_num_seqs * settings.max_model_len * INT32_BYTES  # the token ids of all sequences
+    return tables + (inputs if _embeds_inputs(model, settings) else 0)
 
 
 def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
@@ -74,15 +69,13 @@ def _segment_rests_key(model: Model, settings: EngineSettings) -> str:
 def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """One block table per KV cache group, with a row of max_model_len per sequence; V2 keeps a second copy."""
     groups = kv_shape(model, settings, gpu).groups
-    rows = [cdiv(settings.max_model_len, _tokens_of_entry(group, settings)) for group in groups]
+    kernel_block = settings.block_size or _KERNEL_BLOCK
+    # An entry is a kernel block of attention, or a whole block of recurrent states.
+    entries = [group.block_size if isinstance(group.spec, StateSpec) else kernel_block for group in groups]
+    rows = [cdiv(settings.max_model_len, tokens) for tokens in entries]
     copies = 2 if settings.runner == "V2" else 1
-    plain = cdiv(settings.max_model_len, settings.block_size or _KERNEL_BLOCK)
+    plain = cdiv(settings.max_model_len, kernel_block)
     return copies * settings.max_num_seqs * (sum(rows) or plain) * INT32_BYTES
-
-
-def _tokens_of_entry(group: CacheGroup, settings: EngineSettings) -> int:
-    """Tokens per block table entry: kernel blocks for attention, whole blocks for recurrent states."""
-    return group.block_size if isinstance(group.spec, StateSpec) else settings.block_size or _KERNEL_BLOCK
 
 
 def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:

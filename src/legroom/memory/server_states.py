@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 StateName = Literal["serving", "asleep_1", "asleep_2", "updating_weights"]
-SleepLevel = Literal[1, 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def _best_combinations(
         return
     for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
         branches = itertools.chain.from_iterable(
-            _sufficient_combinations((), way, combined, sufficient) for way in axes_by_loss(axes)
+            _sufficient_combinations((), ordered, combined, sufficient) for ordered in axes_by_loss(axes)
         )
         best = next((combination for combination in branches if meets_goal(combination)), None)
         if best is not None:

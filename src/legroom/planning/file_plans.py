@@ -11,6 +11,7 @@ from legroom.deployments.server_words import has_variable
 from legroom.deployments.source_text import Unread
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
+from legroom.facts.flags import dest_name
 from legroom.facts.releases import Release, latest
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
@@ -111,7 +112,9 @@ def planned_servers(
 
 def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
     open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
-    undecided = next((problem for problem in open_values if _affects_memory(problem.flag)), None)
+    undecided = next(
+        (problem for problem in open_values if dest_name(problem.flag) in ServeArgs.__dataclass_fields__), None
+    )
     if undecided is not None:
         why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
         return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
@@ -142,11 +145,6 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
 
 
 _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"
-
-
-def _affects_memory(flag: str) -> bool:
-    """Whether a plan depends on the flag."""
-    return flag.lstrip("-").replace("-", "_") in ServeArgs.__dataclass_fields__
 
 
 def _spans_nodes(what: Deployment) -> bool:

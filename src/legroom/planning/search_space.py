@@ -93,16 +93,12 @@ def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: Capac
     if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
         axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}]
     if args.block_size is None:
-        axes["block_size"] = [{}, *({"block_size": size} for size in _block_sizes(target))]
+        allowed = choices("--block-size", target.release)
+        axes["block_size"] = [{}, {"block_size": 32}] if allowed is None or 32 in allowed else [{}]
     if args.enforce_eager is None and args.max_cudagraph_capture_size is None:
         limits = CAPTURE_LIMITS if target.release.at_least("0.11.1") else ()
         axes["graphs"] = [{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}]
     return axes
-
-
-def _block_sizes(target: Target) -> tuple[int, ...]:
-    allowed = choices("--block-size", target.release)
-    return (32,) if allowed is None or 32 in allowed else ()
 
 
 def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:

@@ -69,11 +69,11 @@ USUAL_GPUS = (
     "l4",
     "t4",
 )
-"""What is tried unless told otherwise: cards that people rent or have."""
+"""The GPUs that are tried by default: common cards in clouds and workstations."""
 
 
 def named_gpus(names: Sequence[str] | str | None) -> list[Gpu]:
-    """The GPUs that `h100,l4`, `all`, a list or nothing (the usual ones) mean."""
+    """The GPUs of `h100,l4`, `all`, or a list of names; None: USUAL_GPUS."""
     if names == "all":
         return list(all_gpus())
     chosen = names.split(",") if isinstance(names, str) else list(USUAL_GPUS if names is None else names)
@@ -85,7 +85,7 @@ def named_gpus(names: Sequence[str] | str | None) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class SizingTask:
-    """What every cell of a sizing table is worked out from."""
+    """The models, arguments and goal of a sizing table."""
 
     models: tuple[Model, ...]
     release: Release
@@ -103,7 +103,7 @@ def size_models(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[Fit]:
-    """Every model on every GPU: model after model, in the order of the GPUs."""
+    """The fit of every model on every GPU, in that order."""
     each_args = tuple(replace(args, model=name) for name in models)
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
     task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)

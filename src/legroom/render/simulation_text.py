@@ -12,17 +12,14 @@ from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
-from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
 
-BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
-
-def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...] = BLOCK_SIZES) -> dict[int, float]:
+def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...]) -> dict[int, float]:
     """Share of allocated slots that hold nothing, averaged over the decode steps of every request of the trace."""
     stored = 0
     slots_held = dict.fromkeys(block_sizes, 0)
@@ -147,14 +144,11 @@ def scaled_text(scaled: ScaledReplay, style: Style) -> str:
 
 def _fleet_headline(scaled: ScaledReplay) -> str:
     if scaled.flaps:
-        return f"The fleet flaps: a server was started again soon after one was given up, {_times_text(scaled.flaps)}."
+        times = "once" if scaled.flaps == 1 else f"{scaled.flaps} times"
+        return f"The fleet flaps: a server was started again soon after one was given up, {times}."
     if scaled.is_thrashing:
         return f"The fleet thrashes: {count(scaled.preemptions)} preemptions for {count(scaled.finished)} requests."
     return f"The fleet is steady: {plural(len(scaled.changes), 'change')}, no flapping."
-
-
-def _times_text(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
 
 
 def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
@@ -300,13 +294,15 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
 
 
 def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
-    unit = _unit(choice)
+    goal = choice.goal
+    has_limits = any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
+    unit = "s" if choice.in_seconds else "step"
     shown = choice.frontier[:_MAX_CHOICE_ROWS]
     if choice.best not in shown:
         shown = [choice.best, *shown]
     yield (
         "",
-        f"{'goodput' if _has_limits(choice.goal) else 'tokens'}/{unit}",
+        f"{'goodput' if has_limits else 'tokens'}/{unit}",
         f"first token p99 ({_units(choice)})",
         f"latency p99 ({_units(choice)})",
         "preemptions",
@@ -380,7 +376,9 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
             style.width,
         )
     for fleet, command in fleets:
-        yield f"{_holding_fleet_name(fleet)} would hold it: {_waits(fleet.outcome, _units(choice))}"
+        first_token, latency = fleet.outcome.first_token_p99, fleet.outcome.latency_p99
+        waits = f"p99 of the first token {first_token:,.2f} {_units(choice)}, of the answer {latency:,.2f}"
+        yield f"{_holding_fleet_name(fleet)} would hold it: {waits}"
         yield f"  {style.paint(join(command), 'bold')}"
 
 
@@ -388,18 +386,6 @@ def _holding_fleet_name(fleet: HoldingFleet) -> str:
     if fleet.replicas == 1:
         return f"One {fleet.gpu}"
     return f"{fleet.replicas} replicas" + (f" on {fleet.gpu}" if fleet.gpu else "")
-
-
-def _waits(outcome: ReplayOutcome, units: str) -> str:
-    return f"p99 of the first token {outcome.first_token_p99:,.2f} {units}, of the answer {outcome.latency_p99:,.2f}"
-
-
-def _has_limits(goal: Goal) -> bool:
-    return any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
-
-
-def _unit(choice: Choice) -> str:
-    return "s" if choice.in_seconds else "step"
 
 
 def _units(choice: Choice) -> str:

@@ -1,4 +1,4 @@
-"""Acts on open incidents: asks the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
+"""Acts on open incidents: applies the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -128,15 +128,8 @@ class Actor:
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
-        back = RestartOrder(
-            order.server,
-            order.limits,
-            "undo",
-            "it did not come up with its new flags",
-            True,
-            order.incident_id,
-            restore=(failed.action_id, override),
-        )
+        reason, restore = "it did not come up with its new flags", (failed.action_id, override)
+        back = RestartOrder(order.server, order.limits, "undo", reason, True, order.incident_id, restore=restore)
         try:
             outcome = await self._restart(back)
         except (ActionFailed, JournalUnavailable) as error:
@@ -163,7 +156,7 @@ class Actor:
         """Ends the drain of a closed incident."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
-            self._spawn(None, self._drains.end_after(incident))
+            self._spawn(None, self._drains.end(lambda journal: _drains_for(journal, incident.key), incident))
 
     # Recovery after a kill
 
@@ -174,45 +167,36 @@ class Actor:
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
         for drain in (*drains, *drained):
-            self._spawn(None, self._drains.end(drain))
+            self._spawn(None, self._drains.end(lambda _, drain=drain: (drain,)))  # type: ignore[misc]
         others = [action for action in mine if action not in drains]
         for group in dict.fromkeys(action.group for action in others):
             self._busy[group] = "what was left unfinished is being ended"
             self._spawn(group, self._resume_all([action for action in others if action.group == group]))
 
     async def _resume_all(self, actions: Sequence[Action]) -> None:
-        """Resumes one group's actions in order."""
+        """Finishes or undoes one group's actions in order."""
         for action in actions:
-            self._acting_on[action.group] = str(action.detail.get("server"))
-            await self._resume(action)
-
-    async def _resume(self, action: Action) -> None:
-        server = self._servers.get(str(action.detail.get("server")))
-        if server is None or server.platform is None:
-            outcome = RestartOutcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
-            await self._context.finish(action.id, FAILED, {"outcome": outcome.text})
-        elif action.name == "scale":
-            outcome = RestartOutcome(UNDONE, "legroom was killed in the middle of it", action.id)
-            await self._context.finish(action.id, UNDONE)
-        else:
-            outcome = await self._resume_restart(action, server)
-        await self._release(action.group)
-        self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
+            name = self._acting_on[action.group] = str(action.detail.get("server"))
+            server = self._servers.get(name)
+            if server is None or server.platform is None:
+                text = "left unfinished, and the server is no longer acted on here"
+                outcome = RestartOutcome(FAILED, text, action.id)
+                await self._context.finish(action.id, FAILED, {"outcome": text})
+            elif action.name == "scale":
+                outcome = RestartOutcome(UNDONE, "legroom was killed in the middle of it", action.id)
+                await self._context.finish(action.id, UNDONE)
+            else:
+                outcome = await self._resume_restart(action, server)
+            await self._release(action.group)
+            self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
     async def _resume_restart(self, action: Action, server: ServerConfig) -> RestartOutcome:
         detail, limits = action.detail, self._config.group(action.group).limits
         taken_back = detail.get("takes_back")
         override = kept_override(taken_back, self._context.home) if taken_back is not None else None
         restore = (taken_back, override) if taken_back is not None and override is not None else None
-        order = RestartOrder(
-            server,
-            limits,
-            action.name,
-            str(detail.get("reason")),
-            bool(detail.get("failing")),
-            action.incident_id,
-            restore=restore,
-        )
+        reason, failing = str(detail.get("reason")), bool(detail.get("failing"))
+        order = RestartOrder(server, limits, action.name, reason, failing, action.incident_id, restore=restore)
         outcome = await ServerRestart(self._context, order).resume(action)
         if outcome.state == FAILED:
             await self._take_back(order, outcome, None)
@@ -361,17 +345,8 @@ class Drains:
         incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + REFUSED_AGAIN_S
         self._report(ActionReport(incident, text, "drain", state))
 
-    async def end_after(self, incident: OpenIncident) -> None:
-        """Ends the drains of a closed incident."""
-        await self._end_with_retries(lambda journal: _drains_for(journal, incident.key), incident)
-
-    async def end(self, drain: Action) -> None:
-        await self._end_with_retries(lambda _: (drain,), None)
-
-    async def _end_with_retries(
-        self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None
-    ) -> None:
-        """Retries for ever, with back-off: no server may stay drained."""
+    async def end(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None = None) -> None:
+        """Ends the drains that `find` returns. Retries for ever, with back-off: no server may stay drained."""
         pause_s, last_problem = self._context.poll_s, ""
         while True:
             try:

@@ -19,7 +19,7 @@ from legroom.live.metrics.sample import EngineSample, Sample, ScrapeResult
 from legroom.live.metrics.scrape_recording import replay
 from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
-from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState
+from legroom.sidecar.action_policy import DAY_S, RESTARTS, GroupState
 from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.watch_config import SidecarConfig
@@ -112,18 +112,15 @@ class _Player:
         server, group = self.servers.get(incident.server), self._group(incident.group, result.time_s)
         decision = decision_about(incident, watcher, server, settings, group)
         if decision.action is None:
-            self._refused(result, incident, decision)
+            if decision.dedupe_key != incident.last_refusal:
+                incident.last_refusal = decision.dedupe_key
+                self._add(result, incident, "refused", f"would not act: {decision.reason}")
             return
         if decision.action in RESTARTS or decision.action == "scale":
             self.begun_s.setdefault(incident.group, []).append(result.time_s)
         incident.last_action = decision.action
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
         self._add(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
-
-    def _refused(self, result: ScrapeResult, incident: OpenIncident, decision: Decision) -> None:
-        if decision.dedupe_key != incident.last_refusal:
-            incident.last_refusal = decision.dedupe_key
-            self._add(result, incident, "refused", f"would not act: {decision.reason}")
 
     def _group(self, name: str, now_s: float) -> GroupState:
         members = [server for server, group in self.groups.items() if group == name]

@@ -25,7 +25,7 @@ from legroom.actions.platform import (
     kept_override,
 )
 from legroom.actions.programs import process_identity
-from legroom.actions.server_drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
+from legroom.actions.server_drain import DrainMethod, NoDrain, PlatformDrain, wait_until_empty
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
 from legroom.live.journal.journal_buffer import Write
 from legroom.live.metrics.sample import Sample, ScrapeResult
@@ -167,7 +167,9 @@ class ServerRestart:
             return
         drained = await wait_until_empty(drain_method, self._busy, order.limits.drain_deadline_s, self._context.poll_s)
         if not drained.empty:
-            raise _Abandoned(_not_drained(drained, drain_method))
+            no_drain = isinstance(drain_method, NoDrain)
+            more = ", and there is no guard or other way to stop new work" if no_drain else ""
+            raise _Abandoned(f"{drained}{more}")
         await self._stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
@@ -310,9 +312,3 @@ class ServerRestart:
             if time.monotonic() >= end_s:
                 return False
             await asyncio.sleep(self._context.poll_s)
-
-
-def _not_drained(drained: Drained, drain_method: DrainMethod) -> str:
-    if isinstance(drain_method, NoDrain):
-        return f"{drained}, and there is no guard or other way to stop new work"
-    return str(drained)

@@ -20,7 +20,7 @@ from legroom.live.forecast import forecast
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import JournalUnavailable, journal_path
 from legroom.live.journal.journal_buffer import JournalThread
-from legroom.live.metrics.endpoint import Endpoint, is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result
 from legroom.masking import masked
@@ -242,8 +242,7 @@ class Sidecar:
         return len(members), len(unhealthy) + len(members) - len(watched)
 
     async def _scrape(self, server: ServerConfig) -> ScrapeResult:
-        place: Endpoint = server.endpoint
-        return await scrape_result(self._session, place)
+        return await scrape_result(self._session, server.endpoint)
 
     # The journal
 

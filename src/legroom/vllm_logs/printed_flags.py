@@ -157,14 +157,12 @@ def _value(name: str, value: Any) -> Any:
     if kind.startswith("bool"):
         return value if isinstance(value, bool) else None
     if kind.startswith("int"):
-        return value if isinstance(value, int) and not isinstance(value, bool) else _auto_len(name, value)
+        if name == "max_model_len" and value == "auto":
+            return -1
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
     if kind.startswith("float"):
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return value if isinstance(value, str) else None
-
-
-def _auto_len(name: str, value: Any) -> int | None:
-    return -1 if name == "max_model_len" and value == "auto" else None
 
 
 def _read_printed_or_truncated(text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
-from legroom.facts.releases import Release, logged_release
+from legroom.facts.releases import logged_release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
 from legroom.regex import PatternSet, compiled
@@ -167,7 +167,10 @@ def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
         args = replace(args, max_num_batched_tokens=batched)
     usage: Usage = "serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"
     version = _text(_first_value(events, "version"))
-    release = _known_release(version)
+    try:
+        release = known_release(version) if version else None
+    except LegroomError:
+        release = None
     given = given_args(_text(mapping), _text(namespace), release, usage == "llm")
     others = given.args.others or (engine_words(str(config), args.model, release) if config else ())
     gpu = _first_value(events, "gpu") or _first_value(events, "gpu_underscored")
@@ -220,26 +223,13 @@ def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> boo
     printed = _first_value(events, "graph_profiling")
     if printed is not None:
         return printed == "enabled"
-    return vllm is not None and _release_at_least(vllm, "0.20.0")
+    return vllm is not None and logged_release(vllm).at_least("0.20.0")
 
 
 def _summary_includes_graphs(vllm: str | None) -> bool:
-    if vllm is None:
-        return False
-    return _release_at_least(vllm, "0.27.0") or (
-        _release_at_least(vllm, "0.18.0") and not _release_at_least(vllm, "0.19.0")
-    )
-
-
-def _known_release(vllm: str | None) -> Release | None:
-    try:
-        return known_release(vllm) if vllm else None
-    except LegroomError:
-        return None
-
-
-def _release_at_least(vllm: str, bound: str) -> bool:
-    return logged_release(vllm).at_least(bound)
+    release = logged_release(vllm) if vllm else None
+    is_0_18 = release is not None and release.at_least("0.18.0") and not release.at_least("0.19.0")
+    return release is not None and (is_0_18 or release.at_least("0.27.0"))
 
 
 def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:

@@ -197,7 +197,8 @@ def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Rout
             if request.method != "POST":
                 return _worker_response(await processes.call(endpoint.name, b"{}"))
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            query = _query(request) if endpoint.name == "diagnose" else {}
+            query = {name: value for name, value in request.query_params.items() if name != "token"}
+            query = query if endpoint.name == "diagnose" else {}
             if kind in _LOG_TYPES and endpoint.name == "diagnose":
                 return _worker_response(await processes.diagnose(query, _pieces(request, MAX_LOG_BYTES)))
             if kind != "application/json":
@@ -211,10 +212,6 @@ def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Rout
 
     methods = ["GET", "POST"] if endpoint.without_input else ["POST"]
     return Route(f"/api/{endpoint.name}", handle, methods=methods)
-
-
-def _query(request: Request) -> dict[str, str]:
-    return {name: value for name, value in request.query_params.items() if name != "token"}
 
 
 async def _pieces(request: Request, max_bytes: int, max_silence_s: float = 30.0) -> AsyncIterator[bytes]:

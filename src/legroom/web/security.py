@@ -44,13 +44,6 @@ class Access:
     """Answer any Host without a token, where a proxy or network policy controls access."""
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
-    status: int
-    message: str
-    hint: str
-
-
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is reachable from this machine alone."""
     if host == "localhost":
@@ -61,19 +54,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Denial | None:
-    """Why a request is refused; None where it is answered."""
+def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Response | None:
+    """The error response of a refused request; None where it is answered."""
     host = headers.get("host", "")
     if not access.token and not access.any_host and not is_loopback(_host_name(host)):
         # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
-        return Denial(421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port")
+        return error_response(
+            421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port"
+        )
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != host:
-        return Denial(403, "a page of another site asked for this", "open legroom's own page")
+        return error_response(403, "a page of another site asked for this", "open legroom's own page")
     if headers.get("sec-fetch-site") == "cross-site" and (method != "GET" or path.startswith("/api/")):
-        return Denial(403, "a page of another site asked for this", "open legroom's own page")
+        return error_response(403, "a page of another site asked for this", "open legroom's own page")
     if access.token and path not in _OPEN_PATHS and not _has_token(access.token, query, headers):
-        return Denial(
+        return error_response(
             401,
             "this needs the token that the server was started with",
             "open the whole address, ?token=... included, or send it as Authorization: Bearer ...",
@@ -124,10 +119,7 @@ class SecurityLayer:
                 message["headers"] = [*message["headers"], *HEADERS]
             await send(message)
 
-        if denied is None:
-            await self._app(scope, receive, send_with_headers)
-            return
-        await error_response(denied.status, denied.message, denied.hint)(scope, receive, send_with_headers)
+        await (denied or self._app)(scope, receive, send_with_headers)
 
 
 def _joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
@@ -37,6 +38,29 @@ class Word:
 
     def with_text(self, text: str) -> Word:
         return Word(text, self.offset, self.raw, self.place, self.is_open)
+
+
+def serve_words(offset: int) -> tuple[Word, Word]:
+    """`vllm serve` for a server whose command line is not in the text."""
+    return Word("vllm", offset, "vllm"), Word("serve", offset, "serve")
+
+
+def words_found_in(text: str, parts: Iterable[str], start: int, end: int) -> tuple[Word, ...]:
+    """Words at the places where `text[start:end]` has them, in order; a part that is not found gets the last place."""
+    words = []
+    for part in parts:
+        at = text.find(part, start, end)
+        start = at if at >= 0 else start
+        words.append(Word(part, start, part))
+    return tuple(words)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a shell text; split at spaces where its quotes do not match."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def placed_env(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:

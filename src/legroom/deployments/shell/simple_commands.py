@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, expand
-from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
+from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines, split_words
 from legroom.deployments.source_text import Text
 from legroom.records import dataclass, field
 
@@ -308,7 +307,7 @@ def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterato
             continue
         alternative = _ALTERNATIVE.fullmatch(word.text)
         if alternative and depth < _MAX_DEPTH:
-            inner_words = [Word(part, word.offset, part) for part in _parts(alternative[2])]
+            inner_words = [Word(part, word.offset, part) for part in split_words(alternative[2])]
             if texts.get(alternative[1]) != "":
                 yield from _expanded(inner_words, state, depth + 1)
             continue
@@ -337,21 +336,10 @@ def _final(word: Word) -> Word:
     return word.with_text(word.text.replace(LITERAL_DOLLAR, "$")) if LITERAL_DOLLAR in word.text else word
 
 
-def _end(word: Word) -> int:
-    return word.offset + len(word.raw)
-
-
 def _split_value(text: str) -> list[str]:
     """The words of an unquoted variable. The shell keeps quotes inside the value, so JSON stays JSON; single quotes are
     for `eval`."""
-    return _parts(text) if "'" in text or '{"' not in text else text.split()
-
-
-def _parts(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
+    return split_words(text) if "'" in text or '{"' not in text else text.split()
 
 
 def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
@@ -367,7 +355,8 @@ def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
             skip = False
         elif word.raw and set(word.raw) <= set(OPERATORS):
             if "<" in word.raw or ">" in word.raw:
-                if current and current[-1].raw.isdigit() and _end(current[-1]) == word.offset:
+                last = current[-1] if current else None
+                if last and last.raw.isdigit() and last.offset + len(last.raw) == word.offset:
                     current.pop()  # `2>`; in `--port 8000 > x.log` the number is an argument
                 skip = not word.raw.endswith("&") or word.raw == ">&"
             elif current:

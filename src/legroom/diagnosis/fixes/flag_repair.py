@@ -250,16 +250,9 @@ def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
             percent = name == "gpu_memory_utilization" and isinstance(value, int | float) and 2 <= value <= 100
             flags[str(name)] = round(value / 100, 2) if percent else None
     limit = f"{evidence.facts.get('bound')} than {evidence.facts.get('limit')}"
-    why = f"{' and '.join(flags)} may not be {_violated_limit_text(limit)}: {_range_remedy_text(flags)}."
-    return _flag_fix(planner, flags, why) if flags else None
-
-
-def _violated_limit_text(limit: str) -> str:
-    return limit.replace("less", "more") if limit.startswith("less") else limit.replace("greater", "less")
-
-
-def _range_remedy_text(flags: Mapping[str, Any]) -> str:
-    return "without it vLLM's default applies" if None in flags.values() else "it was meant in per cent"
+    violated = limit.replace("less", "more") if limit.startswith("less") else limit.replace("greater", "less")
+    remedy = "without it vLLM's default applies" if None in flags.values() else "it was meant in per cent"
+    return _flag_fix(planner, flags, f"{' and '.join(flags)} may not be {violated}: {remedy}.") if flags else None
 
 
 def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:

@@ -59,18 +59,15 @@ def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5)
     ranks = planner.known.ranks
     stages = planner.known.args.pipeline_parallel_size or 1
     size = 2 * ranks // stages if stages < ranks else 2 * ranks
+    now = "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
     return planner.plan_change(
         "more_or_fewer_gpus_tp_pp",
         {"tensor_parallel_size": size},
-        f"{why} {_gpu_count_text(ranks)} it now; over {2 * ranks} each holds about half.",
+        f"{why} {now} it now; over {2 * ranks} each holds about half.",
         trades=f"{2 * ranks} GPUs instead of {ranks}",
         confidence=confidence,
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
-
-
-def _gpu_count_text(ranks: int) -> str:
-    return "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
 
 
 def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:

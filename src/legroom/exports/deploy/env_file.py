@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError
@@ -14,23 +13,16 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 NAME = "env"
 HELP = "the server's environment, secrets left to be filled in"
 NEEDS_PLAN = True
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group)
+add_options = add_server_options
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = server_of(request)
-    return (ExportedFile(f"{server.name}.env", env_text(server)),)
-
-
-def env_text(server: ExportedServer) -> str:
-    """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
-    return "\n".join(_lines(server)) + "\n"
+    return (ExportedFile(f"{server.name}.env", "\n".join(_lines(server)) + "\n"),)
 
 
 def _lines(server: ExportedServer) -> Iterator[str]:
+    """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
     yield from comment_lines(*headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:

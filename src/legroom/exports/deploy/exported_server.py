@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.environment import EnvVariable, env_remarks, environment
@@ -24,19 +24,17 @@ from legroom.exports.deploy.serve_command import (
 )
 from legroom.exports.deploy.start_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, ENDPOINT_S, StartTimes
 from legroom.exports.deploy.yaml_text import Commented
+from legroom.exports.export_request import ExportRequest
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.metrics import name_of
+from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
 from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.units import GIB, parse_speed
 from legroom.vllm.parse import parse_flags
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """Settings that determine memory: written out, so that other defaults of a release change nothing."""
@@ -149,18 +147,6 @@ def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -
         group.add_argument("--image", metavar="IMAGE", help="another image than vllm/vllm-openai of the release")
 
 
-def local_engines(words: ServeCommand, engines: int) -> int:
-    """Data-parallel engines on this machine; 0 where it only receives requests."""
-    local = words.count("--data-parallel-size-local")
-    return engines if local is None else local
-
-
-def local_ranks(words: ServeCommand, args: Mapping[str, Any]) -> int:
-    """GPUs of one engine on this machine."""
-    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
-    return max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
-
-
 def is_model_folder(model: str) -> bool:
     """Whether the model is a folder rather than a Hub id. vLLM prefers a folder of that name, too."""
     if model.startswith(("/", ".", "~")):
@@ -208,12 +194,14 @@ def planned_server(
     if _has_guard(words):
         options = replace(options, guard=True)
     given = dict(plan.env)
-    engines = local_engines(words, plan.engines)
-    gpus = engines * local_ranks(words, plan.args)
+    local = words.count("--data-parallel-size-local")  # 0: this node only receives requests
+    engines = plan.engines if local is None else local
+    sizes = (int(plan.args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    gpus = engines * max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
     checkpoint = checkpoint_bytes(plan, words)
-    local = is_model_folder(words.model)
+    is_local = is_model_folder(words.model)
     words, drain_s = _with_drain(words, release, options)
-    times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
+    times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if is_local else options.download_bytes_s, drain_s)
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
@@ -226,7 +214,10 @@ def planned_server(
         env=environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
         secrets=secrets_of(
-            words, options, local, (*secret_names, *(name for name, value in given.items() if is_secret(name, value)))
+            words,
+            options,
+            is_local,
+            (*secret_names, *(name for name, value in given.items() if is_secret(name, value))),
         ),
         gpus=gpus,
         plan=plan,

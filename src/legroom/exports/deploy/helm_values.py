@@ -6,8 +6,8 @@ has no key for is named in comments instead of being left out silently.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -25,6 +25,7 @@ from legroom.units import GIB
 NAME = "helm-values"
 HELP = "values for the chart vllm-stack (vLLM production stack)"
 NEEDS_PLAN = True
+add_options = partial(add_server_options, image=True)
 CHART = "vllm-stack 0.1.12 (vLLM production stack)"
 _GRACE_S = 30
 """Kubernetes' default: the chart has no key for terminationGracePeriodSeconds."""
@@ -54,10 +55,6 @@ _OWN = frozenset(
     ]
 )
 """Flags that the chart writes by keys of their own."""
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:

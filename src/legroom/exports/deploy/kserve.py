@@ -54,7 +54,7 @@ _DOWNLOADER = "storage-initializer"
 _DOWNLOADING = frozenset({"HF_TOKEN"})
 """Variables of the container that downloads the model."""
 _PRE_STOP_S, _END_S = 15, 5
-"""What the template takes off the grace period before it tells vLLM how long to drain (config_merge.go)."""
+"""Seconds of the grace period that the template does not give to the drain (config_merge.go)."""
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:

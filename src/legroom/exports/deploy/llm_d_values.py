@@ -14,7 +14,7 @@ from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster.pod import container, pod_spec, secrets_created
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, plain, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.units import GIB
 
@@ -87,10 +87,5 @@ def _decode(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]
         "enableServiceLinks": pod["enableServiceLinks"],
         "terminationGracePeriodSeconds": pod["terminationGracePeriodSeconds"],
         "containers": [main],
-        "volumes": [volume for volume in pod["volumes"] if not _is_cache(volume)],
+        "volumes": [volume for volume in pod["volumes"] if plain(volume)["name"] != "cache"],
     }
-
-
-def _is_cache(volume: Any) -> bool:
-    plain_volume = volume.value if isinstance(volume, Commented) else volume
-    return bool(plain_volume["name"] == "cache")

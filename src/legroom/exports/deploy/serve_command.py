@@ -131,10 +131,6 @@ class Address:
     """A Unix socket, with which vLLM listens on no port."""
 
     @property
-    def is_on_all_addresses(self) -> bool:
-        return not self.socket and self.host in _ALL_ADDRESSES
-
-    @property
     def scheme(self) -> str:
         return "https" if self.tls else "http"
 
@@ -201,7 +197,7 @@ def check_reachable(words: ServeCommand) -> None:
             f"--uds {address.socket} is a socket inside the container, which nobody outside reaches",
             "leave out --uds and use --port",
         )
-    if not address.is_on_all_addresses:
+    if address.host not in _ALL_ADDRESSES:
         raise LegroomError(
             f"--host {address.host} is not reached from outside the container",
             "leave out --host, and publish the port on an address of the host instead",

@@ -23,7 +23,12 @@ def media_items(row: Config, config: Config, *, patch: int, merge: int, image_si
     specs = row.get("items") or {"image": {}}
     class_token = 1 if "class_token" in row.get("style", ()) else 0
     grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)
-    return tuple(item for kind, given in specs.items() for spec in _listed(given) for item in grid.items(kind, spec))
+    return tuple(
+        item
+        for kind, given in specs.items()
+        for spec in (given if isinstance(given, list) else [given])
+        for item in grid.items(kind, spec)
+    )
 
 
 def live_tensors(rows: Sequence[Config]) -> tuple[LiveTensors, ...]:
@@ -158,7 +163,3 @@ def _video_lengths(video_pixels: int, image_pixels: int, unit: int, most_frames:
             height = max(unit, math.floor(math.sqrt(video_pixels / sized_for) / unit) * unit)
         lengths.append(-(-frames // 2) * (height // unit) ** 2)
     return tuple(lengths)
-
-
-def _listed(spec: Any) -> Sequence[Config]:
-    return spec if isinstance(spec, list) else [spec]

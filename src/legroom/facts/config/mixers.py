@@ -110,63 +110,20 @@ _STATE_SPACES = {
     "lightning": _lightning,
     "short_conv": _short_conv,
 }
-_LATENT_TYPES = {
-    "axk1",
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v41",
-    "deepseek_ref",
-    "dots3_note",
-    "glm_moe_dsa",
-    "glm4_moe_lite",
-    "glm5_next",
-    "glm5_next_text",
-    "kimi_k2",
-    "kimi_linear",
-    "longcat_flash",
-    "pangu_ultra_moe",
-    "bailing_hybrid",
-    "hy_v4",
-    "deepseek_mtp",
-    "k3_dspark",
-}
-"""Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank have full heads."""
-_O_BIAS = (
-    "GPT2",
-    "GPTNeoX",
-    "GPTBigCode",
-    "Bloom",
-    "OPT",
-    "Starcoder2",
-    "PhiForCausal",
-    "Bert",
-    "Roberta",
-    "XLMRoberta",
-    "Whisper",
-    "Bart",
-    "GptOss",
+_LATENT_TYPES = frozenset(
+    {"axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "deepseek_ref"}
+    | {"deepseek_mtp", "dots3_note", "glm_moe_dsa", "glm4_moe_lite", "glm5_next", "glm5_next_text", "kimi_k2"}
+    | {"kimi_linear", "k3_dspark", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid", "hy_v4"}
 )
+"""Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank have full heads."""
+_O_BIAS: tuple[str, ...] = ("GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Whisper")
+_O_BIAS += ("Bart", "GptOss", "Bert", "Roberta", "XLMRoberta")
 _QKV_BIAS = (*_O_BIAS, "Qwen2", "QWen", "MiMoForCausal")
 _QK_NORM = ("Qwen3", "Gemma3", "Gemma4", "Olmo2", "Olmo3", "Olmoe", "MiniMaxM2", "MiniMaxM3", "HunYuan", "Apertus")
 _GATED_OUTPUT = ("Qwen3Next", "Qwen3_5")
-_ENCODER_ONLY = (
-    "BertModel",
-    "BertFor",
-    "RobertaModel",
-    "RobertaFor",
-    "XLMRoberta",
-    "ModernBert",
-    "NomicBert",
-    "GteModel",
-    "GteNewModel",
-    "JinaRoberta",
-    "SnowflakeGte",
-    "HF_ColBERT",
-    "LlamaBidirectional",
-    "BertSplade",
-)
+_ENCODER_ONLY: tuple[str, ...] = ("BertModel", "BertFor", "BertSplade", "RobertaModel", "RobertaFor", "XLMRoberta")
+_ENCODER_ONLY += ("ModernBert", "NomicBert", "GteModel", "GteNewModel", "JinaRoberta", "SnowflakeGte", "HF_ColBERT")
+_ENCODER_ONLY += ("LlamaBidirectional",)
 
 
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:

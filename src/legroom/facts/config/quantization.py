@@ -32,14 +32,13 @@ def _with_usual_list(scheme: Quantization, config: Config) -> Quantization:
     """The scheme with `linear_attn` unquantized where a 4-bit config lists no unquantized modules: ten of ten published
     recipes for Qwen3.5's gated delta nets (NVFP4, AWQ, GPTQ, llm-compressor) leave it at 16 bits."""
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
-    if not readable or set(scheme.ignored) - {"lm_head"} or not _has_linear_attention(config):
+    if (
+        not readable
+        or set(scheme.ignored) - {"lm_head"}
+        or not any(text.get("linear_num_value_heads") for text in _text_configs(config))
+    ):
         return scheme
     return replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION), list_assumed=True)
-
-
-def _has_linear_attention(config: Config) -> bool:
-    texts = [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
-    return any(text.get("linear_num_value_heads") for text in texts)
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
@@ -56,9 +55,12 @@ def online_quantization(method: str) -> Quantization | None:
     return _ONLINE.get(method)
 
 
+def _text_configs(config: Config) -> list[Config]:
+    return [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
+
+
 def _section(config: Config) -> Config | None:
-    candidates = [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
-    for candidate in candidates:
+    for candidate in _text_configs(config):
         for key in ("quantization_config", "compression_config"):
             section = candidate.get(key)
             if isinstance(section, Mapping) and section:

@@ -19,7 +19,7 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard.log import LOG
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool.block_pool import RECHECK_INTERVAL_S, Pool, PoolLimits
+from legroom.guard.pool.admission_pool import RECHECK_INTERVAL_S, Pool, PoolLimits
 from legroom.guard.pool.guard_metrics import GuardMetrics
 from legroom.guard.pool.projection import BlockNeed, ReservationState
 from legroom.guard.request import refusals

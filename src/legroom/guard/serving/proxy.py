@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.guard.log import LOG, log_bug
 from legroom.guard.pool.admission import Admission
-from legroom.guard.pool.block_pool import PoolLimits
+from legroom.guard.pool.admission_pool import PoolLimits
 from legroom.guard.pool.engine_usage import steps_of_page
 from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS

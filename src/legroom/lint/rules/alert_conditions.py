@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.facts.metrics import releases_of
 from legroom.lint.expressions import COMPARED, Expression
-from legroom.lint.promql_reader import NO_LEVEL, Comparison, Operand, operands, roles_behind, roles_in, series_names
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.lint.promql_reader import NO_LEVEL, Operand, operands, roles_behind, roles_in, series_names
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 FULL_POOL = Rule(
     "alert-full-pool",
@@ -29,16 +27,15 @@ NO_TRAFFIC = Rule(
     "No request in five minutes is a quiet night, not a fault. No progress while requests run is one (LR908).",
 )
 _LOAD = frozenset({"running", "waiting"})
-_PRESSURE = frozenset({"waiting", "preemptions", "queue_time", "swapped", "ttft", "e2e_latency", "inter_token"}) | {
-    "prompt_tokens_recomputed"
-}
+_PRESSURE = frozenset({"waiting", "preemptions", "queue_time", "swapped", "ttft", "e2e_latency", "inter_token"})
+_PRESSURE |= {"prompt_tokens_recomputed"}
 _PROGRESS = frozenset({"request_success", "generation_tokens", "prompt_tokens"})
 _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "time", "timestamp"})
 """Functions over a progress counter whose result says nothing about progress."""
 
 
 @checks(Expression, FULL_POOL)
-def full_pool(alert: Expression, context: Context) -> Iterator[LintFinding]:
+def full_pool(alert: Expression, context: Context) -> Findings:
     if alert.owner != "alert" or roles_behind(alert.text, context) & _PRESSURE:
         return
     for operand in operands(alert.text):
@@ -65,13 +62,13 @@ def _is_upper(operand: Operand) -> bool:
 
 
 @checks(Expression, NEVER)
-def never(expression: Expression, context: Context) -> Iterator[LintFinding]:
+def never(expression: Expression, context: Context) -> Findings:
     for operand in operands(expression.text) if expression.owner in COMPARED else ():
         if not operand.functions & (NO_LEVEL | {"sum", "sum_over_time"}):
             yield from _out_of_range(expression, operand, context)
 
 
-def _out_of_range(expression: Expression, operand: Operand, context: Context) -> Iterator[LintFinding]:
+def _out_of_range(expression: Expression, operand: Operand, context: Context) -> Findings:
     used = roles_in(operand.text, context)
     for comparison in operand.comparisons():
         if comparison.operator not in (">", ">=") or comparison.scaled:
@@ -80,7 +77,9 @@ def _out_of_range(expression: Expression, operand: Operand, context: Context) ->
         if used == {"kv_use"} and comparison.number > 1:
             message = f"the KV cache's use is a ratio: it is never above 1, and {comparison.number:g} is asked for"
             suggestion = f"write {comparison.number / 100:g}" if comparison.number <= 100 else ""
-            yield finding(NEVER, place, message, suggestion, severity=_ratio_severity(operand))
+            names = [series.text for series in series_names(operand.text) if series.text.startswith("vllm")]
+            # An exporter that exposes the use under another name may expose it in percent.
+            yield finding(NEVER, place, message, suggestion, is_certain=all(map(releases_of, names)))
         elif used == {"running"} and context.plan is not None:
             limit = int(context.plan.args["max_num_seqs"])
             if comparison.number >= limit:
@@ -88,14 +87,8 @@ def _out_of_range(expression: Expression, operand: Operand, context: Context) ->
                 yield finding(NEVER, place, message, f"write a number below {limit}")
 
 
-def _ratio_severity(operand: Operand) -> Severity | None:
-    """An exporter that exposes the use under another name may expose it in percent."""
-    names = [series.text for series in series_names(operand.text) if series.text.startswith("vllm")]
-    return None if all(map(releases_of, names)) else "warning"
-
-
 @checks(Expression, NO_TRAFFIC)
-def no_traffic(alert: Expression, context: Context) -> Iterator[LintFinding]:
+def no_traffic(alert: Expression, context: Context) -> Findings:
     """`rate(success) == 0` without a condition that requests run."""
     if alert.owner != "alert" or roles_behind(alert.text, context) & _LOAD:
         return
@@ -104,10 +97,7 @@ def no_traffic(alert: Expression, context: Context) -> Iterator[LintFinding]:
     if any(comparison.operator in (">", "!=") and comparison.number >= 0 for comparison in compared):
         return  # another counter must move, so there is traffic
     silent = [operand for operand in progress if not operand.functions & _NOT_PROGRESS]
-    if any(_is_zero(comparison) for operand in silent for comparison in operand.comparisons()):
+    compared = [comparison for operand in silent for comparison in operand.comparisons()]
+    if any(comparison.number == 0 and comparison.operator in ("==", "<=") for comparison in compared):
         suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
         yield finding(NO_TRAFFIC, alert.locate(0), f"{_lead(alert)}fires whenever no requests come in", suggestion)
-
-
-def _is_zero(comparison: Comparison) -> bool:
-    return comparison.number == 0 and comparison.operator in ("==", "<=")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
 
 BREAKS = Rule(
     "allocator-breaks",
@@ -32,7 +30,7 @@ USELESS = Rule(
 
 
 @checks(StartedServer, BREAKS, CLASHES, USELESS)
-def allocator_settings(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def allocator_settings(server: StartedServer, context: Context) -> Findings:
     """Compare PYTORCH_*_ALLOC_CONF with the server's flags."""
     for name in ALLOCATOR_NAMES:
         word = server.env.get(name)
@@ -47,20 +45,18 @@ def allocator_settings(server: StartedServer, context: Context) -> Iterator[Lint
             yield finding(USELESS, place, "garbage_collection_threshold does not fix fragmentation", "leave it out")
 
 
-def _expandable_segments(
-    server: StartedServer, context: Context, place: Place, is_asserted: bool
-) -> Iterator[LintFinding]:
-    severity: Severity | None = None if is_asserted and context.is_release_certain(server) else "warning"
+def _expandable_segments(server: StartedServer, context: Context, place: Place, is_asserted: bool) -> Findings:
+    is_certain = is_asserted and context.is_release_certain(server)
     release = context.release_of(server)
     ranks = context.parsed(server).args.tensor_parallel_size or 1
     sleeps = flag_word(server, "--enable-sleep-mode")
     if sleeps and release.before("0.20.1"):
         message = f"sleep mode of vLLM {release} asserts against expandable segments (they go together from 0.20.1 on)"
-        yield finding(BREAKS, place, message, "leave expandable_segments out", severity=severity)
+        yield finding(BREAKS, place, message, "leave expandable_segments out", is_certain=is_certain)
     connector = flag_word(server, "--kv-transfer-config", "--kv-offloading-size")
     if connector and release.at_least("0.21.0") and not (sleeps or flag_word(server, "--enable-cumem-allocator")):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
-        yield finding(BREAKS, place, message, "leave expandable_segments out", severity=severity)
+        yield finding(BREAKS, place, message, "leave expandable_segments out", is_certain=is_certain)
     if ranks > 1 and flag_word(server, "--disable-custom-all-reduce") is None:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
         if release.within("0.21.0", "0.28.0"):
@@ -68,7 +64,7 @@ def _expandable_segments(
                 f"expandable segments break custom all-reduce of {ranks} ranks in vLLM {release} ('invalid argument')"
             )
             # A warning: only GPUs with peer access use custom all-reduce, and no file says whether they have it.
-            yield finding(BREAKS, place, message, instead, severity="warning")
+            yield finding(BREAKS, place, message, instead, is_certain=False)
         else:
             message = (
                 f"expandable segments beside custom all-reduce of {ranks} ranks: the start fails in vLLM 0.21.0 to "

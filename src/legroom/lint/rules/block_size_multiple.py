@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
 
 RULE = Rule(
     "block-size",
@@ -17,7 +15,7 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def block_size(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def block_size(server: StartedServer, context: Context) -> Findings:
     size = context.parsed(server).args.block_size
     word = flag_word(server, "--block-size")
     if size is not None and word is not None and size % 16:

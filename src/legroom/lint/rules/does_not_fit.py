@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.lint.server_plan import plan_of_server
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _WEIGHT_FAILURES = ("weights_too_big", "loading_oom")
 
 
 @checks(StartedServer, RULE)
-def does_not_fit(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def does_not_fit(server: StartedServer, context: Context) -> Findings:
     if len(server.gpu_names) != 1 or context.has_unknown_release(server):
         return
     own = plan_of_server(server, context.release_of(server))
@@ -30,8 +29,8 @@ def does_not_fit(server: StartedServer, context: Context) -> Iterator[LintFindin
         return
     failure = own.plan.memory.failure
     message = f"it does not fit {server.gpu_names[0]}: {failure.message if failure else own.plan.reason}"
-    severity: Severity | None = None if _fails_in_whole_band(own.plan) else "warning"
-    yield finding(RULE, server.place, message, "legroom plan --file FILE shows the flags that do", severity=severity)
+    suggestion = "legroom plan --file FILE shows the flags that do"
+    yield finding(RULE, server.place, message, suggestion, is_certain=_fails_in_whole_band(own.plan))
 
 
 def _fails_in_whole_band(plan: Plan) -> bool:

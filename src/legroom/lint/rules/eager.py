@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_place
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place
 from legroom.units import human_bytes
 
 RULE = Rule(
@@ -18,7 +16,7 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def eager(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def eager(server: StartedServer, context: Context) -> Findings:
     if not context.parsed(server).args.enforce_eager:
         return
     plan = context.plan_of(server)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import InvokedCommand
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "empty-cache",
@@ -16,7 +14,7 @@ RULE = Rule(
 
 
 @checks(InvokedCommand, RULE)
-def empty_cache(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+def empty_cache(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-c"):
         if "empty_cache" in word.text:
             message = "empty_cache() frees the cache of the process that calls it, and this one has just started"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "env-unknown",
@@ -19,7 +18,7 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
 @checks(StartedServer, RULE)
-def env_unknown(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def env_unknown(server: StartedServer, context: Context) -> Findings:
     """VLLM_* variables of another release, and misspelled ones."""
     release = context.release_of(server)
     for name, word in server.env.items():

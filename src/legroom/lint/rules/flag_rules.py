@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts.flags import advice, companion_of
 from legroom.lint.rule import (
     Context,
+    Findings,
     LintFinding,
     Rule,
-    Severity,
     checks,
     finding,
     flag_word,
@@ -70,7 +69,7 @@ _FORK = frozenset({"unknown", "bad_choice"})
 
 
 @checks(StartedServer, UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
-def flag_problems(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def flag_problems(server: StartedServer, context: Context) -> Findings:
     if any(word.text.startswith("--help") for word in server.words):
         return
     problems = context.parsed(server).problems
@@ -94,7 +93,7 @@ def flag_problems(server: StartedServer, context: Context) -> Iterator[LintFindi
 
 
 @checks(InvokedCommand, OTHER)
-def extension_module(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+def extension_module(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-m"):
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
@@ -121,20 +120,20 @@ def _is_accepted(server: StartedServer, problem: FlagProblem, strays: int, exten
 
 def _finding(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
     word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
-    message = problem.message
-    severity: Severity | None = None
+    message, is_certain = problem.message, True
     if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
         message = message.replace(problem.flag, word.text.partition("=")[0], 1)
     if _depends_on_release(server, context, problem):
-        severity = "warning"
+        is_certain = False
         if problem.kind != "unknown" and not context.is_release_certain(server):
             message += f" ({_why_uncertain(server, context)})"
     elif problem.kind in ("unknown", "bad_value", "bad_choice") and server.runs == "config":
-        severity = "warning"  # the file may be another program's
+        is_certain = False  # the file may be another program's
     elif problem.kind in _OTHER_RELEASE and server.runs == "python" and not server.named_release:
-        severity = "warning"  # programs often check the version and have a call for each
+        is_certain = False  # programs often check the version and have a call for each
     place = server.place_of(word) if word else server.place
-    return finding(_BY_KIND[problem.kind], place, message, _suggestion(problem), len(problem.flag), severity)
+    rule, length = _BY_KIND[problem.kind], len(problem.flag)
+    return finding(rule, place, message, _suggestion(problem), length, is_certain=is_certain)
 
 
 def _suggestion(problem: FlagProblem) -> str:
@@ -198,7 +197,7 @@ def _is_emptied(server: StartedServer, flag: str) -> bool:
     )
 
 
-def _percent_share(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def _percent_share(server: StartedServer, context: Context) -> Findings:
     """A share of GPU memory above 1, which every release refuses."""
     share = context.parsed(server).args.gpu_memory_utilization
     word = flag_word(server, _SHARE, "--device-memory-utilization")
@@ -206,8 +205,8 @@ def _percent_share(server: StartedServer, context: Context) -> Iterator[LintFind
         return
     message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
-    severity: Severity | None = "warning" if server.runs == "config" else None  # it may be another program's percent
-    yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), severity)
+    is_certain = server.runs != "config"  # it may be another program's percent
+    yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
 
 
 def _gives_flag(word: str, flag: str) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import InvokedCommand
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "gpu-reset",
@@ -17,7 +15,7 @@ RULE = Rule(
 
 
 @checks(InvokedCommand, RULE)
-def gpu_reset(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+def gpu_reset(command: InvokedCommand, context: Context) -> Findings:
     if context.configures_mig:
         return  # a GPU changes its MIG mode only with a reset
     texts = [text.rpartition("/")[2] for text in command.texts()]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, flag_place, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
 
 RULE = Rule(
     "gpus-too-few",
@@ -14,40 +12,16 @@ RULE = Rule(
     "From 0.11.1 on vLLM ends with 'World size is larger than the number of available GPUs' unless it is told of Ray "
     "or of other nodes; before, it looked for a Ray cluster.",
 )
-_MULTI_NODE = ("--distributed-executor-backend", "--nnodes", "-n")
+_MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
 """Flags that put ranks on other machines."""
-_DATA_PARALLEL_NODES = (
-    "--data-parallel-size-local",
-    "-dpl",
-    "--data-parallel-rank",
-    "-dpn",
-    "--data-parallel-start-rank",
-    "-dpr",
-    "--data-parallel-address",
-    "-dpa",
-    "--data-parallel-backend",
-    "-dpb",
-    "--data-parallel-external-lb",
-    "-dpe",
-    "--data-parallel-hybrid-lb",
-    "-dph",
-    "--headless",
-)
+_PARTS = ("size-local", "rank", "start-rank", "address", "backend", "external-lb", "hybrid-lb")
+_DATA_PARALLEL_NODES = ("--headless", *(f"--data-parallel-{part}" for part in _PARTS))
 """Flags that put data-parallel engines on other machines."""
-_SIZES = (
-    "--tensor-parallel-size",
-    "-tp",
-    "--pipeline-parallel-size",
-    "-pp",
-    "--prefill-context-parallel-size",
-    "-pcp",
-    "--data-parallel-size",
-    "-dp",
-)
+_SIZES = tuple(f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "prefill-context", "data"))
 
 
 @checks(StartedServer, RULE)
-def gpus_too_few(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def gpus_too_few(server: StartedServer, context: Context) -> Findings:
     if server.launcher or context.release_of(server).before("0.11.1"):
         return  # a launcher spreads ranks over nodes itself
     gpus = server.gpu_count
@@ -61,5 +35,5 @@ def gpus_too_few(server: StartedServer, context: Context) -> Iterator[LintFindin
     )
     # A GPU request (`count: all`) overrides NVIDIA_VISIBLE_DEVICES.
     is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
-    severity: Severity | None = None if context.is_release_certain(server) and is_counted else "warning"
-    yield finding(RULE, flag_place(server, *_SIZES), message, suggestion, severity=severity)
+    is_certain = context.is_release_certain(server) and is_counted
+    yield finding(RULE, flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)

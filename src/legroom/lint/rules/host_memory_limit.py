@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import human_bytes
 
@@ -19,7 +17,7 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def host_memory(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def host_memory(server: StartedServer, context: Context) -> Findings:
     if not server.memory_limit_bytes or not server.gpu_count:
         return
     args = context.parsed(server).args
@@ -33,5 +31,4 @@ def host_memory(server: StartedServer, context: Context) -> Iterator[LintFinding
         message = f"the container may use {limit} of the host's memory, and {hold} at least {least}"
         suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
         # A launcher chooses the processes itself.
-        severity: Severity | None = "warning" if server.launcher else None
-        yield finding(RULE, server.place, message, suggestion, severity=severity)
+        yield finding(RULE, server.place, message, suggestion, is_certain=not server.launcher)

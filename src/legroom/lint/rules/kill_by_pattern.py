@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from legroom.deployments.subjects import InvokedCommand
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "kill-by-pattern",
@@ -23,7 +22,7 @@ _AWK_BODY = re.compile(r"\{[^{}]*\}")
 
 
 @checks(InvokedCommand, RULE)
-def kill_by_pattern(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
     """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill."""
     if not command.words:
         return

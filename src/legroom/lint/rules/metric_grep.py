@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import InvokedCommand
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "metric-grep",
@@ -22,7 +22,7 @@ _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
 @checks(InvokedCommand, RULE)
-def metric_grep(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+def metric_grep(command: InvokedCommand, context: Context) -> Findings:
     if "/metrics" not in command.line or not command.words:
         return
     if ".metrics.k8s.io" in command.line:
@@ -43,7 +43,7 @@ def metric_grep(command: InvokedCommand, context: Context) -> Iterator[LintFindi
                 f"no series of vLLM {context.release} has {name} in its name",
                 f"write {right}" if context.has_series_with_prefix(right) else "",
                 len(name),
-                None if is_certain else "warning",
+                is_certain=is_certain,
             )
 
 

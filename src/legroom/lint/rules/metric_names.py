@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from legroom.facts.metrics import (
@@ -18,7 +18,7 @@ from legroom.facts.metrics import (
 )
 from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, series_names, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, has_same_words, similarity
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
 
 HIDDEN = Rule(
     "metric-hidden",
@@ -46,7 +46,7 @@ _ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
 
 
 @checks(Expression, HIDDEN)
-def hidden(expression: Expression, context: Context) -> Iterator[LintFinding]:
+def hidden(expression: Expression, context: Context) -> Findings:
     if expression.owner in NAMES_ONLY or context.any_release:
         return
     declared = metrics_of(context.release)
@@ -62,7 +62,7 @@ def hidden(expression: Expression, context: Context) -> Iterator[LintFinding]:
 
 
 @checks(Expression, UNKNOWN, FOREIGN)
-def unknown(expression: Expression, context: Context) -> Iterator[LintFinding]:
+def unknown(expression: Expression, context: Context) -> Findings:
     known = context.series | _families(expression, context)
     is_query = expression.owner not in NAMES_ONLY
     named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
@@ -72,13 +72,8 @@ def unknown(expression: Expression, context: Context) -> Iterator[LintFinding]:
     for series in named:
         prefix = _KSERVE if series.text.startswith(_KSERVE) and is_query else ""
         name = series.text.removeprefix(prefix)
-        if (
-            not _VLLM_NAME.fullmatch(name)
-            or name in known
-            or name in context.records
-            or name in context.declared
-            or is_shown_by_companion(name)
-        ):
+        is_known = name in known or name in context.records or name in context.declared
+        if is_known or not _VLLM_NAME.fullmatch(name) or is_shown_by_companion(name):
             continue
         instead = nearest(name, context.release) or ""
         if expression.owner == "family":
@@ -92,16 +87,23 @@ def unknown(expression: Expression, context: Context) -> Iterator[LintFinding]:
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is a recorded series of another file
         better = ratio_instead(name, context.release).replace("vllm:", f"{prefix}vllm:") if is_query else ""
-        suggestion = f"write {better or prefix + instead}" if better or instead else _removal(name)
+        suggestion = f"write {better or prefix + instead}"
+        if not better and not instead:
+            reason = (
+                ": this release shows nothing like it"
+                if releases_of(name)
+                else ", unless something beside vLLM shows it"
+            )
+            suggestion = f"leave it out{reason}"
         message = f"{name} {_why(spans, context)}"
-        severity: Severity | None = None
-        if not is_query:  # a program may be written for several releases
-            severity = "warning"
-            if f"{name}_total" in known:  # the program may add the ending itself
-                severity, message = "note", f"{name} is shown as {name}_total"
-        elif rule is UNKNOWN and not _is_certain(expression, context, name, instead, bool(spans), has_alternatives):
-            severity = "warning"
-        yield finding(rule, expression.locate(series.offset), message, suggestion, len(name), severity)
+        # A program may be written for several releases.
+        is_certain = is_query and (
+            rule is FOREIGN or _is_certain(expression, context, name, instead, bool(spans), has_alternatives)
+        )
+        found = finding(rule, expression.locate(series.offset), message, suggestion, len(name), is_certain=is_certain)
+        if not is_query and f"{name}_total" in known:  # the program may add the ending itself
+            found = replace(found, severity="note", message=f"{name} is shown as {name}_total")
+        yield found
 
 
 def _families(expression: Expression, context: Context) -> set[str]:
@@ -149,12 +151,6 @@ def _is_typo(name: str, instead: str) -> bool:
     if base == right or name.replace("vllm_", "vllm:", 1) in all_exposed_names():
         return True
     return name.startswith("vllm:") and has_same_words(base, right, "_") and similarity(base, right) >= 0.94
-
-
-def _removal(name: str) -> str:
-    if releases_of(name):
-        return "leave it out: this release shows nothing like it"
-    return "leave it out, unless something beside vLLM shows it"
 
 
 def _releases_with(name: str, is_query: bool) -> tuple[tuple[str, str], ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 
 from legroom.deployments.server_words import API_SERVERS
 from legroom.deployments.subjects import InvokedCommand
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, has_same_words, similarity
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
 
 RULE = Rule(
     "module-unknown",
@@ -21,7 +20,7 @@ _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 
 
 @checks(InvokedCommand, RULE)
-def module_unknown(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+def module_unknown(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-m"):
         module = word.text.lower()
         if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:
@@ -32,5 +31,5 @@ def module_unknown(command: InvokedCommand, context: Context) -> Iterator[LintFi
             message = f"there is no module {word.text}"
             # With another word it may be a fork's module, like Habana's multi_model_api_server.
             is_typo = bool(near) and has_same_words(module, near[0], ".") and similarity(module, near[0]) >= 0.92
-            severity: Severity | None = None if is_typo else "warning"
-            yield finding(RULE, command.locate(word.offset), message, suggestion, len(word.text), severity)
+            place, length = command.locate(word.offset), len(word.text)
+            yield finding(RULE, place, message, suggestion, length, is_certain=is_typo)

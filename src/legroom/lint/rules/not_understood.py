@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.drawing.text import plural
 from legroom.lint.linted_parts import UnclaimedFlags
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "not-understood",
@@ -18,6 +16,6 @@ RULE = Rule(
 
 
 @checks(UnclaimedFlags, RULE)
-def not_understood(flags: UnclaimedFlags, context: Context) -> Iterator[LintFinding]:
+def not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     message = f"{flags.flag} is vLLM's, and what it is given to was not understood ({plural(flags.lines, 'line')})"
     yield finding(RULE, flags.place, message, "lint the command itself, or what the tool makes of this file")

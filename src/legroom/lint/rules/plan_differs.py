@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import flag_name
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_place
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place
 
 RULE = Rule(
     "plan-differs",
@@ -26,7 +24,7 @@ _COMPARED = (
 
 
 @checks(StartedServer, RULE)
-def plan_differs(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def plan_differs(server: StartedServer, context: Context) -> Findings:
     if (plan := context.plan_of(server)) is None:
         return
     args = context.parsed(server).args
@@ -35,8 +33,8 @@ def plan_differs(server: StartedServer, context: Context) -> Iterator[LintFindin
         if given is None or planned is None or given in (planned, -1):
             continue
         flag = flag_name(dest)
-        short = ("-tp", "-pp") if dest.endswith("parallel_size") else ()
-        message = f"{flag} is {given:g} here and {planned:g} in the plan"
-        yield finding(
-            RULE, flag_place(server, flag, *short), message, f"write {flag} {planned:g}, or plan again", len(flag)
+        message, suggestion = (
+            f"{flag} is {given:g} here and {planned:g} in the plan",
+            f"write {flag} {planned:g}, or plan again",
         )
+        yield finding(RULE, flag_place(server, flag), message, suggestion, len(flag))

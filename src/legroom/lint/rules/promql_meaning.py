@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.facts.metrics import type_of
 from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, series_names, skip, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RATE_OF_GAUGE = Rule(
     "promql-rate-of-gauge",
@@ -33,7 +31,7 @@ def _is_query(expression: Expression) -> bool:
 
 
 @checks(Expression, RATE_OF_GAUGE)
-def rate_of_gauge(expression: Expression, context: Context) -> Iterator[LintFinding]:
+def rate_of_gauge(expression: Expression, context: Context) -> Findings:
     stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":
@@ -51,7 +49,7 @@ def rate_of_gauge(expression: Expression, context: Context) -> Iterator[LintFind
 
 
 @checks(Expression, NO_LE)
-def quantile_without_le(expression: Expression, context: Context) -> Iterator[LintFinding]:
+def quantile_without_le(expression: Expression, context: Context) -> Findings:
     stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream):
         if token.text != "histogram_quantile" or i + 1 >= len(stream) or stream[i + 1].text != "(":
@@ -65,8 +63,12 @@ def quantile_without_le(expression: Expression, context: Context) -> Iterator[Li
             suggestion = f"write {dropped.text} by (le) (...)"
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
             # Prometheus can convert histograms to native ones, which have no buckets and no le.
-            severity: Severity | None = None if series.text.endswith("_bucket") else "warning"
-            yield finding(NO_LE, expression.locate(dropped.offset), message, suggestion, len(dropped.text), severity)
+            place, length, is_certain = (
+                expression.locate(dropped.offset),
+                len(dropped.text),
+                series.text.endswith("_bucket"),
+            )
+            yield finding(NO_LE, place, message, suggestion, length, is_certain=is_certain)
         elif type_of(series.text) and not series.text.endswith("_bucket"):
             family = series.text.removesuffix("_sum").removesuffix("_count")
             has_buckets = type_of(f"{family}_bucket") == "histogram"
@@ -74,7 +76,7 @@ def quantile_without_le(expression: Expression, context: Context) -> Iterator[Li
             yield finding(NO_LE, place, message, f"write {family}_bucket" if has_buckets else "", length)
         elif type_of(series.text) and not any(name.text in _RATES for name in inner):
             message = f"{series.text} counts since the start of the server: without rate() it is no quantile of now"
-            yield finding(NO_LE, place, message, f"write rate({series.text}[...])", length, "warning")
+            yield finding(NO_LE, place, message, f"write rate({series.text}[...])", length, is_certain=False)
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:

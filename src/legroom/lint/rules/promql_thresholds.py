@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.facts.metrics import MetricType, role_of, type_of
 from legroom.lint.expressions import COMPARED, Expression
 from legroom.lint.promql_reader import NO_LEVEL, Comparison, Operand, Token, operands, series_names, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.lint.rule import Context, Findings, LintFinding, Rule, checks, finding
 from legroom.records import dataclass
 
 COUNTER_LEVEL = Rule(
@@ -79,7 +77,7 @@ class _Compared:
 
 
 @checks(Expression, COUNTER_LEVEL, UNITS, RATIO)
-def thresholds(expression: Expression, context: Context) -> Iterator[LintFinding]:
+def thresholds(expression: Expression, context: Context) -> Findings:
     sides = list(operands(expression.text)) if expression.owner in COMPARED else []
     for operand in sides:
         named = tuple(series for series in series_names(operand.text) if type_of(series.text))
@@ -88,7 +86,7 @@ def thresholds(expression: Expression, context: Context) -> Iterator[LintFinding
                 yield from _wrong_threshold(expression, _Compared(operand, comparison, named, is_alone=len(sides) == 1))
 
 
-def _wrong_threshold(expression: Expression, compared: _Compared) -> Iterator[LintFinding]:
+def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
         if compared.is_alone or compared.comparison.operator not in _UP:  # otherwise it asks whether there is traffic
             yield _ratio(expression, compared)
@@ -131,7 +129,7 @@ def _counter_level(expression: Expression, compared: _Compared) -> LintFinding:
     suggestion = f"write increase({name}[...])"
     if compared.divides:
         message = f"{name} counts since the start of the server: without rate() the quotient hardly moves any more"
-        return finding(COUNTER_LEVEL, place, message, f"write rate({name}[...])", severity="warning")
+        return finding(COUNTER_LEVEL, place, message, f"write rate({name}[...])", is_certain=False)
     if expression.owner == "scaler":
         message = f"{name} only grows, so replicas are added and never taken away"
         return finding(COUNTER_LEVEL, place, message, f"write rate({name}[...])")
@@ -139,10 +137,10 @@ def _counter_level(expression: Expression, compared: _Compared) -> LintFinding:
         message = f"{name} only grows: above {number:g} it stays until the server restarts"
         return finding(COUNTER_LEVEL, place, message, suggestion)
     message = f"{name} only grows: it is below {number:g} after a start and never again"
-    return finding(COUNTER_LEVEL, place, message, suggestion, severity="warning")
+    return finding(COUNTER_LEVEL, place, message, suggestion, is_certain=False)
 
 
-def _units(expression: Expression, compared: _Compared) -> Iterator[LintFinding]:
+def _units(expression: Expression, compared: _Compared) -> Findings:
     comparison, factor = compared.comparison, _factor(compared.operand)
     if comparison.operator not in _UP or not _is_time(compared.operand):
         return
@@ -153,8 +151,7 @@ def _units(expression: Expression, compared: _Compared) -> Iterator[LintFinding]
     elif factor == 1 and comparison.number >= _UNREACHED_S.get(role, 500.0):  # 500 is often meant as milliseconds
         message = f"{name} is in seconds, and {comparison.number:g} are asked for"
         is_certain = comparison.number >= _UNREACHED_S.get(role, 1000.0) and comparison.number not in _MINUTES
-        severity: Severity | None = None if is_certain else "warning"
-        yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}", severity=severity)
+        yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}", is_certain=is_certain)
 
 
 def _factor(operand: Operand) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_value, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_value, flag_word
 from legroom.masking import SECRET_FLAGS
 
 RULE = Rule(
@@ -22,7 +21,7 @@ _PLACEHOLDER = re.compile(
 
 
 @checks(StartedServer, RULE)
-def secret_written(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def secret_written(server: StartedServer, context: Context) -> Findings:
     for name in _NAMES:
         word = server.env.get(name)
         if word is not None and not _PLACEHOLDER.search(word.text):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.units import MIB, human_bytes, parse_bytes
 
 RULE = Rule(
@@ -24,7 +22,7 @@ _SUGGESTIONS = {
 
 
 @checks(StartedServer, RULE)
-def shm_missing(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def shm_missing(server: StartedServer, context: Context) -> Findings:
     ranks = context.parsed(server).args.engine_ranks
     if not server.in_container or ranks < 2:
         return

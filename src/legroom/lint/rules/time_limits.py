@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer, TimeLimit
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
 from legroom.lint.server_plan import ServerPlan, plan_of_server
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
@@ -31,7 +31,7 @@ _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
 
 
 @checks(StartedServer, START)
-def start_limit(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def start_limit(server: StartedServer, context: Context) -> Findings:
     limit = server.start_limit
     if limit is None:
         return
@@ -51,24 +51,24 @@ def start_limit(server: StartedServer, context: Context) -> Iterator[LintFinding
         yield finding(START, limit.place, message, suggestion)
 
 
-def _shorter_than_load(limit: TimeLimit, own: ServerPlan, is_restarted: bool) -> Iterator[LintFinding]:
+def _shorter_than_load(limit: TimeLimit, own: ServerPlan, is_restarted: bool) -> Findings:
     """Compare the limit with the time to read the weights of the model that the file names."""
     size = own.checkpoint_bytes
     least_s, usual_s = (_SHORTEST_START_S + size / speed for speed in (_FASTEST_DISK_BYTES_S, _NVME_BYTES_S))
     if limit.seconds >= usual_s:
         return
     # Compose only marks the container unhealthy; it keeps serving.
-    severity: Severity = "error" if limit.seconds < least_s and is_restarted else "warning"
     message = (
         f"a start is given {limit.seconds:.0f} s, and {human_bytes(size)} of weights alone take "
         f"{size / _NVME_BYTES_S:.0f} s from a local NVMe drive, after imports of about {IMPORT_S} s"
     )
     suggestion = f"allow at least {SAFETY * usual_s:.0f} s; --plan FILE computes it"
-    yield finding(START, limit.place, message, suggestion, severity=severity)
+    found = finding(START, limit.place, message, suggestion)
+    yield replace(found, severity="error") if limit.seconds < least_s and is_restarted else found
 
 
 @checks(StartedServer, STOP)
-def stop_limit(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+def stop_limit(server: StartedServer, context: Context) -> Findings:
     limit, drain_s = server.stop_limit, other_value(context.parsed(server).args, "--shutdown-timeout")
     if limit is None or drain_s is None or not drain_s.isdigit() or flag_word(server, "--shutdown-timeout") is None:
         return

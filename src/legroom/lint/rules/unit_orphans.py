@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.deployments.subjects import Unit
-from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
+from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RULE = Rule(
     "unit-orphans",
@@ -17,7 +15,7 @@ RULE = Rule(
 
 
 @checks(Unit, RULE)
-def unit_orphans(unit: Unit, context: Context) -> Iterator[LintFinding]:
+def unit_orphans(unit: Unit, context: Context) -> Findings:
     if "vllm" not in unit.settings["ExecStart"].text.lower():
         return
     mode = unit.settings.get("KillMode")

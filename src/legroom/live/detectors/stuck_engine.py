@@ -22,7 +22,11 @@ class StuckEngine(Detector):
         if not window.is_answering:
             return None
         if window.latest is not None and window.latest.stopped_engines:
-            return _stopped(window.latest.stopped_engines)
+            stopped = window.latest.stopped_engines
+            which = "a process of it is" if stopped == 1 else f"{stopped} processes of it are"
+            reason = f"{which} stopped (SIGSTOP): every request waits until it is let go on (kill -CONT) or restarted"
+            title, numbers = "The engine is stopped", {"stopped": float(stopped)}
+            return Condition(True, reason, numbers, title=title, is_certain=True)
         if not window.steps:
             return None
         last = window.steps[-1]
@@ -46,13 +50,6 @@ class StuckEngine(Detector):
             return Condition(True, reason, numbers, which)
         reason += "; it has computed nothing since its start, so it may be compiling kernels"
         return Condition(True, reason, numbers, which, severity="warning", restart_helps=False)
-
-
-def _stopped(processes: int) -> Condition:
-    which = "a process of it is" if processes == 1 else f"{processes} processes of it are"
-    reason = f"{which} stopped (SIGSTOP): every request waits until it is let go on (kill -CONT) or restarted"
-    numbers = {"stopped": float(processes)}
-    return Condition(True, reason, numbers, title="The engine is stopped", is_certain=True)
 
 
 def _has_computed(window: Window, key: tuple[str, str]) -> bool:

@@ -88,11 +88,8 @@ def values_of(sample: Sample) -> tuple[float | None, ...]:
         "memory_used_bytes": sample.memory_used_bytes,
         "process_start_s": sample.process_start_s,
     }
-    return tuple(_finite(own[name] if name in own else sample.total(name)) for name in FIELDS)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    values = (own[name] if name in own else sample.total(name) for name in FIELDS)
+    return tuple(value if value is not None and math.isfinite(value) else None for value in values)
 
 
 class SampleStore:

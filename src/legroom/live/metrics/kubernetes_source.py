@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.endpoint import Endpoint
@@ -47,13 +47,6 @@ class Pod:
         return DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
 
 
-class Pods(Protocol):
-    """Lists running pods."""
-
-    def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """The pods of a label selector, in one namespace or in all."""
-
-
 class KubernetesPods:
     """Pods of this process's own cluster, or of the kubeconfig's."""
 
@@ -70,22 +63,17 @@ class KubernetesPods:
             else:
                 listed = self._api.list_pod_for_all_namespaces(label_selector=selector, _request_timeout=10)
         except ApiException as error:
-            raise LegroomError(
-                _refused(error.status, namespace), "kubectl auth can-i list pods", UNREACHABLE
-            ) from error
+            where = f"namespace {namespace}" if namespace else "all namespaces"
+            is_denied = error.status in {401, 403}
+            refused = "not allowed to list pods" if is_denied else "the Kubernetes API refused to list pods"
+            message = f"{refused} in {where} (HTTP {error.status})"
+            raise LegroomError(message, "kubectl auth can-i list pods", UNREACHABLE) from error
         except Exception as error:
             # The client passes its HTTP library's exceptions on.
             raise LegroomError(
                 f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
             ) from error
         return [pod for item in listed.items if (pod := _pod(item)) is not None]
-
-
-def _refused(status: int | None, namespace: str | None) -> str:
-    where = f"namespace {namespace}" if namespace else "all namespaces"
-    if status in {401, 403}:
-        return f"not allowed to list pods in {where} (HTTP {status})"
-    return f"the Kubernetes API refused to list pods in {where} (HTTP {status})"
 
 
 def _connected(context: str | None) -> Any:
@@ -121,7 +109,7 @@ def _pod(item: Any) -> Pod | None:
     return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
 
 
-def discovered(pods: Pods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
+def discovered(pods: KubernetesPods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
     """The metrics endpoint of each selected pod by `namespace/name`."""
     if not selector.strip():
         raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")

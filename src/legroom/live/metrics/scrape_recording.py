@@ -155,7 +155,8 @@ class Recorder:
         last = {} if full else self._last.get(sample.server, {})
         self._last[sample.server] = values
         line: dict[str, Any] = {"new": new} if new else {}
-        line["v"] = [[number, _short(value)] for number, value in values.items() if last.get(number) != value]
+        changed = {number: value for number, value in values.items() if last.get(number) != value}
+        line["v"] = [[number, int(value) if value == int(value) else value] for number, value in changed.items()]
         if gone := [number for number in last if number not in values]:
             line["gone"] = gone
         if full:
@@ -173,10 +174,6 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _short(value: float) -> float | int:
-    return int(value) if value == int(value) else value
 
 
 def replay(path: Path) -> Iterator[ScrapeResult]:

@@ -107,7 +107,7 @@ class WindowStep:
 
     def total(self, field: str) -> float | None:
         """The sum over the engines; None where none reports it."""
-        if len(self.engines) == 1:  # nearly always, and asked hundreds of times a scrape
+        if len(self.engines) == 1:  # nearly always, in hundreds of calls per scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
         return sum(known) if known else None
@@ -177,7 +177,8 @@ class Window:
         return snapshot
 
     def add(self, result: ScrapeResult) -> None:
-        if self._is_repeated_sample(result):
+        is_sample = isinstance(result, Sample) and self.latest is not None
+        if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
             self.failures.clear()
             return
@@ -192,7 +193,8 @@ class Window:
             self.steps.clear()
         else:
             self.steps.append(step)
-            self._drop_old()
+            while len(self.steps) > _MIN_STEPS and self.steps[0].time_s <= step.time_s - self._window_s:
+                self.steps.popleft()
         if self._has_restarted(result, step):
             self.restarts.append(result.time_s)
         if self._is_other_replica(result):
@@ -200,16 +202,6 @@ class Window:
         self.failures.clear()
         self.latest = result
         self._add_memory_point(result)
-
-    def _drop_old(self) -> None:
-        steps, from_s = self.steps, self.steps[-1].time_s - self._window_s
-        while len(steps) > _MIN_STEPS and steps[0].time_s <= from_s:
-            steps.popleft()
-
-    def _is_repeated_sample(self, result: ScrapeResult) -> bool:
-        if self.latest is None or isinstance(result, ScrapeFailure):
-            return False
-        return 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S
 
     def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
         for kept in (self.steps, self.failures, self.restarts, self.switches, self.points):

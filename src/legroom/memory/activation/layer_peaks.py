@@ -10,7 +10,6 @@ local variables keep a few hidden states that the compiled graph frees.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import singledispatch
 
 from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER, Gpu
@@ -96,20 +95,12 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
     return tuple(result)
 
 
-@singledispatch
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
     """Elements of a mixer that live while the compiled piece behind it runs."""
-    return 0
-
-
-@held_by_mixer.register(Attention)
-@held_by_mixer.register(LatentAttention)
-def _held_by_heads(mixer: Attention | LatentAttention, model_type: str, ranks: int) -> int:
-    return cdiv(mixer.heads, ranks) * mixer.v_head_dim
-
-
-@held_by_mixer.register(StateSpace)
-def _held_by_state_space(mixer: StateSpace, model_type: str, ranks: int) -> int:
+    if mixer is None:
+        return 0
+    if not isinstance(mixer, StateSpace):
+        return cdiv(mixer.heads, ranks) * mixer.v_head_dim
     projected, inner = state_space_widths(mixer, ranks)
     if mixer.kind == "gdn":
         # Qwen3-Next reorders its projection into copies, so the projection itself is freed.
@@ -143,13 +134,15 @@ def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
     return (3 if mixer.kind == "short_conv" else 2) * inner, inner
 
 
-@singledispatch
 def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
     """Projections, output and residual at the widest point of a mixer."""
-    return None
+    if isinstance(mixer, Attention):
+        return _attention(mixer, at)
+    if isinstance(mixer, LatentAttention):
+        return _latent(mixer, at)
+    return _state_space(mixer, at) if mixer is not None else None
 
 
-@mixer_peak.register(Attention)
 def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     heads, kv_heads = cdiv(mixer.heads, at.ranks), max(1, mixer.kv_heads // at.ranks)
     query, key, value = heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
@@ -172,7 +165,6 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")
 
 
-@mixer_peak.register(LatentAttention)
 def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
     heads = cdiv(mixer.heads, at.ranks)
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
@@ -184,7 +176,6 @@ def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
     return LayerPeak("latent attention", elements, "hidden + q + latents + output")
 
 
-@mixer_peak.register(StateSpace)
 def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
     projected, inner = state_space_widths(mixer, at.ranks)
     name = {"gdn": "gated delta net"}.get(mixer.kind, "state space")

@@ -68,7 +68,9 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     kept = scratch.kept_elements * element_bytes(settings)
     at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
     at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
-    buffered = _buffered_embeddings(model, settings) if encoder else 0
+    # A multimodal model reads the batch's embeddings from a persistent buffer, a text model allocates them.
+    is_buffered = encoder is not None and not is_compiled(settings) and settings.engine != "V0"
+    buffered = settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings) if is_buffered else 0
     terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
     doubt = 0
     in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
@@ -91,7 +93,9 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
     spread = max(_spread(peak), doubt) + slack // 2
-    least = max(at_forward - buffered, at_sampling + kept - _saved_by_flashinfer(model, settings, gpu)) + images
+    sample = sampling(model, settings, gpu)
+    saved_by_flashinfer = sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
+    least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
     low = min(peak, max(least, in_tower)) + slack - spread
     high = peak + slack + spread
     if encoder and _peaks_may_add_up(model, gpu):
@@ -109,19 +113,6 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
     nvfp4 = any(each.is_nvfp4 for each in (scheme, *(other for _, other in scheme.rules)))
     mixers = recurrent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
     return nvfp4 and any(mixer.kind == "gdn" for mixer in mixers)
-
-
-def _saved_by_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes that the profile run needs less where FlashInfer's sampler is installed."""
-    sample = sampling(model, settings, gpu)
-    return sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
-
-
-def _buffered_embeddings(model: Model, settings: EngineSettings) -> int:
-    """Embeddings of the batch: a multimodal model reads them from a persistent buffer, a text model allocates them."""
-    if is_compiled(settings) or settings.engine == "V0":
-        return 0
-    return settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings)
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
@@ -283,12 +274,12 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         each = (_REJECTING if rejecting else _MASKING) + width
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
     each, masking = _SORTING + width, logits * (_MASKING + width)
-    wish = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
+    flashinfer_switch = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
     takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= _AMPERE
-    if takes_flashinfer and wish == "1":
+    if takes_flashinfer and flashinfer_switch == "1":
         return Sampling(masking, 0, f"{_MASKING + width} bytes x sequences x vocabulary: FlashInfer's sampler")
     # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.
-    maybe = takes_flashinfer and wish is None and release.before("0.11.1")
+    maybe = takes_flashinfer and flashinfer_switch is None and release.before("0.11.1")
     how = f"{each} bytes x sequences x vocabulary: this sampler sorts"
     return Sampling(logits * each, 0, how, masking if maybe else -1)
 

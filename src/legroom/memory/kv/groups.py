@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from legroom.facts.releases import Release
 from legroom.memory.kv.specs import (
@@ -138,12 +139,12 @@ def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheS
     if release.before("0.12.0"):
         raise UnsupportedCache("")  # an assertion without words
     if isinstance(spec, StateSpec) and release.at_least("0.26.0"):
-        return spec.padded_to(largest)
+        return replace(spec, padded_bytes=largest)
     if largest % page == 0:
         return spec.with_block_size(spec.block_size * (largest // page))
     latent = isinstance(spec, LatentSpec | LatentWindowSpec)
     if isinstance(spec, AttentionSpec) and release.at_least("0.24.0") and not latent:
-        return spec.padded_to(largest)
+        return replace(spec, padded_bytes=largest)
     raise UnsupportedCache(check_text("page_sizes", release, layer=name))
 
 

@@ -98,10 +98,8 @@ def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: S
 
 def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> KvPlan:
     """Divide the KV bytes of every pipeline stage into blocks of a known shape."""
-    if shape.is_empty:
-        return _without_cache(shape, settings)
-    if shape.unsupported is not None:
-        return _unsupported(shape, settings)
+    if shape.is_empty or shape.unsupported is not None:
+        return _without_blocks(shape, settings)
     available = _effective_bytes(shape, settings, available_bytes)
     checked = [shape.checked_bytes(bytes_, stage) for stage, bytes_ in enumerate(available)]
     length = settings.max_model_len
@@ -195,11 +193,11 @@ def _failure(
         return Failure("no_cache_blocks", text, needed, min(checked), 0)
     if shape.engine == "V0":
         return _v0_failure(shape, settings, checked, blocks)
-    for stage, bytes_ in _stages_in_order(shape, checked):
-        if bytes_ <= 0:
-            needed = shape.needed_bytes(length, stage)
-            return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
+    stages = [(stage, bytes_) for stage, bytes_ in enumerate(checked) if shape.stages[stage].specs]
+    for stage, bytes_ in [(0, min(checked))] if shape.era.smallest_stage_alone else stages:
         needed = shape.needed_bytes(length, stage)
+        if bytes_ <= 0:
+            return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
         if needed > bytes_:
             longest = shape.longest_len(bytes_, stage, length)
             text = too_long_text(
@@ -207,12 +205,6 @@ def _failure(
             )
             return Failure("kv_too_small_for_max_len", text, needed, bytes_, longest)
     return _state_failure(shape, settings, blocks)
-
-
-def _stages_in_order(shape: KvShape, checked: Sequence[int]) -> list[tuple[int, int]]:
-    if shape.era.smallest_stage_alone:
-        return [(0, min(checked))]
-    return [(stage, bytes_) for stage, bytes_ in enumerate(checked) if shape.stages[stage].specs]
 
 
 def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
@@ -237,11 +229,8 @@ def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Fai
     return Failure("hybrid_state_cache_limit", text, settings.max_num_seqs * width, blocks * width) if text else None
 
 
-def _without_cache(shape: KvShape, settings: EngineSettings) -> KvPlan:
-    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, None, shape, ())
-
-
-def _unsupported(shape: KvShape, settings: EngineSettings) -> KvPlan:
+def _without_blocks(shape: KvShape, settings: EngineSettings) -> KvPlan:
+    """The plan of a model without KV cache, or of one whose caches the release cannot mix."""
     text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
-    failure = Failure("block_size_rule", text, 0, 0)
+    failure = None if shape.is_empty else Failure("block_size_rule", text, 0, 0)
     return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())

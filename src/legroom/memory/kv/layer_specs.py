@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
-
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
@@ -112,19 +110,10 @@ def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
     return 0
 
 
-@singledispatch
 def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:
-    return 0
-
-
-@_token_bytes.register(LatentAttention)
-def _latent_bytes(mixer: LatentAttention, settings: EngineSettings) -> int:
-    return latent_token_bytes(mixer.latent_width, settings.kv_cache_dtype, settings.dtype)
-
-
-@_token_bytes.register(Attention)
-def _heads_bytes(mixer: Attention, settings: EngineSettings) -> int:
-    if mixer.shares_kv or not mixer.causal:
+    if isinstance(mixer, LatentAttention):
+        return latent_token_bytes(mixer.latent_width, settings.kv_cache_dtype, settings.dtype)
+    if not isinstance(mixer, Attention) or mixer.shares_kv or not mixer.causal:
         return 0
     width = head_token_bytes(mixer.head_dim, mixer.head_dim, settings.kv_cache_dtype, settings.dtype)
     return _heads(mixer, settings) * width
@@ -135,19 +124,12 @@ def _heads(mixer: Attention, settings: EngineSettings) -> int:
     return max(1, mixer.kv_heads // settings.tensor_parallel_size)
 
 
-@singledispatch
 def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
     """The caches of a mixer, by name."""
-    raise TypeError(type(mixer))
-
-
-@_layer_specs.register(StateSpace)
-def _state_specs(mixer: StateSpace, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
-    return {name: _state_spec(mixer, deployment)}
-
-
-@_layer_specs.register(Attention)
-def _attention_specs(mixer: Attention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+    if isinstance(mixer, StateSpace):
+        return {name: _state_spec(mixer, deployment)}
+    if isinstance(mixer, LatentAttention):
+        return _latent_specs(mixer, name, deployment)
     if mixer.shares_kv or (not mixer.causal and not mixer.cross):
         return {}
     specs: dict[str, CacheSpec] = {name: _attention_spec(mixer, deployment)}
@@ -201,7 +183,6 @@ def _retained_tokens(deployment: _Deployment) -> int:
     return max(0, deployment.settings.num_speculative_tokens - 1) if predicts_itself(method) else 0
 
 
-@_layer_specs.register(LatentAttention)
 def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
     if mixer.window is not None:
         return _compressed_specs(name, mixer, deployment)

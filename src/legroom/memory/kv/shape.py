@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
@@ -51,23 +52,17 @@ def era(version: str, engine: str) -> Era:
     """The KV cache computation of a release and engine."""
     now = known_release(version)
     v0 = engine == "V0"
-    check: LengthCheck = "slots"
-    if not v0:
-        if now.at_least("0.19.0"):
-            check = "all groups"
-        elif now.at_least("0.17.0"):
-            check = "first group"
-        elif now.at_least("0.14.0"):
-            check = "first group of the model"
-        else:
-            check = "layers"
-    tokens: TokensLine = "slots over groups"
+    checks: tuple[tuple[str, LengthCheck], ...] = (
+        ("0.19.0", "all groups"),
+        ("0.17.0", "first group"),
+        ("0.14.0", "first group of the model"),
+    )
+    check: LengthCheck = next((name for since, name in checks if now.at_least(since)), "layers")
+    tokens: TokensLine = "full-length requests" if now.at_least("0.20.1") else "slots over groups"
     if v0 or now.before("0.9.1"):
         tokens = "slots"
-    elif now.at_least("0.20.1"):
-        tokens = "full-length requests"
     return Era(
-        length_check=check,
+        length_check="slots" if v0 else check,
         null_block_held_back=not v0 and now.at_least("0.29.0"),
         override_replaces_memory=not v0 and now.at_least("0.20.1"),
         override_forgotten=now.version == "0.9.1" and not v0,
@@ -144,26 +139,13 @@ class KvShape:
         demand = self.stages[stage].needed
 
         def longest() -> int:
-            return _longest(lambda length: demanded(demand, length) <= available_bytes, limit)
+            return bisect_left(range(1, limit + 1), True, key=lambda length: demanded(demand, length) > available_bytes)
 
         return _lengths.get((self,), (available_bytes, stage, limit), longest)
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
         """The bytes that the length check uses: without the null block from 0.29 on."""
         return available_bytes - self.stages[stage].bytes_per_block * self.era.null_block_held_back
-
-
-def _longest(fits: Callable[[int], bool], limit: int) -> int:
-    if limit < 1 or not fits(1):
-        return 0
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 _lengths: Memo[int] = Memo()
@@ -186,7 +168,8 @@ def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0)
         size,
         shards=context_shards(settings),
         hybrid_off=settings.disable_hybrid_kv_cache_manager,
-        packed=_packs_pages(model, settings, gpu),
+        # DeepSeek-V4's backend puts pages of several sizes into one block (0.20+).
+        packed=attention_backend(model, settings, gpu).name == "DEEPSEEK_SPARSE_SWA",
     )
 
 
@@ -283,8 +266,3 @@ def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int
         stages.append(StageCaches(stage_specs, (), width, ((1, (slots,)),), ((width, (slots,)),)))
     empty = not any(stage.bytes_per_block for stage in stages)
     return KvShape(release, era(release.version, "V0"), "V0", size, (), tuple(stages), is_empty=empty)
-
-
-def _packs_pages(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
-    """Whether one block holds pages of several sizes (DeepSeek-V4's backend, 0.20+)."""
-    return attention_backend(model, settings, gpu).name == "DEEPSEEK_SPARSE_SWA"

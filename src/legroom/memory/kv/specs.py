@@ -20,6 +20,9 @@ class CacheSpec:
     kind: ClassVar[str] = ""
     title: ClassVar[str] = ""
     """The kind of layer as users read it."""
+    type_name: ClassVar[str] = ""
+    type_fields: ClassVar[tuple[str, ...]] = ()
+    """The parts of `type_key` beside the block size."""
     block_size: int
 
     @property
@@ -44,7 +47,7 @@ class CacheSpec:
     @property
     def type_key(self) -> tuple[object, ...]:
         """Layers with equal keys need the same number of token slots, whatever their page size."""
-        raise NotImplementedError
+        return (self.type_name, *(getattr(self, name) for name in self.type_fields), self.block_size)
 
     @property
     def merge_key(self) -> CacheSpec:
@@ -70,13 +73,9 @@ class AttentionSpec(CacheSpec):
     tokens_per_state: int = 1
 
     @property
-    def unpadded_bytes(self) -> int:
-        """The page size without padding."""
-        return self.token_bytes * (self.block_size // self.tokens_per_state)
-
-    @property
     def page_bytes(self) -> int:
-        return self.unpadded_bytes if self.padded_bytes is None else self.padded_bytes
+        unpadded = self.token_bytes * (self.block_size // self.tokens_per_state)
+        return unpadded if self.padded_bytes is None else self.padded_bytes
 
     @property
     def bytes_of_token(self) -> int:
@@ -100,10 +99,6 @@ class AttentionSpec(CacheSpec):
             widths = f"{heads} x ({self.head_dim} wide keys + {self.v_head_dim} wide values)"
         return f"{widths} x {size} byte{'s' if size > 1 else ''}"
 
-    def padded_to(self, page_bytes: int) -> AttentionSpec:
-        """The same cache in larger pages."""
-        return replace(self, padded_bytes=page_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class FullAttentionSpec(AttentionSpec):
@@ -111,16 +106,13 @@ class FullAttentionSpec(AttentionSpec):
 
     kind: ClassVar[str] = "full"
     title: ClassVar[str] = "full-attention"
+    type_name: ClassVar[str] = "full"
     context_shards: int = 1
     window: int | None = None
     chunk: int | None = None
 
     def blocks(self, length: int) -> int:
         return cdiv(cdiv(length, self.context_shards), self.block_size)
-
-    @property
-    def type_key(self) -> tuple[object, ...]:
-        return ("full", self.block_size)
 
     @property
     def merge_key(self) -> CacheSpec:
@@ -154,6 +146,8 @@ class SlidingWindowSpec(AttentionSpec):
 
     kind: ClassVar[str] = "sliding"
     title: ClassVar[str] = "sliding-window"
+    type_name: ClassVar[str] = "sliding"
+    type_fields: ClassVar[tuple[str, ...]] = ("window",)
     window: int = 0
     in_flight_tokens: int = 0
     retained_tokens: int = 0
@@ -168,10 +162,6 @@ class SlidingWindowSpec(AttentionSpec):
     def working(self) -> str:
         return f"{self.token_working}; only the last {self.window:,} tokens are kept"
 
-    @property
-    def type_key(self) -> tuple[object, ...]:
-        return ("sliding", self.window, self.block_size)
-
 
 @dataclass(frozen=True, slots=True)
 class LatentWindowSpec(SlidingWindowSpec):
@@ -179,10 +169,7 @@ class LatentWindowSpec(SlidingWindowSpec):
 
     kind: ClassVar[str] = "sliding_mla"
     title: ClassVar[str] = "latent sliding-window"
-
-    @property
-    def type_key(self) -> tuple[object, ...]:
-        return ("sliding_mla", self.window, self.block_size)
+    type_name: ClassVar[str] = "sliding_mla"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +178,8 @@ class ChunkedLocalSpec(AttentionSpec):
 
     kind: ClassVar[str] = "chunked"
     title: ClassVar[str] = "chunked-attention"
+    type_name: ClassVar[str] = "chunked"
+    type_fields: ClassVar[tuple[str, ...]] = ("chunk",)
     chunk: int = 0
     in_flight_tokens: int = 0
 
@@ -201,10 +190,6 @@ class ChunkedLocalSpec(AttentionSpec):
     def working(self) -> str:
         return f"{self.token_working}; only a chunk of {self.chunk:,} tokens is kept"
 
-    @property
-    def type_key(self) -> tuple[object, ...]:
-        return ("chunked", self.chunk, self.block_size)
-
 
 @dataclass(frozen=True, slots=True)
 class CrossAttentionSpec(AttentionSpec):
@@ -212,14 +197,11 @@ class CrossAttentionSpec(AttentionSpec):
 
     kind: ClassVar[str] = "cross"
     title: ClassVar[str] = "cross-attention"
+    type_name: ClassVar[str] = "cross"
     encoder_tokens: int = 0
 
     def blocks(self, length: int) -> int:
         return cdiv(self.encoder_tokens, self.block_size)
-
-    @property
-    def type_key(self) -> tuple[object, ...]:
-        return ("cross", self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +210,15 @@ class StateSpec(CacheSpec):
 
     kind: ClassVar[str] = "state"
     title: ClassVar[str] = "recurrent-state"
+    type_name: ClassVar[str] = "state"
+    type_fields: ClassVar[tuple[str, ...]] = ("page_bytes", "request_blocks", "per_length")
     state_bytes: int
     request_blocks: int = 1
     """States per request; with `per_length` in addition to one per block of tokens."""
     per_length: bool = False
     padded_bytes: int | None = None
     state_kind: str = ""
+    """States of different kinds are never merged, even of equal size."""
 
     @property
     def page_bytes(self) -> int:
@@ -245,14 +230,6 @@ class StateSpec(CacheSpec):
     @property
     def working(self) -> str:
         return f"a state of {self.page_bytes:,} bytes for each request, whatever its length"
-
-    @property
-    def type_key(self) -> tuple[object, ...]:
-        return ("state", self.page_bytes, self.request_blocks, self.per_length, self.block_size)
-
-    def padded_to(self, page_bytes: int) -> StateSpec:
-        """The same state in a larger page."""
-        return replace(self, padded_bytes=page_bytes)
 
 
 def align_page(token_bytes: int, states: int, alignment: int) -> int | None:

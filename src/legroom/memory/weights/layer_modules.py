@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import singledispatch
 
 from legroom.errors import LegroomError
 from legroom.facts.anatomy import Anatomy
@@ -38,13 +37,17 @@ def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
     return [Module(part, name, size, bias=anatomy.norm == "layer")]
 
 
-@singledispatch
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     """The modules of one mixer on one rank."""
-    raise TypeError(type(mixer))
+    if isinstance(mixer, Attention):
+        return _attention(mixer, hidden, anatomy, ranks)
+    if isinstance(mixer, LatentAttention):
+        return _latent(mixer, hidden, ranks)
+    if mixer.kind not in _STATE_SPACES:
+        raise LegroomError(f"layers of kind {mixer.kind!r} are not known", "this architecture cannot be planned yet")
+    return _STATE_SPACES[mixer.kind](mixer, hidden, ranks.tensor, anatomy)
 
 
-@mixer_modules.register
 def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
     kv_heads = max(1, mixer.kv_heads // ranks.tensor)
@@ -89,8 +92,7 @@ def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ran
     return [Module("norms", name, size, bias=anatomy.qk_norm_bias) for name, size in zip(names, sizes, strict=False)]
 
 
-@mixer_modules.register
-def _latent(mixer: LatentAttention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+def _latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
     if mixer.compress_ratio or mixer.window:
         return _compressed_latent(mixer, hidden, ranks)
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
@@ -166,14 +168,6 @@ def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
         Module("attention", f"{name}.fused_wkv_wgate", 2 * states, hidden),
         Module("norms", f"{name}.norm", width),
     ]
-
-
-@mixer_modules.register
-def _state_space(mixer: StateSpace, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    builder = _STATE_SPACES.get(mixer.kind)
-    if builder is None:
-        raise LegroomError(f"layers of kind {mixer.kind!r} are not known", "this architecture cannot be planned yet")
-    return builder(mixer, hidden, ranks.tensor, anatomy)
 
 
 def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
@@ -276,14 +270,12 @@ _STATE_SPACES = {
 }
 
 
-@singledispatch
 def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     """The modules of one feed-forward block on one rank."""
-    raise TypeError(type(block))
+    return _dense(block, ranks) if isinstance(block, Dense) else _experts(block, anatomy, ranks)
 
 
-@feedforward_modules.register
-def _dense(block: Dense, anatomy: Anatomy, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
+def _dense(block: Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
     width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
     hidden, bias = block.hidden_size, block.bias
     if block.gated:
@@ -295,7 +287,6 @@ def _dense(block: Dense, anatomy: Anatomy, ranks: Ranks, path: str = "mlp", part
     return [replace(up, part=part), replace(down, part=part)]
 
 
-@feedforward_modules.register
 def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     hidden, work = block.hidden_size, block.latent_size or block.hidden_size
     router_dtype = "float32" if block.router_fp32 else ""
@@ -310,14 +301,14 @@ def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
         out.append(Module("router", "router.per_expert_scale", block.num_experts))
     if block.shared_intermediate_size:
         shared = Dense(hidden, block.shared_intermediate_size, block.gated)
-        out += _dense(shared, anatomy, ranks, "mlp.shared_experts", "shared experts")
+        out += _dense(shared, ranks, "mlp.shared_experts", "shared experts")
         if block.shared_gate:
             out.append(Module("router", "mlp.shared_expert_gate", 1, hidden))
     if block.latent_size:
         out.append(Module("experts", "mlp.fc1_latent_proj", work, hidden, quantizable=True))
         out.append(Module("experts", "mlp.fc2_latent_proj", hidden, work, quantizable=True))
     if block.parallel_dense:
-        out += _dense(block.parallel_dense, anatomy, ranks)
+        out += _dense(block.parallel_dense, ranks)
     return out + _routed(block, work, ranks)
 
 

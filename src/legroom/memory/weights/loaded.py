@@ -113,7 +113,10 @@ def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     # On ROCm before 0.21, "weights" is the drop of free memory while they load, with torch's reserve and code.
     if gpu.vendor == "amd" and known_release(settings.release).before("0.21.0"):
         return True
-    if settings.given.enable_lora and _adapters_are_loose(model):
+    # Adapters of experts were 6 MiB larger than their matrices (measured on 0.32). With tied embeddings, families and
+    # releases wrap the table a different number of times, and none was measured.
+    has_experts = any(isinstance(layer.feedforward, Experts) for layer in model.layers)
+    if settings.given.enable_lora and (model.tie_word_embeddings or has_experts):
         return True
     if scheme is None:
         return False
@@ -122,12 +125,6 @@ def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     if scheme.online or skip_list_missing or gpu.vendor == "amd" or names_another_method(model, settings):
         return True
     return kernels_unmeasured(scheme, storage_context(settings, gpu)) is not None
-
-
-def _adapters_are_loose(model: Model) -> bool:
-    """Adapters of experts were 6 MiB larger than their matrices (measured on 0.32). With tied embeddings, families and
-    releases wrap the table a different number of times, and none was measured."""
-    return model.tie_word_embeddings or any(isinstance(layer.feedforward, Experts) for layer in model.layers)
 
 
 def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:

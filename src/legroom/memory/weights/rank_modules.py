@@ -203,12 +203,6 @@ def _vocabulary(build: _Build) -> int:
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
 
 
-def _embedding_width(build: _Build) -> int:
-    """The embedding width, which is smaller than hidden_size in OPT-350m."""
-    stated = build.model.config.get("word_embed_proj_dim")
-    return stated if isinstance(stated, int) and stated > 0 else build.model.hidden_size
-
-
 def _table_rows(rows: int, build: _Build) -> int:
     """Rows of a position or type table: replicated, or padded and split like the vocabulary."""
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
@@ -220,7 +214,8 @@ def _embeddings(build: _Build) -> Iterator[Module]:
     if not (build.first or shape.embeddings_on == "all" or tied_end):
         return
     config = model.config
-    width = _embedding_width(build)
+    stated = config.get("word_embed_proj_dim")  # smaller than hidden_size in OPT-350m
+    width = stated if isinstance(stated, int) and stated > 0 else model.hidden_size
     yield Module("embeddings", "embed_tokens", _vocabulary(build), width)
     if width != model.hidden_size:
         yield Module("embeddings", "project_in", model.hidden_size, width)

@@ -98,9 +98,9 @@ def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | N
 
 def storage(module: Module, scheme: Quantization | None, context: StorageContext) -> Storage:
     """The tensors of one module; scheme None: unquantized."""
-    bias = _bias(module, context)
+    size = dtype_bytes(module.dtype or context.dtype)
+    bias = (module.copies * module.outputs * size,) if module.bias else ()
     if scheme is None or not module.quantizable or not module.inputs:
-        size = dtype_bytes(module.dtype or context.dtype)
         return Storage((module.elements * size, *bias))
     stored = _METHODS[_family(scheme)](module, scheme, context)
     if scheme.method == "mxfp4" and module.copies > 1:
@@ -113,11 +113,6 @@ def _with_bias(stored: Storage, bias: tuple[int, ...]) -> Storage:
     count, more = len(stored.loaded), len(bias)
     steps = tuple(step - more if step < 0 and ~step >= count else step for step in stored.after)
     return Storage(stored.loaded + bias, steps, stored.layer_by_layer, stored.freed_last)
-
-
-def _bias(module: Module, context: StorageContext) -> tuple[int, ...]:
-    size = dtype_bytes(module.dtype or context.dtype)
-    return (module.copies * module.outputs * size,) if module.bias else ()
 
 
 def _family(scheme: Quantization) -> str:
@@ -247,10 +242,6 @@ def _block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int
     return math.gcd(block[0], width), math.gcd(block[1], width)
 
 
-def _mxfp8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    return Storage((module.elements, module.copies * module.outputs * _groups(module, scheme)))
-
-
 def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """Two weights per byte, an FP8 scale per group of 16, a float per tensor and one for its activations."""
     groups = module.inputs // (scheme.group_size or 16)
@@ -262,9 +253,10 @@ def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     return Storage(loaded, replaced(None, None, tiles) if context.capability >= (10, 0) else ())
 
 
-def _mxfp4_linear(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+def _grouped_float(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """MXFP8 and linear MXFP4: 8 or 4 bits per weight and a byte per group."""
     scales = module.copies * module.outputs * _groups(module, scheme)
-    return Storage((module.elements // 2, scales))
+    return Storage((module.elements * scheme.weight_bits // 8, scales))
 
 
 def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
@@ -322,7 +314,7 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
 def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """4 bits and a scale per 64 weights; up to 0.9.1 the scales stay quantized (compress_statistics=True)."""
     if scheme.weight_bits == 8:
-        return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
+        return _int8(module, scheme, context)
     blocks = module.elements // 64
     nested = not context.at_least("0.9.2")
     scales = blocks + cdiv(blocks, 256) * FLOAT32_BYTES if nested else blocks * FLOAT32_BYTES
@@ -333,7 +325,8 @@ def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     return Storage((module.elements * (scheme.weight_bits * 32 + 16) // 256,))
 
 
-def _experts_int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+def _int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """A byte per weight and a float32 scale per output."""
     return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
 
 
@@ -342,11 +335,11 @@ _METHODS: dict[str, Callable[[Module, Quantization, StorageContext], Storage]] =
     "gptq": _gptq,
     "packed_int": _packed_int,
     "eight_bits": _eight_bits,
-    "mxfp8": _mxfp8,
+    "mxfp8": _grouped_float,
     "nvfp4": _nvfp4,
     "mxfp4": _mxfp4,
-    "mxfp4_linear": _mxfp4_linear,
+    "mxfp4_linear": _grouped_float,
     "bitsandbytes": _bitsandbytes,
     "gguf": _gguf,
-    "experts_int8": _experts_int8,
+    "experts_int8": _int8,
 }

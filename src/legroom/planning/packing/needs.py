@@ -166,35 +166,26 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     if shape.unsupported is not None:
         raise LegroomError(f"{server.name}: {shape.unsupported}", "no card and no neighbour changes that")
     block = max(stage.bytes_per_block for stage in shape.stages)
-    given = _given_pool(server.args, block)
+    given = server.args.kv_cache_memory_bytes
+    if given is None:
+        given = (server.args.num_gpu_blocks_override or 0) * block
     length = min(settings.max_model_len, shape.block_size) if settings.auto_fit_len else settings.max_model_len
-    plenty = plan_of_shape(
-        shape, replace(settings, max_model_len=length, auto_fit_len=False), _per_stage(shape, _PLENTY_BYTES)
-    )
+    fixed = replace(settings, max_model_len=length, auto_fit_len=False)
+    plenty = plan_of_shape(shape, fixed, [_PLENTY_BYTES] * len(shape.stages))
     request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
     requests = server.goal.concurrency if server.goal else 1.0
     blocks = math.ceil(requests * request)
-    least = _smallest_passing_pool(shape, replace(settings, max_model_len=length, auto_fit_len=False), block, blocks)
+    least = _smallest_passing_pool(shape, fixed, block, blocks)
     most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
     return (given, given, block) if given else (least, most, block)
-
-
-def _given_pool(args: ServeArgs, block: int) -> int:
-    if args.kv_cache_memory_bytes is not None:
-        return args.kv_cache_memory_bytes
-    return (args.num_gpu_blocks_override or 0) * block
 
 
 def _smallest_passing_pool(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
     """The smallest KV cache of at least `blocks` that passes the release's checks."""
     for _ in range(3):
-        failure = plan_of_shape(shape, settings, _per_stage(shape, blocks * block)).failure
+        failure = plan_of_shape(shape, settings, [blocks * block] * len(shape.stages)).failure
         if failure is None:
             break
         # 0.29+ holds the null block back.
         blocks = max(blocks, cdiv(failure.needed_bytes, block)) + 1
     return blocks * block
-
-
-def _per_stage(shape: KvShape, bytes_: int) -> list[int]:
-    return [bytes_] * len(shape.stages)

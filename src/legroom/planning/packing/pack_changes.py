@@ -11,6 +11,7 @@ from legroom.errors import LegroomError
 from legroom.facts.sleep_mode import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.capacity_search import search_flags
+from legroom.planning.checkpoints import FP8_NATIVE
 from legroom.planning.packing.gpu_packing import PackChange, PackRequest, PackResult, pack
 from legroom.planning.packing.needs import PackedServer, ServerNeeds
 from legroom.planning.packing.placement import Shift
@@ -44,12 +45,19 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
         yield from _smaller_steps(result.request, needs)
     shorter = [change for needs in largest_first for change in _shorter_context(result, needs)]
     # Of all contexts that could be shorter, the one that keeps the largest share of itself.
-    yield from sorted(shorter, key=lambda change: -_kept_context_share(result, change))
+    before = {needs.server.name: needs.settings.max_model_len for needs in result.needs}
+    yield from sorted(shorter, key=lambda change: -float(change.flags["max_model_len"]) / before[change.server])
     for needs in largest_first:
         yield from _fewer_requests(result, needs)
     for needs in largest_first:
-        yield from _fp8_kv_cache(result.request, needs)
-    yield from _add_cards(result)
+        server = needs.server
+        has_fp8 = server.target.gpu.compute_capability >= FP8_NATIVE
+        if has_fp8 and server.args.kv_cache_dtype is None and needs.block_bytes:
+            yield from _with_flags(result.request, server, {"kv_cache_dtype": "fp8"}, "keys and values in 8 bits")
+    packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
+    if packed is not None:
+        count, cards = len(packed.request.cards), len(result.request.cards)
+        yield PackChange("", f"{count} cards instead of {cards}", packed, gpus=count)
     yield from _split_over_cards(result)
     yield from _one_awake_at_a_time(result.request)
 
@@ -93,17 +101,6 @@ def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChan
         yield from _with_server(result.request, changed, {"want_concurrency": requests}, why)
 
 
-def _kept_context_share(result: PackResult, change: PackChange) -> float:
-    before = {needs.server.name: needs.settings.max_model_len for needs in result.needs}
-    return float(change.flags["max_model_len"]) / before[change.server]
-
-
-def _fp8_kv_cache(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
-    narrow = needs.server.target.gpu.compute_capability >= (8, 9)
-    if narrow and needs.server.args.kv_cache_dtype is None and needs.block_bytes:
-        yield from _with_flags(request, needs.server, {"kv_cache_dtype": "fp8"}, "keys and values in 8 bits")
-
-
 def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
     yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
 
@@ -116,14 +113,6 @@ def _with_server(
         yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)
     except LegroomError:
         return  # the release or the model does not take them
-
-
-def _add_cards(result: PackResult) -> Iterator[PackChange]:
-    """The fewest further cards with which all servers fit."""
-    packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
-    if packed is not None:
-        count, before = len(packed.request.cards), len(result.request.cards)
-        yield PackChange("", f"{count} cards instead of {before}", packed, gpus=count)
 
 
 def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
@@ -168,11 +157,6 @@ def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
     yield PackChange("", "one is awake at a time, the others sleep", pack(replace(request, shifts=shifts)))
 
 
-def _least_pools_text(result: PackResult) -> str:
-    load_text = any(needs.server.goal for needs in result.needs)
-    return "as wished, or one request of full length" if load_text else "one request of full length each"
-
-
 def proof(result: PackResult) -> tuple[str, ...]:
     """Why the servers do not fit, as sentences with the sums."""
     lines: list[str] = []
@@ -193,16 +177,14 @@ def proof(result: PackResult) -> tuple[str, ...]:
             "activations, CUDA contexts and graphs alone are too much"
         )
     else:
+        has_goal = any(needs.server.goal for needs in result.needs)
+        least = "as wished, or one request of full length" if has_goal else "one request of full length each"
         lines.append(
-            f"with the least KV caches ({_least_pools_text(result)}) they hold {human_bytes(use.used_bytes)} of "
-            f"{human_bytes(total)}"
+            f"with the least KV caches ({least}) they hold {human_bytes(use.used_bytes)} of {human_bytes(total)}"
         )
     if len(result.request.cards) > 1:
         lines.append(f"no way to place them on the {len(result.request.cards)} cards holds them all")
     return tuple(lines)
-
-
-_DECIDED_BY_PACKING = ("gpu_memory_utilization",)
 
 
 def meet_goals(result: PackResult) -> PackResult:
@@ -234,5 +216,5 @@ def _server_meeting_goal(server: PackedServer, beside_bytes: int) -> PackedServe
     best = search_flags([target], args, server.goal, max_answers=1).best
     if best is None:
         return None
-    kept = {name: getattr(server.args, name) for name in _DECIDED_BY_PACKING}
-    return replace(server, args=replace(best.args, **kept))
+    # Packing sets the utilization.
+    return replace(server, args=replace(best.args, gpu_memory_utilization=server.args.gpu_memory_utilization))

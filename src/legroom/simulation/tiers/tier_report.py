@@ -21,6 +21,10 @@ _HALVINGS = 6
 """Sizes of the curve: down to 1/64 of the tier without evictions."""
 
 
+CurveTask = tuple[Trace, SchedulerSettings, TierSettings, StepCost | None]
+"""The constant inputs of the replays of a curve."""
+
+
 class CurvePoint(NamedTuple):
     num_chunks: int
     hit_ratio: float
@@ -40,7 +44,7 @@ def hit_curve(
     unlimited = _unlimited(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
     points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
     sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
-    task = CurveTask(trace, settings, replayed.tier, cost)
+    task: CurveTask = (trace, settings, replayed.tier, cost)
     # Without --workers or a cluster it runs in this process.
     with closing((executor or ProcessExecutor(1)).run(replay_size, task, sizes)) as results:
         for _, point in results:
@@ -62,20 +66,11 @@ def _unlimited(
     return simulate_with_tier(trace, settings, tier, cost=cost, progress=progress)
 
 
-@dataclass(frozen=True)
-class CurveTask:
-    """The constant inputs of the replays of a curve."""
-
-    trace: Trace
-    settings: SchedulerSettings
-    tier: TierSettings
-    cost: StepCost | None
-
-
 def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
     """One point of a curve; a module function, so that it can be pickled."""
-    tier = replace(task.tier, num_chunks=num_chunks)
-    return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(task.trace, task.settings, tier, cost=task.cost)))
+    trace, settings, tier, cost = task
+    tier = replace(tier, num_chunks=num_chunks)
+    return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(trace, settings, tier, cost=cost)))
 
 
 def tier_hit_ratio(replayed: TieredTimeline) -> float:
