@@ -14,7 +14,7 @@ from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
 from legroom.web.endpoints.plans import plan_of_request
-from legroom.web.schemas import schemas
+from legroom.web.schemas import request_name, response_name, schemas
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
