@@ -13,7 +13,7 @@ TARGETS = {"ttft_p99": "2s", "inter_token_p99": "150ms"}
 _RESTARTED = replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x17 0+3000x6 0+3000x9")
 
 
-_LONG = 75
+_LONG = 80
 _STOP = 60
 _ENDED = {
     "e2e_latency": Latency(30, "5", _STOP, Latency(0, "5", _LONG - _STOP)),
@@ -197,12 +197,14 @@ CASES = (
         replace(lasting(HEALTHY, _LONG), instance="b:8000"),
         fires="VllmTrafficStopped",
         minutes=_LONG,
+        rules_every_minutes=5,
     ),
     case(
         "a quiet replica of a sticky router",
         lasting(HEALTHY, _LONG).but(**_SELDOM),
         replace(lasting(HEALTHY, _LONG), instance="b:8000"),
         minutes=_LONG,
+        rules_every_minutes=5,
     ),
     case("a replica that a sticky router never chose", IDLE, replace(HEALTHY, instance="b:8000")),
     case(

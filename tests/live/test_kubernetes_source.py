@@ -14,7 +14,13 @@ import pytest
 from legroom.errors import LegroomError
 from legroom.live.metrics.kubernetes_source import KubernetesPods, Pod, discovered
 
-client = pytest.importorskip("kubernetes.client")
+
+def cluster_api(port: int) -> Any:
+    """The real client, which is imported by the process that runs these tests only."""
+    client = pytest.importorskip("kubernetes.client")
+    settings = client.Configuration(host=f"http://127.0.0.1:{port}")
+    settings.retries = False
+    return client.CoreV1Api(client.ApiClient(settings))
 
 
 def pod(name: str, ip: str | None = "10.0.0.1", phase: str = "Running", **meta: Any) -> dict[str, Any]:
@@ -54,9 +60,7 @@ def cluster() -> Iterator[tuple[Cluster, KubernetesPods]]:
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    settings = client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
-    settings.retries = False
-    yield state, KubernetesPods(api=client.CoreV1Api(client.ApiClient(settings)))
+    yield state, KubernetesPods(api=cluster_api(server.server_port))
     server.shutdown()
 
 
@@ -92,9 +96,7 @@ def test_a_refusal_says_what_may_not_be_done(cluster: tuple[Cluster, KubernetesP
 
 
 def test_an_api_that_is_gone_is_said() -> None:
-    settings = client.Configuration(host="http://127.0.0.1:9")
-    settings.retries = False
-    pods = KubernetesPods(api=client.CoreV1Api(client.ApiClient(settings)))
+    pods = KubernetesPods(api=cluster_api(9))
     with pytest.raises(LegroomError, match="does not answer") as raised:
         discovered(pods, "app=vllm")
     assert raised.value.exit_code == 3

@@ -9,11 +9,9 @@ import time
 from contextlib import contextmanager
 
 import anyio
-import mcp
 import pytest
 
 from legroom.cli.main import main
-from legroom.mcp.mcp_tools import build_server
 
 TOOLS = {"plan", "size", "diagnose", "explain", "search_catalog", "simulate", "lint"}
 FAILED_LOG = (
@@ -25,11 +23,23 @@ FAILED_LOG = (
 )
 
 
+def build_server(**options):
+    from legroom.mcp import mcp_tools
+
+    return mcp_tools.build_server(**options)
+
+
+def connected(server):
+    import mcp
+
+    return mcp.Client(server)
+
+
 def ask(server, *calls):
     """The answers of tool calls, over one connection."""
 
     async def talk():
-        async with mcp.Client(server) as client:
+        async with connected(server) as client:
             return [await client.call_tool(name, arguments) for name, arguments in calls]
 
     return anyio.run(talk)
@@ -51,7 +61,7 @@ def complaint(name, arguments, local_files=True):
 
 def tools():
     async def talk():
-        async with mcp.Client(build_server(local_files=True)) as client:
+        async with connected(build_server(local_files=True)) as client:
             return (await client.list_tools()).tools
 
     return anyio.run(talk)
@@ -212,10 +222,12 @@ def test_simulate_says_what_is_missing(arguments):
 
 
 def test_over_stdio_the_sdk_client_lists_and_calls():
+    import mcp
+
     server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "legroom", "mcp"], env=dict(os.environ))
 
     async def talk():
-        async with mcp.Client(server) as client:
+        async with connected(server) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
             return names, await client.call_tool("explain", {"id": "LR203"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 from legroom.actions import platform
 from legroom.actions.programs import process_identity, run_checked
@@ -17,15 +18,12 @@ class CommandPlatform:
     `pid_file` gives the identity of each start; without it, the server's own start time does.
     """
 
+    name: ClassVar[str] = "the restart command"
     restart_command: str
     server: str = ""
     pid_file: Path | None = None
     flags_file: Path | None = None
     settle_s: float = 10.0
-
-    @property
-    def name(self) -> str:
-        return "the restart command"
 
     async def state(self) -> platform.State:
         if self.pid_file is None:

@@ -88,9 +88,8 @@ class Workload:
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
-            raise platform.FlagsFixed(
-                f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
-            )
+            hint = "write vLLM's arguments under `args:`"
+            raise platform.FlagsFixed(f"{self.name} has no arguments of its own to change", hint)
         whole = [*(container.get("command") or ()), *(container.get("args") or ())]
         platform.require_server(whole, self.name, in_image=True)
         return field, words
@@ -131,18 +130,18 @@ class Workload:
             await asyncio.sleep(self.poll_s)
 
     async def _read(self) -> dict[str, Any]:
-        def ask(api: Any) -> dict[str, Any]:
+        def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
             return _plain(api, method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S))
 
-        return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", ask)
+        return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
     async def _patch(self, change: dict[str, Any]) -> None:
-        def ask(api: Any) -> None:
+        def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
             method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
 
-        await asyncio.to_thread(_call_api, self.context, f"changing {self.name}", ask)
+        await asyncio.to_thread(_call_api, self.context, f"changing {self.name}", call)
 
 
 @dataclass(frozen=True)
@@ -195,15 +194,14 @@ class KubernetesLease:
             _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
 
-def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
+def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -> _Answer:
     """Calls the Kubernetes API; its errors become `ActionFailed`."""
     try:
         from kubernetes import client, config  # an extra, and slow to import
         from urllib3.exceptions import HTTPError
     except ImportError as error:
-        raise platform.ActionFailed(
-            "Kubernetes needs an extra of legroom", "pip install 'legroom[kubernetes]'"
-        ) from error
+        hint = "pip install 'legroom[kubernetes]'"
+        raise platform.ActionFailed("Kubernetes needs an extra of legroom", hint) from error
     loading: Any = config  # without type hints of its own
     try:
         try:
@@ -212,11 +210,10 @@ def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) ->
             loading.load_incluster_config()
         except config.ConfigException:
             loading.load_kube_config(context=context)
-        return ask(client)
+        return call(client)
     except config.ConfigException as error:
-        raise platform.ActionFailed(
-            f"{doing} failed: no Kubernetes configuration was found", "set KUBECONFIG"
-        ) from error
+        hint = "set KUBECONFIG"
+        raise platform.ActionFailed(f"{doing} failed: no Kubernetes configuration was found", hint) from error
     except client.ApiException as error:
         raise platform.ActionFailed(f"{doing} failed: Kubernetes answered {error.status} {error.reason}") from error
     except (HTTPError, OSError) as error:
@@ -249,9 +246,9 @@ def _has_expired(spec: Any, now: datetime.datetime) -> bool:
     return bool(spec.renew_time + datetime.timedelta(seconds=spec.lease_duration_seconds or 0) < now)
 
 
-def _unless_conflict(api: Any, ask: Callable[[], object]) -> bool:
+def _unless_conflict(api: Any, call: Callable[[], object]) -> bool:
     try:
-        ask()
+        call()
     except api.ApiException as error:
         if error.status == _CONFLICT:
             return False

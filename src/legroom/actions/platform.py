@@ -79,32 +79,25 @@ class Platform(Protocol):
     @property
     def name(self) -> str:
         """Such as `systemd unit vllm.service`."""
-        ...
 
     @property
     def settle_s(self) -> float:
         """How long a restart may take before the platform's state shows it."""
-        ...
 
     async def state(self) -> State:
         """Raises `ActionFailed` where the platform does not answer."""
-        ...
 
     async def restart(self, request: RestartRequest) -> None:
         """Restarts the server. Returns when the platform has accepted it; raises `ActionFailed`."""
-        ...
 
     async def override_place(self) -> Override:
         """The place of a flag change, with its present content. Raises `FlagsFixed` where there is none."""
-        ...
 
     async def write_flags(self, change: FlagChange) -> None:
         """Writes the change for the next restart."""
-        ...
 
     async def restore_flags(self, override: Override) -> None:
         """Restores the content from before the change. May be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -113,15 +106,12 @@ class Scalable(Protocol):
 
     async def replicas(self) -> int:
         """The wanted number of servers."""
-        ...
 
     async def scale(self, replicas: int) -> None:
         """Sets the wanted number of servers."""
-        ...
 
     def scale_words(self, replicas: int) -> str:
         """The shell command that scales."""
-        ...
 
 
 def restore_file(path: Path, before: str | None) -> None:
@@ -227,7 +217,5 @@ def require_server(words: Sequence[str], where: str, *, in_image: bool = False) 
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return
         shown = " ".join(words[:2])
-        raise FlagsFixed(
-            f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it",
-            "start vLLM there directly, or change the flags in that script by hand",
-        )
+        hint = "start vLLM there directly, or change the flags in that script by hand"
+        raise FlagsFixed(f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it", hint)

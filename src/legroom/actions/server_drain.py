@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from legroom.actions.platform import QUERY_TIMEOUT_S, ActionFailed, write_atomically
 from legroom.actions.programs import run_checked
@@ -27,29 +27,23 @@ class DrainMethod(Protocol):
 
     async def begin(self) -> None:
         """Stops new requests. Raises `ActionFailed`."""
-        ...
 
     async def end(self) -> None:
         """Lets new requests in again."""
-        ...
 
     async def in_flight(self) -> float | None:
         """Admitted requests that are not answered yet; None where they are not counted."""
-        ...
 
 
 @dataclass(frozen=True)
 class GuardDrain:
     """A drain by legroom's guard: new requests get 503 with Retry-After."""
 
+    name: ClassVar[str] = "the guard"
     url: str
     token: str = field(repr=False)
     verify_tls: bool = True
     ca_file: str | None = None
-
-    @property
-    def name(self) -> str:
-        return "the guard"
 
     async def begin(self) -> None:
         await self._ask("POST", "drain", {"on": True})
@@ -79,9 +73,8 @@ class GuardDrain:
                 if answer.status == 404:
                     raise ActionFailed("the guard has no drain endpoint", "start it with LEGROOM_GUARD_TOKEN set")
                 if answer.status in (401, 403):
-                    raise ActionFailed(
-                        "the guard refused the token", "LEGROOM_GUARD_TOKEN must be the same on both sides"
-                    )
+                    hint = "LEGROOM_GUARD_TOKEN must be the same on both sides"
+                    raise ActionFailed("the guard refused the token", hint)
                 if answer.status >= 400:
                     raise ActionFailed(f"the guard answered {answer.status} to {path}")
                 document = await answer.json(content_type=None)
@@ -120,13 +113,10 @@ class ReadinessFileDrain:
 class CommandDrain:
     """Two shell commands of the user, such as those that remove a server from a load balancer and add it again."""
 
+    name: ClassVar[str] = "the drain command"
     close_command: str
     open_command: str
     timeout_s: float = 60.0
-
-    @property
-    def name(self) -> str:
-        return "the drain command"
 
     async def begin(self) -> None:
         await run_checked(["/bin/sh", "-c", self.close_command], "the drain command", timeout_s=self.timeout_s)

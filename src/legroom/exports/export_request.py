@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass, field
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 MARK = "Written by legroom"
 """In every written file (a dashboard has its uid instead): only such a file is replaced without --force."""

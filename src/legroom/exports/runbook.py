@@ -88,9 +88,10 @@ def _entry(entry: Entry, language: Language) -> Iterator[str]:
         count = entry.counted(workaround.kind)
         counted = words["worked"].format(worked=count.worked, tried=count.tried) if count.tried else ""
         how = workaround.how.in_language(language)
+        fence = "``" if "`" in how else "`"
         condition = workaround.condition.in_language(language)
         extra = "; ".join(text for text in (condition, counted) if text)
-        yield f"- {workaround.action.in_language(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
+        yield f"- {workaround.action.in_language(language)}: {fence}{how}{fence}" + (f" ({extra})" if extra else "")
     yield from ("", f"**{words['not']}**", "")
     for dead in entry.dead_ends:
         read = f" ({words['myth']})" if dead.myth else ""
@@ -100,11 +101,6 @@ def _entry(entry: Entry, language: Language) -> Iterator[str]:
     for name, ids in (("next", entry.leads_to), ("confused", entry.confused_with)):
         if ids:
             yield from ("", f"{words[name]}: {', '.join(ids)}")
-
-
-def _code(text: str) -> str:
-    fence = "``" if "`" in text else "`"
-    return f"{fence}{text}{fence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,6 @@ class Branch:
 _YES = {"en": "yes", "zh": "是"}
 _NO = {"en": "no", "zh": "否"}
 _START = {"en": "vLLM stops, or requests fail", "zh": "vLLM 停止，或请求失败"}
-_UNKNOWN = {"en": "legroom diagnose vllm.log", "zh": "legroom diagnose vllm.log"}
 _WIDTH = 1280.0
 _LEFT, _QUESTION = 24.0, 236.0
 _CAUSES, _REMEDIES = 300.0, 770.0
@@ -207,29 +202,22 @@ def overview(branches: Sequence[Branch], language: Language) -> str:
         ids = f"LR{branch.key}xx: {len(branch.entries)}"
         lines.append(f"  {node} -->|{_YES[language]}| a{branch.key}[{label(ids)}]")
         before, arrow = node, f"-->|{_NO[language]}|"
-    lines.append(f"  {before} {arrow} unknown[{label(_UNKNOWN[language])}]")
+    lines.append(f"  {before} {arrow} unknown[{label('legroom diagnose vllm.log')}]")
     return "\n".join(lines) + "\n"
 
 
 def flowchart(branch: Branch, language: Language) -> str:
     """A Mermaid flowchart of one branch: causes, first workarounds and follow-up causes."""
-    return "\n".join(_flowchart_lines(branch, language)) + "\n"
-
-
-def _flowchart_lines(branch: Branch, language: Language) -> Iterator[str]:
-    yield "flowchart LR"
-    yield f"  start{{{label(branch.question.in_language(language))}}}"
+    lines = ["flowchart LR", f"  start{{{label(branch.question.in_language(language))}}}"]
+    for entry in branch.entries:
+        lines.append(f"  {entry.id}[{label(f'{entry.id}: {entry.title.in_language(language)}')}]")
+        lines.append(f"  start --> {entry.id}")
+        if remedy := _first_remedy(entry, language):
+            lines.append(f"  {entry.id} --> {entry.id}do([{label(remedy)}])")
     shown = {entry.id for entry in branch.entries}
-    for entry in branch.entries:
-        yield f"  {entry.id}[{label(f'{entry.id}: {entry.title.in_language(language)}')}]"
-        yield f"  start --> {entry.id}"
-        remedy = _first_remedy(entry, language)
-        if remedy:
-            yield f"  {entry.id} --> {entry.id}do([{label(remedy)}])"
-    for entry in branch.entries:
-        for following in entry.leads_to:
-            if following in shown:
-                yield f"  {entry.id} -.-> {following}"
+    follow_ups = [(entry.id, following) for entry in branch.entries for following in entry.leads_to]
+    lines += [f"  {cause} -.-> {following}" for cause, following in follow_ups if following in shown]
+    return "\n".join(lines) + "\n"
 
 
 def label(text: str) -> str:

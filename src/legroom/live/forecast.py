@@ -36,7 +36,10 @@ class Trend:
 
 def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """The trend of (time, value) points; None for fewer than three."""
-    kept = _thinned([point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])])
+    kept = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if len(kept) > _MAX_POINTS:
+        step = (len(kept) - 1) / (_MAX_POINTS - 1)
+        kept = [kept[round(number * step)] for number in range(_MAX_POINTS)]
     slopes = sorted(
         (later[1] - earlier[1]) / (later[0] - earlier[0])
         for number, earlier in enumerate(kept)
@@ -46,20 +49,13 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if len(kept) < 3 or not slopes:
         return None
     slope = statistics.median(slopes)
-    low, high = _band(slopes, len(kept))
+    low, high = _confidence_interval(slopes, len(kept))
     end = kept[-1][0]
     level = statistics.median(value + slope * (end - time) for time, value in kept)
     return Trend(slope, low, high, level, sum(slope_of_pair > 0 for slope_of_pair in slopes) / len(slopes))
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    if len(points) <= _MAX_POINTS:
-        return points
-    step = (len(points) - 1) / (_MAX_POINTS - 1)
-    return [points[round(number * step)] for number in range(_MAX_POINTS)]
-
-
-def _band(slopes: list[float], points: int) -> tuple[float, float]:
+def _confidence_interval(slopes: list[float], points: int) -> tuple[float, float]:
     """Sen's confidence interval, by the variance of Kendall's statistic."""
     # 1.96: two-sided 95 %.
     spread = 1.96 * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)

@@ -130,7 +130,7 @@ def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> 
 def server_processes(port: int) -> tuple[int, ...]:
     """The process that listens on a local port and its descendants; () where it is not visible."""
     try:
-        import psutil  # only where a server's processes are asked for
+        import psutil  # slow to import
     except ImportError:
         return ()
     try:

@@ -68,22 +68,17 @@ class Cgroup:
     @property
     def limit(self) -> tuple[int, str] | None:
         """The lowest limit of this cgroup and its parents in bytes, and the folder that sets it."""
-        limits = [(limit, str(folder)) for folder in self._upwards() if (limit := self._limit(folder)) is not None]
+        limits, folder = [], Path(self.folder)
+        while folder.is_relative_to(self.mount):
+            limit = _number(_text(folder / _FILES[self.version].limit))
+            if limit is not None and limit < _UNLIMITED:
+                limits.append((limit, str(folder)))
+            folder = folder.parent
         return min(limits, default=None)
 
     def peak_bytes(self, folder: str) -> int | None:
         """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
         return _number(_text(Path(folder) / _FILES[self.version].peak))
-
-    def _upwards(self) -> Iterator[Path]:
-        folder = Path(self.folder)
-        while folder.is_relative_to(self.mount):
-            yield folder
-            folder = folder.parent
-
-    def _limit(self, folder: Path) -> int | None:
-        limit = _number(_text(folder / _FILES[self.version].limit))
-        return limit if limit is not None and limit < _UNLIMITED else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.endpoint import endpoint
+from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.scrape import TIMEOUT_S, ScrapeFailed, fetch, open_session
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.live.metrics.endpoint import Endpoint
 
 _CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

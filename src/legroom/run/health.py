@@ -98,19 +98,17 @@ class ServerAddress:
         try:
             with socket.create_connection((self.host, self.port), timeout_s) as plain:
                 plain.settimeout(timeout_s)
-                stream = _wrapped(plain, self.host) if self.tls else plain
+                stream = plain
+                if self.tls:
+                    import ssl  # megabytes of memory
+
+                    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # a child process of ours
+                    stream = context.wrap_socket(plain, server_hostname=self.host)
                 stream.sendall(f"GET /health HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n\r\n".encode())
                 return int(stream.recv(64).split(b" ")[1])
         except (OSError, ValueError, IndexError):
             return None
-
-
-def _wrapped(plain: socket.socket, host: str) -> socket.socket:
-    import ssl  # megabytes of memory
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # a child process of ours
-    return context.wrap_socket(plain, server_hostname=host)
 
 
 def port_problem(host: str, port: int) -> str:

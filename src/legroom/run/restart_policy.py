@@ -138,31 +138,20 @@ class Setups:
 
     def __init__(self, first: Setup) -> None:
         self.current = first
-        self._tried: list[Setup] = []
-        self._served: list[Setup] = []
+        self.tried: list[Setup] = []
+        """All launched set-ups, which are not tried again as fixes."""
+        self.served: list[Setup] = []
+        """Set-ups that came up, the last one at the end."""
         self._removed_env: dict[str, str] = {}
         """Variables that a change removed from the environment, kept until it has served."""
 
-    @property
-    def tried(self) -> Sequence[Setup]:
-        """All launched set-ups, which are not tried again as fixes."""
-        return self._tried
-
-    @property
-    def any_has_served(self) -> bool:
-        return bool(self._served)
-
-    @property
-    def current_has_served(self) -> bool:
-        return self.current.is_among(self._served)
-
     def mark_launched(self) -> None:
-        if not self.current.is_among(self._tried):
-            self._tried.append(self.current)
+        if not self.current.is_among(self.tried):
+            self.tried.append(self.current)
 
     def mark_served(self) -> None:
         """Remembers the present set-up as the one to revert to."""
-        self._served = [*(setup for setup in self._served if not setup.is_same_launch(self.current)), self.current]
+        self.served = [*(setup for setup in self.served if not setup.is_same_launch(self.current)), self.current]
         self._removed_env.clear()
 
     def change(self, answer: Mapping[str, Any]) -> None:
@@ -172,7 +161,7 @@ class Setups:
 
     def revert(self) -> None:
         """Switches back to the set-up that served last."""
-        self.current = self._served[-1]
+        self.current = self.served[-1]
         os.environ.update(self._removed_env)
 
 
@@ -265,10 +254,10 @@ class RestartPolicy:
         refused = remedy["refused"]
         if remedy["words"]:
             refused = f"{self._options.tries} tries are used up; next would be {remedy['changed']}"
-        if not self._setups.any_has_served or self._options.on_crash == "exit":
+        if not self._setups.served or self._options.on_crash == "exit":
             self.give_up(f"{head} Not tried again: {refused}")
             return None
-        if self._setups.current_has_served:
+        if self._setups.current.is_among(self._setups.served):
             self._say(f"{head} Nothing is changed: {refused}")
             return self._restart("it has served before")
         self._say(f"{head} Not tried again: {refused}")

@@ -7,7 +7,10 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from legroom.actions.child import Child
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _TERMINAL_CLOSE_S = 2.0
@@ -85,18 +88,6 @@ STARTING_GRACE_S = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
-class Stoppable(Protocol):
-    """A server process that can be stopped; see `Child`."""
-
-    def send(self, number: int) -> None: ...
-
-    def kill_engines(self) -> bool: ...
-
-    def has_several_api_servers(self) -> bool: ...
-
-    def kill(self) -> None: ...
-
-
 class Stopping:
     """SIGTERM drains; SIGINT or a second signal ends the server at once; one more kills it; SIGHUP restarts it.
 
@@ -155,7 +146,7 @@ class Stopping:
         left_s = self.left_s()
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
-    def on_signal(self, number: int, server: Stoppable | None) -> None:
+    def on_signal(self, number: int, server: Child | None) -> None:
         """Handles a signal."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
@@ -164,7 +155,7 @@ class Stopping:
         elif server is not None:
             server.send(number)
 
-    def check(self, server: Stoppable | None) -> None:
+    def check(self, server: Child | None) -> None:
         """Sends the next signal of a stop where its deadline has passed, or no client is left."""
         if server is None:
             return
@@ -183,13 +174,13 @@ class Stopping:
         self._say("it did not go in time: killing it")
         self._kill(server)
 
-    def on_drained(self, server: Stoppable, grace_s: float | None = None) -> None:
+    def on_drained(self, server: Child, grace_s: float | None = None) -> None:
         """Sends SIGTERM after the guard's drain has ended."""
         if self._is_draining:
             self._is_draining = False
             self._send(server, signal.SIGTERM, self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s)
 
-    def _on_restart_signal(self, server: Stoppable | None) -> None:
+    def _on_restart_signal(self, server: Child | None) -> None:
         if self.is_stopping:
             return
         self.restart_requested = True
@@ -199,7 +190,7 @@ class Stopping:
         self._say("SIGHUP: draining, then starting again")
         self._terminate(server, signal.SIGTERM, self._sigterm_grace_s())
 
-    def _on_stop_signal(self, number: int, server: Stoppable | None) -> None:
+    def _on_stop_signal(self, number: int, server: Child | None) -> None:
         self.stop_requested, self.restart_requested = True, False
         self._stop_signals += 1
         if server is None:
@@ -220,7 +211,7 @@ class Stopping:
     def _sigterm_grace_s(self) -> float:
         return self._drain_s + SHUTDOWN_GRACE_S if self.is_up else STARTING_GRACE_S
 
-    def _terminate(self, server: Stoppable, number: int, grace_s: float) -> None:
+    def _terminate(self, server: Child, number: int, grace_s: float) -> None:
         if self.is_up and self._start_drain is not None and not self._has_drained:
             self._has_drained = self._is_draining = True
             self._start_drain(self._drain_s)
@@ -228,7 +219,7 @@ class Stopping:
         elif not self._is_draining:
             self._send(server, number, grace_s)
 
-    def _terminate_now(self, server: Stoppable, number: int) -> None:
+    def _terminate_now(self, server: Child, number: int) -> None:
         self._is_draining = False
         if self.is_up and server.kill_engines():
             self._is_replying = True
@@ -236,11 +227,11 @@ class Stopping:
         else:
             self._send(server, number, KILL_GRACE_S)
 
-    def _kill(self, server: Stoppable) -> None:
+    def _kill(self, server: Child) -> None:
         server.kill()
         self._killed_by_signal = self._immediate_signal
         self._deadline_s = self._clock() + KILL_GRACE_S
 
-    def _send(self, server: Stoppable, number: int, grace_s: float) -> None:
+    def _send(self, server: Child, number: int, grace_s: float) -> None:
         server.send(number)
         self._deadline_s = self._clock() + grace_s

@@ -8,24 +8,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from legroom.errors import LegroomError
 
-
-class TaskProgram(Protocol):
-    """The started process of a task."""
-
-    def kill(self) -> None: ...
-
-    def wait(self) -> int: ...
-
-
-StartTask = Callable[[str, IO[bytes], int, IO[bytes]], TaskProgram]
+StartTask = Callable[[str, IO[bytes], int, IO[bytes]], "subprocess.Popen[bytes]"]
 """Starts a task by name, with its stdin, the file descriptor of its stdout, and its stderr."""
 
 
-def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> TaskProgram:
+def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     """`python -m legroom.run.tasks TASK`."""
     return subprocess.Popen(
         [sys.executable, "-m", "legroom.run.tasks", task],
@@ -41,7 +32,7 @@ class TaskProcess:
 
     def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_python) -> None:
         self._stderr = _memory_file()
-        self._process: TaskProgram | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
         self.done = False
         reading, writing = os.pipe()

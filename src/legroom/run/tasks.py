@@ -69,6 +69,7 @@ def prepare(question: Question) -> Answer:
 
 
 def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
+    own_drain_s = _given_shutdown_timeout(command, words) or ""
     return {
         "words": list(words),
         "env": dict(command.env),
@@ -78,7 +79,7 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
         "url": command.url,
         "model": command.args.model,
         "line": _shown(words, command.env),
-        "own_drain_s": _own_drain_s(command, words),
+        "own_drain_s": float(own_drain_s) if own_drain_s.isdecimal() else 0.0,
         "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
     }
 
@@ -90,9 +91,8 @@ def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
     """`--shutdown-timeout` with its value, where the release has it and the command does not (0.18 and later)."""
-    if "--shutdown-timeout" not in flags_of(command.release):
-        return []
-    if _given_shutdown_timeout(command, command.words) is not None:
+    is_given = _given_shutdown_timeout(command, command.words) is not None
+    if is_given or "--shutdown-timeout" not in flags_of(command.release):
         return []
     return ["--shutdown-timeout", str(max(1, math.ceil(drain_s)))]
 
@@ -101,12 +101,6 @@ def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> s
     """--shutdown-timeout of the command line, else of its --config file."""
     written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
     return other_value(command.args, "--shutdown-timeout") if written is None else written
-
-
-def _own_drain_s(command: ServerCommand, words: tuple[str, ...]) -> float:
-    """vLLM's own drain time; vLLM itself refuses a value that is no number."""
-    given = _given_shutdown_timeout(command, words) or ""
-    return float(given) if given.isdecimal() else 0.0
 
 
 def find_fix(question: Question) -> Answer:

@@ -1,4 +1,4 @@
-"""Acts on open incidents: asks the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
+"""Acts on open incidents: applies the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -128,15 +128,8 @@ class Actor:
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
-        back = RestartOrder(
-            order.server,
-            order.limits,
-            "undo",
-            "it did not come up with its new flags",
-            True,
-            order.incident_id,
-            restore=(failed.action_id, override),
-        )
+        reason, restore = "it did not come up with its new flags", (failed.action_id, override)
+        back = RestartOrder(order.server, order.limits, "undo", reason, True, order.incident_id, restore=restore)
         try:
             outcome = await self._restart(back)
         except (ActionFailed, JournalUnavailable) as error:
@@ -181,38 +174,29 @@ class Actor:
             self._spawn(group, self._resume_all([action for action in others if action.group == group]))
 
     async def _resume_all(self, actions: Sequence[Action]) -> None:
-        """Resumes one group's actions in order."""
+        """Finishes or undoes one group's actions in order."""
         for action in actions:
-            self._acting_on[action.group] = str(action.detail.get("server"))
-            await self._resume(action)
-
-    async def _resume(self, action: Action) -> None:
-        server = self._servers.get(str(action.detail.get("server")))
-        if server is None or server.platform is None:
-            outcome = RestartOutcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
-            await self._context.finish(action.id, FAILED, {"outcome": outcome.text})
-        elif action.name == "scale":
-            outcome = RestartOutcome(UNDONE, "legroom was killed in the middle of it", action.id)
-            await self._context.finish(action.id, UNDONE)
-        else:
-            outcome = await self._resume_restart(action, server)
-        await self._release(action.group)
-        self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
+            name = self._acting_on[action.group] = str(action.detail.get("server"))
+            server = self._servers.get(name)
+            if server is None or server.platform is None:
+                text = "left unfinished, and the server is no longer acted on here"
+                outcome = RestartOutcome(FAILED, text, action.id)
+                await self._context.finish(action.id, FAILED, {"outcome": text})
+            elif action.name == "scale":
+                outcome = RestartOutcome(UNDONE, "legroom was killed in the middle of it", action.id)
+                await self._context.finish(action.id, UNDONE)
+            else:
+                outcome = await self._resume_restart(action, server)
+            await self._release(action.group)
+            self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
     async def _resume_restart(self, action: Action, server: ServerConfig) -> RestartOutcome:
         detail, limits = action.detail, self._config.group(action.group).limits
         taken_back = detail.get("takes_back")
         override = kept_override(taken_back, self._context.home) if taken_back is not None else None
         restore = (taken_back, override) if taken_back is not None and override is not None else None
-        order = RestartOrder(
-            server,
-            limits,
-            action.name,
-            str(detail.get("reason")),
-            bool(detail.get("failing")),
-            action.incident_id,
-            restore=restore,
-        )
+        reason, failing = str(detail.get("reason")), bool(detail.get("failing"))
+        order = RestartOrder(server, limits, action.name, reason, failing, action.incident_id, restore=restore)
         outcome = await ServerRestart(self._context, order).resume(action)
         if outcome.state == FAILED:
             await self._take_back(order, outcome, None)

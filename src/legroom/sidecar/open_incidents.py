@@ -100,7 +100,7 @@ class IncidentKeeper:
                     incident.opened_s,
                     str(_last_noted(incident, "severity", "warning")),
                     None,
-                    reason=_reason(incident),
+                    reason=str((incident.detail.get("finding") or {}).get("reason", "")),
                     number=incident.id,
                     acknowledged=bool(_last_noted(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
@@ -114,7 +114,9 @@ class IncidentKeeper:
         for kind, finding in now.items():
             incident = self._open.get((server, kind))
             if incident is None:
-                incident = self._new(server, group, finding)
+                key = f"{server}|{kind}|{finding.time_s:.3f}"
+                opened_s, severity = finding.since_s, finding.severity
+                incident = OpenIncident(key, server, group, kind, finding.title, opened_s, severity, finding)
                 self._kinds[kind] = None
                 self._open[server, kind] = incident
                 opened.append(incident)
@@ -138,16 +140,6 @@ class IncidentKeeper:
         for incident in removed:
             del self._open[server, incident.kind]
         return removed
-
-    @staticmethod
-    def _new(server: str, group: str, finding: DetectorFinding) -> OpenIncident:
-        key = f"{server}|{finding.kind}|{finding.time_s:.3f}"
-        return OpenIncident(key, server, group, finding.kind, finding.title, finding.since_s, finding.severity, finding)
-
-
-def _reason(incident: Incident) -> str:
-    finding = incident.detail.get("finding")
-    return str(finding.get("reason", "")) if isinstance(finding, Mapping) else ""
 
 
 def _last_noted(incident: Incident, name: str, otherwise: object) -> object:

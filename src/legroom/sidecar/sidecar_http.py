@@ -6,7 +6,7 @@ import contextlib
 import hmac
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.live.journal.journal_buffer import JournalThread
@@ -16,6 +16,8 @@ from legroom.sidecar.open_incidents import OpenIncident
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from legroom.sidecar.sidecar import Sidecar
 
 
 class SidecarMetrics:
@@ -84,23 +86,7 @@ _MAX_BODY_BYTES = 64 * 1024
 """Of a POST: a JSON object of three fields."""
 
 
-class SidecarApi(Protocol):
-    """The methods of the sidecar that the HTTP handlers call."""
-
-    token: str | None
-
-    def metrics_text(self) -> tuple[bytes, str]: ...
-
-    def health(self) -> dict[str, Any]: ...
-
-    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]: ...
-
-    async def acknowledge(self, incident_id: int, by: str) -> None: ...
-
-    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]: ...
-
-
-def make_app(served: SidecarApi) -> web.Application:
+def make_app(served: Sidecar) -> web.Application:
     from aiohttp import web  # slow to import
 
     async def metrics(_: web.Request) -> web.Response:

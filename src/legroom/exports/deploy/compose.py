@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from functools import partial
 from typing import Any
 
 from legroom.exports.deploy import containers
@@ -14,10 +14,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 NAME = "compose"
 HELP = "a compose file"
 NEEDS_PLAN = True
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group, image=True)
+add_options = partial(add_server_options, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:

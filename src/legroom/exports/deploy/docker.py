@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Iterator
+from functools import partial
 
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
@@ -15,10 +15,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 NAME = "docker"
 HELP = "a docker run line, as a script with its reasons"
 NEEDS_PLAN = True
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group, image=True)
+add_options = partial(add_server_options, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError
@@ -14,10 +13,7 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 NAME = "env"
 HELP = "the server's environment, secrets left to be filled in"
 NEEDS_PLAN = True
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group)
+add_options = add_server_options
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
@@ -30,9 +26,8 @@ def _lines(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines(*headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:
-            raise LegroomError(
-                f"the value of {line.name} has several lines", "an environment file holds one line per variable"
-            )
+            hint = "an environment file holds one line per variable"
+            raise LegroomError(f"the value of {line.name} has several lines", hint)
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"{line.name}={line.value}"
     for name in server.secrets:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from legroom.exports.deploy.serve_command import ServeCommand
 from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S, StartTimes
 from legroom.facts.flags import env_default
+from legroom.facts.releases import Release
 from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.units import gib
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 _OF_ONE_MACHINE = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH"}

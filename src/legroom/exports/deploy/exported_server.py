@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.environment import EnvVariable, env_remarks, environment
@@ -24,19 +24,17 @@ from legroom.exports.deploy.serve_command import (
 )
 from legroom.exports.deploy.start_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, ENDPOINT_S, StartTimes
 from legroom.exports.deploy.yaml_text import Commented
+from legroom.exports.export_request import ExportRequest
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.metrics import name_of
+from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
 from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.units import GIB, parse_speed
 from legroom.vllm.parse import parse_flags
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportRequest
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """Settings that determine memory: written out, so that other defaults of a release change nothing."""
@@ -163,10 +161,8 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
     """The validated options that all deployment formats share."""
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
-        raise LegroomError(
-            f"--name {name!r} is not a name",
-            "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat",
-        )
+        hint = "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat"
+        raise LegroomError(f"--name {name!r} is not a name", hint)
     return ServerOptions(
         name=name,
         disk_bytes_s=parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),

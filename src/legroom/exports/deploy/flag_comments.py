@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from legroom.drawing.text import wrap
+from legroom.exports.deploy.serve_command import Phrase
 from legroom.exports.export_request import MARK
 from legroom.guard import MIDDLEWARE
+from legroom.planning.plan_document import PlanDocument
 from legroom.units import gib, human_bytes
 from legroom.version import __version__
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.serve_command import Phrase
-    from legroom.planning.plan_document import PlanDocument
 
 WRITTEN = f"{MARK} {__version__}."
 

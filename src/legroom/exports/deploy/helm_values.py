@@ -6,8 +6,8 @@ has no key for is named in comments instead of being left out silently.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -25,6 +25,7 @@ from legroom.units import GIB
 NAME = "helm-values"
 HELP = "values for the chart vllm-stack (vLLM production stack)"
 NEEDS_PLAN = True
+add_options = partial(add_server_options, image=True)
 CHART = "vllm-stack 0.1.12 (vLLM production stack)"
 _GRACE_S = 30
 """Kubernetes' default: the chart has no key for terminationGracePeriodSeconds."""
@@ -56,10 +57,6 @@ _OWN = frozenset(
 """Flags that the chart writes by keys of their own."""
 
 
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group, image=True)
-
-
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = containers.container_server(request)
     _check(server)
@@ -76,15 +73,11 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def _check(server: ExportedServer) -> None:
     if server.address.tls:
-        raise LegroomError(
-            "the router of the chart speaks plain http to its servers",
-            "leave out --ssl-*, or use legroom export kubernetes",
-        )
+        hint = "leave out --ssl-*, or use legroom export kubernetes"
+        raise LegroomError("the router of the chart speaks plain http to its servers", hint)
     if containers.needs_legroom(server):
-        raise LegroomError(
-            "the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY",
-            "use legroom export kubernetes, or leave them out",
-        )
+        hint = "use legroom export kubernetes, or leave them out"
+        raise LegroomError("the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY", hint)
     flag = flags_of(server.release).get("--enable-prefix-caching")
     if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
         raise LegroomError(

@@ -54,7 +54,7 @@ _DOWNLOADER = "storage-initializer"
 _DOWNLOADING = frozenset({"HF_TOKEN"})
 """Variables of the container that downloads the model."""
 _PRE_STOP_S, _END_S = 15, 5
-"""What the template takes off the grace period before it tells vLLM how long to drain (config_merge.go)."""
+"""Seconds of the grace period that the template does not give to the drain (config_merge.go)."""
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -78,10 +78,8 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
     if containers.needs_legroom(server):
         raise LegroomError("KServe's template has no place for a guard or a sidecar", "use legroom export kubernetes")
     if over.ray or (over.nodes > 1 and not over.engines_per_node):
-        raise LegroomError(
-            "ranks of one copy over several nodes are not exported for KServe",
-            "use legroom export kubernetes, or data parallelism over the nodes",
-        )
+        hint = "use legroom export kubernetes, or data parallelism over the nodes"
+        raise LegroomError("ranks of one copy over several nodes are not exported for KServe", hint)
     if over.answers_everywhere:
         raise LegroomError(
             "KServe's template starts all nodes but the first with --headless: only the first takes requests",

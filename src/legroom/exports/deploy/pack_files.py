@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.exports.deploy import compose, systemd
 from legroom.exports.deploy.exported_server import ExportedServer, ServerOptions, planned_server
@@ -14,12 +14,10 @@ from legroom.exports.deploy.serve_command import check_probes, check_reachable
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.export_request import ExportedFile
 from legroom.facts.sleep_mode import FLAG
+from legroom.planning.packing.gpu_packing import PackResult
+from legroom.planning.packing.placement import Shift
 from legroom.planning.plan_json import plan_document
 from legroom.units import gib
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.gpu_packing import PackResult
-    from legroom.planning.packing.placement import Shift
 
 TARGET = "vllm-pack"
 _PREFIX = "vllm-"

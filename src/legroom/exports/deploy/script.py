@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Iterator
 
@@ -14,11 +13,8 @@ from legroom.exports.export_request import ExportedFile, ExportRequest
 NAME = "script"
 HELP = "a start script with every flag explained"
 NEEDS_PLAN = True
+add_options = add_server_options
 _NEEDED = {"HF_TOKEN": " Only gated models need it.", "LEGROOM_GUARD_TOKEN": " Without it the guard cannot be drained."}
-
-
-def add_options(group: argparse._ArgumentGroup) -> None:
-    add_server_options(group)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:

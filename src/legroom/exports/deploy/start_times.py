@@ -1,4 +1,4 @@
-"""How long a planned server takes to start and to stop: what probes, unit timeouts and grace periods are set from.
+"""Start and stop times of a planned server, from which probes, unit timeouts and grace periods are set.
 
 The parts are measured (vLLM 0.26 on one H200 with dummy weights: imports 25 s, engine start 3 to 71 s in 37 logs) or
 arithmetic on an assumed speed that the user can name; several GPUs and other releases were not measured. The limit is

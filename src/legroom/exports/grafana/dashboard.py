@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.exports.grafana.dashboard_rows import INSTANCE, Panel, dashboard_rows
 from legroom.exports.prometheus.alert_levels import levels_for
 from legroom.exports.prometheus.measures import Measures
-
-if TYPE_CHECKING:
-    from legroom.planning.plan_document import PlanDocument
+from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"
 HELP = "a dashboard with the plan beside what the servers measure"

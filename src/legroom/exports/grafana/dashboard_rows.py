@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from legroom.exports.prometheus.alert_levels import AlertLevels
 from legroom.exports.prometheus.alerts import NO_ROOM_REASONS, fragmentation, turned_away
 from legroom.exports.prometheus.measures import Measures, grouped
+from legroom.facts.releases import Release
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.exports.prometheus.alert_levels import AlertLevels
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 WINDOW = "$__rate_interval"
 INSTANCE = 'cluster=~"$cluster", namespace=~"$namespace", job=~"$job", instance=~"$instance"'

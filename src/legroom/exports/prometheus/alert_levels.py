@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.exported_server import checkpoint_bytes
 from legroom.exports.deploy.serve_command import parse_command
 from legroom.exports.deploy.start_times import DISK_BYTES_S, StartTimes
 from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.units import parse_seconds, parse_speed
-
-if TYPE_CHECKING:
-    from legroom.planning.plan_document import PlanDocument
 
 MOST_SPEED_UP = 60.0
 
@@ -116,7 +114,6 @@ def _speed_up(text: str | None) -> float:
     except ValueError:
         factor = 0.0
     if not 1 <= factor <= MOST_SPEED_UP:
-        raise LegroomError(
-            f"--speed-up {text!r} is not a factor from 1 to {MOST_SPEED_UP:g}", "write it like --speed-up 20"
-        )
+        hint = "write it like --speed-up 20"
+        raise LegroomError(f"--speed-up {text!r} is not a factor from 1 to {MOST_SPEED_UP:g}", hint)
     return factor

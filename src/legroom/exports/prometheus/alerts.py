@@ -7,18 +7,16 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.exports.prometheus import recording_rules as record
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration
 from legroom.exports.prometheus.measures import Measures
 from legroom.facts.metrics import role_of
+from legroom.facts.releases import Release
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 _GROUP = "cluster, namespace, job"
 _SERVER = f"{_GROUP}, instance, model_name"

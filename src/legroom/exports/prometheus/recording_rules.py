@@ -6,12 +6,8 @@ server, `instance:` one for each server, `model:` one for each model of a job, n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from legroom.exports.prometheus.alert_levels import AlertLevels
 from legroom.exports.prometheus.measures import Measures, either, grouped
-
-if TYPE_CHECKING:
-    from legroom.exports.prometheus.alert_levels import AlertLevels
 
 KV_USE = "engine:legroom_vllm_kv_use:ratio"
 RUNNING = "engine:legroom_vllm_running:count"

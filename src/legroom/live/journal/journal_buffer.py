@@ -83,7 +83,10 @@ class BufferedJournal:
             self._open = None
 
     def _flush(self) -> bool:
-        self._drop_oldest()
+        for entries, limit in ((self._samples, _MAX_SAMPLES), (self._writes, _MAX_WRITES)):
+            while len(entries) > limit:
+                entries.popleft()
+                self.lost += 1
         if self._clock() < self._retry_s:
             return False
         if self._open is None and not self._attempt(self._reopen):
@@ -122,12 +125,6 @@ class BufferedJournal:
             self._retry_s = self._clock() + _PAUSE_S
             return False
         return True
-
-    def _drop_oldest(self) -> None:
-        for entries, limit in ((self._samples, _MAX_SAMPLES), (self._writes, _MAX_WRITES)):
-            while len(entries) > limit:
-                entries.popleft()
-                self.lost += 1
 
 
 class JournalThread:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.endpoint import Endpoint
@@ -45,13 +45,6 @@ class Pod:
             return known
         numbers = [number for _, number in self.ports]
         return DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
-
-
-class Pods(Protocol):
-    """Lists running pods."""
-
-    def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """The pods of a label selector, in one namespace or in all."""
 
 
 class KubernetesPods:
@@ -97,9 +90,8 @@ def _connected(context: str | None) -> Any:
         try:
             config.load_kube_config(context=context)
         except (config.ConfigException, OSError) as error:
-            raise LegroomError(
-                "no Kubernetes cluster is configured here", "set KUBECONFIG, or run inside the cluster", UNREACHABLE
-            ) from error
+            hint = "set KUBECONFIG, or run inside the cluster"
+            raise LegroomError("no Kubernetes cluster is configured here", hint, UNREACHABLE) from error
     return client.CoreV1Api()
 
 
@@ -116,7 +108,7 @@ def _pod(item: Any) -> Pod | None:
     return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
 
 
-def discovered(pods: Pods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
+def discovered(pods: KubernetesPods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
     """The metrics endpoint of each selected pod by `namespace/name`."""
     if not selector.strip():
         raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")

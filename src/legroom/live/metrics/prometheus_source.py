@@ -1,6 +1,6 @@
 """Samples of all vLLM servers that a Prometheus scrapes, by a few queries.
 
-One query asks for every name a metric ever had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times
+One query selects every name a metric ever had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times
 are those of Prometheus' own scrapes. Of a large fleet the scrape times are queried first, then the figures of the
 servers whose turn it is.
 """
@@ -16,7 +16,7 @@ import statistics
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from legroom.errors import LegroomError
 from legroom.facts import metrics
@@ -51,15 +51,9 @@ _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*
 
 _T = TypeVar("_T")
 _Rows = list[tuple[dict[str, str], float]]
+_Answer = tuple[_Rows, float | None]
+"""The rows of a query and its evaluation time; None in an empty result."""
 _SeriesByServer = dict[str, list[tuple[str, dict[str, str], float]]]
-
-
-class _Answer(NamedTuple):
-    """The result of one query."""
-
-    rows: _Rows
-    time_s: float | None
-    """The evaluation time; None in an empty result."""
 
 
 @contextmanager
@@ -89,7 +83,7 @@ class PrometheusSource:
     ) -> None:
         base = endpoint(address, token, verify_tls=verify_tls, ca_file=ca_file)
         root = base.url.removesuffix("/metrics").removesuffix("/api")
-        self._query = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
+        self._query_endpoint = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
         self.server = root
         """The address of Prometheus, without credentials."""
         self._matchers = _checked(matchers)
@@ -146,29 +140,28 @@ class PrometheusSource:
         form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
             return await self._poll_in_turns(session, form, time_s, timeout_s)
-        values, times, up = await self._answers(session, form, self.queries(), timeout_s)
+        (values, _), (times, _), (up, _) = await self._answers(session, form, self.queries(), timeout_s)
         with _gc_paused():
-            return self._read(values.rows, times.rows, up.rows, time_s)
+            return self._read(values, times, up, time_s)
 
     async def _poll_in_turns(
         self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float, timeout_s: float
     ) -> list[ScrapeResult]:
-        times, up = await self._answers(session, form, self.queries()[1:], timeout_s)
-        scraped = _scraped(times.rows)
+        (times, evaluated_s), (up, _) = await self._answers(session, form, self.queries()[1:], timeout_s)
+        scraped = _scraped(times)
         turn = self._turn(scraped, time_s)
-        if times.time_s is not None:
+        if evaluated_s is not None:
             # At the same evaluation time, or a scrape in between would get the earlier scrape's time.
-            form = {"time": f"{times.time_s:.3f}"}
-        series = await self._series_of(turn, times.rows, session, form, timeout_s)
+            form = {"time": f"{evaluated_s:.3f}"}
+        series = await self._series_of(turn, times, session, form, timeout_s)
         with _gc_paused():
-            return self._samples_of(turn, series, len(scraped)) + self._missing_servers(
-                scraped, _is_up(up.rows), time_s
-            )
+            samples = self._samples_of(turn, series, len(scraped))
+            return samples + self._missing_servers(scraped, _is_up(up), time_s)
 
     async def _answers(
         self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
-        return await _all_of(*(self._ask(session, form | {"query": query}, timeout_s) for query in queries))
+        return await _all_of(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
         self,
@@ -185,9 +178,9 @@ class PrometheusSource:
         async def part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
-                answer = await self._ask(session, form | {"query": self._values_of(matchers)}, timeout_s)
+                rows, _ = await self._post_query(session, form | {"query": self._values_of(matchers)}, timeout_s)
             with _gc_paused():
-                return _by_server(answer.rows)
+                return _by_server(rows)
 
         series: _SeriesByServer = {}
         for answered in await _all_of(*map(part, _server_matchers(servers, rows))):
@@ -267,25 +260,23 @@ class PrometheusSource:
         for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
             kept.pop(server, None)
 
-    async def ask(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
+    async def query(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
         """The label sets and values of any instant query."""
-        return (await self._ask(session, {"query": query}, timeout_s)).rows
+        return (await self._post_query(session, {"query": query}, timeout_s))[0]
 
-    async def _ask(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
-        body = await fetch(session, self._query, timeout_s, form=form)
+    async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
+        body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
             with _gc_paused():
                 answer = json.loads(body)
-            if answer["status"] != "success":
-                raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")
-            entries = answer["data"]["result"]
-            with _gc_paused():
+                if answer["status"] != "success":
+                    raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")
+                entries = answer["data"]["result"]
                 rows = [(entry["metric"], float(entry["value"][1])) for entry in entries]
-            return _Answer(rows, float(entries[0]["value"][0]) if entries else None)
+            return rows, float(entries[0]["value"][0]) if entries else None
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ScrapeFailed(
-                "not_metrics", f"{self.server} does not answer like a Prometheus", "give the address of its HTTP API"
-            ) from error
+            hint = "give the address of its HTTP API"
+            raise ScrapeFailed("not_metrics", f"{self.server} does not answer like a Prometheus", hint) from error
 
 
 async def _all_of(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
@@ -358,9 +349,8 @@ def _checked(matchers: str) -> str:
     """Validated PromQL label matchers, without braces."""
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):
-        raise LegroomError(
-            f"{matchers!r} is not a list of label matchers", 'write them like namespace="prod",job=~"vllm.*"'
-        )
+        hint = 'write them like namespace="prod",job=~"vllm.*"'
+        raise LegroomError(f"{matchers!r} is not a list of label matchers", hint)
     return text
 
 

@@ -155,7 +155,8 @@ class Recorder:
         last = {} if full else self._last.get(sample.server, {})
         self._last[sample.server] = values
         line: dict[str, Any] = {"new": new} if new else {}
-        line["v"] = [[number, _short(value)] for number, value in values.items() if last.get(number) != value]
+        changed = {number: value for number, value in values.items() if last.get(number) != value}
+        line["v"] = [[number, int(value) if value == int(value) else value] for number, value in changed.items()]
         if gone := [number for number in last if number not in values]:
             line["gone"] = gone
         if full:
@@ -175,10 +176,6 @@ class Recorder:
         self.close()
 
 
-def _short(value: float) -> float | int:
-    return int(value) if value == int(value) else value
-
-
 def replay(path: Path) -> Iterator[ScrapeResult]:
     """The scrape results of a recording. A truncated last line is ignored."""
     numbered: list[str] = []
@@ -186,9 +183,8 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
     lines = _lines(path)
     header = _entry(next(lines, ""))
     if header is None or header.get("legroom") != "recording":
-        raise LegroomError(
-            f"{path} is not a recording made by legroom", "make one with: legroom watch URL --record FILE"
-        )
+        hint = "make one with: legroom watch URL --record FILE"
+        raise LegroomError(f"{path} is not a recording made by legroom", hint)
     for number, line in enumerate(lines, start=2):
         entry = _entry(line)
         if entry is None and next(lines, None) is None:

@@ -107,7 +107,7 @@ class WindowStep:
 
     def total(self, field: str) -> float | None:
         """The sum over the engines; None where none reports it."""
-        if len(self.engines) == 1:  # nearly always, and asked hundreds of times a scrape
+        if len(self.engines) == 1:  # nearly always, in hundreds of calls per scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
         return sum(known) if known else None

@@ -1,9 +1,9 @@
-"""How one server spreads over the nodes of a cluster, and what each of its pods is told about the others.
+"""How one server spreads over the nodes of a cluster, and the flags of each of its pods.
 
-Read in vLLM's `engine/arg_utils.py` and `entrypoints/cli/serve.py`: `--nnodes` (0.11.1 on) shares the ranks of one
-copy, or whole copies, among nodes that name their `--node-rank` and the `--master-addr`. With
-`--data-parallel-size-local`, whole copies lie on every node, which is told its `--data-parallel-start-rank`. Nodes that
-take no requests are `--headless`. With Ray the driver starts the ranks of all nodes by itself.
+From vLLM's `engine/arg_utils.py` and `entrypoints/cli/serve.py`: with `--nnodes` (0.11.1 on) nodes share the ranks of
+one copy or whole copies, and each has its `--node-rank` and the `--master-addr`. With `--data-parallel-size-local` each
+node has whole copies and its `--data-parallel-start-rank`. Nodes without requests are `--headless`. With Ray the driver
+starts the ranks of all nodes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer
 from legroom.exports.deploy.serve_command import Phrase, ServeCommand, parse_command
 from legroom.facts.flags import flags_of
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 
-if TYPE_CHECKING:
-    from legroom.planning.plan_document import PlanDocument
-
-_TOLD_BY_POD = frozenset(
+_PER_POD_FLAGS = frozenset(
     {
         "--node-rank",
         "--master-addr",
@@ -32,7 +30,7 @@ _TOLD_BY_POD = frozenset(
         "--data-parallel-rank",
     }
 )
-"""Flags that each pod gets its own value of."""
+"""Flags whose value differs for each pod."""
 _NOT_HEADLESS = frozenset({"--api-server-count"})
 """Flags that vLLM refuses with --headless."""
 _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
@@ -41,7 +39,7 @@ _MANY_PORTS = "--data-parallel-multi-port-external-lb"
 _LEADER = "$(LWS_LEADER_ADDRESS)"
 _OWN = "$(VLLM_HOST_IP)"
 _OWN_WHY = "Where the other nodes find it: its own address, because its name may not be known yet when it listens."
-"""libzmq looks a name up once when it binds, and gives up (`No such device`) where the cluster's DNS has none yet."""
+"""libzmq resolves a name once when it binds, and fails (`No such device`) where the cluster's DNS has none yet."""
 _INDEX = "$(LWS_WORKER_INDEX)"
 RPC_PORT = 29550
 """vLLM's own default for --data-parallel-rpc-port."""
@@ -73,32 +71,28 @@ class NodeSpread:
             return ()
         if not self.engines_per_node:
             return (_line("The first node of the group.", "--node-rank", "0"), _line(_OWN_WHY, "--master-addr", _OWN))
-        lines = (_line(_OWN_WHY, "--data-parallel-address", _OWN), _rpc())
+        rank: tuple[CommentedFlag, ...] = ()
         if self.external:
-            return (*lines, _line("Its copy.", "--data-parallel-rank", "0"))
-        if self.answers_everywhere:
-            return (*lines, _line("Its first copy.", "--data-parallel-start-rank", "0"))
-        return lines
+            rank = (_line("Its copy.", "--data-parallel-rank", "0"),)
+        elif self.answers_everywhere:
+            rank = (_line("Its first copy.", "--data-parallel-start-rank", "0"),)
+        return (_line(_OWN_WHY, "--data-parallel-address", _OWN), _RPC, *rank)
 
     def worker_lines(self) -> tuple[CommentedFlag, ...]:
         """The additional flags of every other pod."""
         if self.ray:
             return ()
+        headless = () if self.answers_everywhere else (_HEADLESS,)
         if not self.engines_per_node:
-            return (
-                _line("Which node of the group it is.", "--node-rank", _INDEX),
-                _line("The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER),
-                *(() if self.answers_everywhere else (_HEADLESS,)),
-            )
-        lines: tuple[CommentedFlag, ...] = (
-            _line("Where the first node listens.", "--data-parallel-address", _LEADER),
-            _rpc(),
-        )
+            rank = _line("Which node of the group it is.", "--node-rank", _INDEX)
+            leader = _line("The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER)
+            return (rank, leader, *headless)
+        lines = (_line("Where the first node listens.", "--data-parallel-address", _LEADER), _RPC)
         if self.external:
             return (*lines, _line("Its copy.", "--data-parallel-rank", _INDEX))
         if self.engines_per_node == 1:
-            lines = (*lines, _line("Its copy.", "--data-parallel-start-rank", _INDEX))
-        return lines if self.answers_everywhere else (*lines, _HEADLESS)
+            return (*lines, _line("Its copy.", "--data-parallel-start-rank", _INDEX), *headless)
+        return (*lines, *headless)
 
     @property
     def worker_wrapper(self) -> str:
@@ -112,10 +106,7 @@ def _line(why: str, flag: str, *values: str) -> CommentedFlag:
     return CommentedFlag(Phrase(flag, values), why)
 
 
-def _rpc() -> CommentedFlag:
-    return _line("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
-
-
+_RPC = _line("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
 _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
 
 
@@ -126,10 +117,8 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
     ranks, copies = math.prod(sizes), int(args.get("data_parallel_size") or 1)
     if words.get(_MANY_PORTS):
-        raise LegroomError(
-            f"{_MANY_PORTS} opens a port for every copy, and one Service has one port",
-            "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port",
-        )
+        hint = "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port"
+        raise LegroomError(f"{_MANY_PORTS} opens a port for every copy, and one Service has one port", hint)
     if _is_ray(words):
         nodes = max(1, math.ceil(ranks * copies / gpus_per_node))
         return plan, NodeSpread(nodes, ray=nodes > 1)
@@ -140,16 +129,12 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
         return plan, NodeSpread(nodes, answers_everywhere=everywhere)
     local = 1 if external else words.count("--data-parallel-size-local")
     if local == 0:
-        raise LegroomError(
-            "--data-parallel-size-local 0 computes nothing on the first node",
-            "leave it out: every node of a group has the same number of copies",
-        )
+        hint = "leave it out: every node of a group has the same number of copies"
+        raise LegroomError("--data-parallel-size-local 0 computes nothing on the first node", hint)
     if local is not None and local < copies:
         if copies % local:
-            raise LegroomError(
-                f"{copies} copies do not make whole nodes of {local}",
-                "choose a --data-parallel-size-local that divides",
-            )
+            hint = "choose a --data-parallel-size-local that divides"
+            raise LegroomError(f"{copies} copies do not make whole nodes of {local}", hint)
         return plan, NodeSpread(copies // local, False, local, everywhere or external, external)
     return _split(plan, words, ranks, copies, gpus_per_node)
 
@@ -178,17 +163,14 @@ def _split(
 
 def _check_divides(cards: int, nodes: int) -> None:
     if cards % nodes:
-        raise LegroomError(
-            f"{cards} cards do not divide into {nodes} nodes alike", "choose parallel sizes whose product does"
-        )
+        hint = "choose parallel sizes whose product does"
+        raise LegroomError(f"{cards} cards do not divide into {nodes} nodes alike", hint)
 
 
 def _check_flag(flag: str, plan: PlanDocument) -> None:
     if flag not in flags_of(plan.release):
-        raise LegroomError(
-            f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray",
-            "add --distributed-executor-backend ray, or use a release from 0.11.1 on",
-        )
+        hint = "add --distributed-executor-backend ray, or use a release from 0.11.1 on"
+        raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)
 
 
 def _is_ray(words: ServeCommand) -> bool:
@@ -204,7 +186,7 @@ def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[st
     """The server with the GPUs and the common flags of one node."""
     if spread_.nodes == 1:
         return server
-    lines = tuple(line for line in server.lines if line.phrase.flag not in _TOLD_BY_POD)
+    lines = tuple(line for line in server.lines if line.phrase.flag not in _PER_POD_FLAGS)
     if not spread_.engines_per_node:
         names = ("tensor", "pipeline", "prefill_context", "data")
         cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
