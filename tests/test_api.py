@@ -56,14 +56,14 @@ def test_a_release_older_than_the_model_is_said():
     assert not any("does not list" in note for note in new.plan.notes)
 
 
-def test_prediction_layers_that_a_model_lacks_are_said():
+def test_prediction_layers_that_a_model_lacks_are_refused():
     spec = {"method": "mtp", "num_speculative_tokens": 1}
-    without, with_them = (
-        legroom.plan(name, gpu="h200", advice=False, speculative_config=spec).plan.notes
-        for name in ("llama-3.1-8b", "deepseek-v3")
-    )
-    assert any("no prediction layers" in note for note in without)
-    assert not any("no prediction layers" in note for note in with_them)
+    with pytest.raises(LegroomError, match="Unsupported speculative method"):
+        legroom.plan("llama-3.1-8b", gpu="h200", advice=False, speculative_config=spec)
+    older = legroom.plan("llama-3.1-8b", gpu="h200", vllm="0.20.0", advice=False, speculative_config=spec).plan.notes
+    assert any("no prediction layers" in note for note in older)
+    notes = legroom.plan("deepseek-v3", gpu="h200", advice=False, speculative_config=spec).plan.notes
+    assert not any("no prediction layers" in note for note in notes)
 
 
 def test_size_says_which_gpus_hold_a_model_and_shows_itself():

@@ -15,9 +15,9 @@ from legroom.errors import LegroomError
 def single_process(
     path: Path, say: Callable[[str], None], keeps_away: str, refusal: Callable[[str], LegroomError]
 ) -> Iterator[None]:
-    """Hold the lock file, or raise `refusal(pid)` of its holder. The kernel releases it when the process ends.
+    """Holds the lock file, or raises `refusal(pid)` of its holder. The kernel releases it when the process ends.
 
-    Where the file cannot be created or locked, `say` gets a message and the work continues.
+    Where the file cannot be created or locked, `say` is called with a message and the work continues.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report(capsys, monkeypatch):
     def broken(_words):
         raise ZeroDivisionError("oh no")
 
-    monkeypatch.setattr(main_module, "_run", broken)
+    monkeypatch.setattr(main_module, "_run_command", broken)
     assert main(["plan", "x y"]) == 70
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oh no" in err
@@ -49,7 +49,7 @@ def test_an_interrupt_is_quiet(capsys, monkeypatch):
     def interrupted(_words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module, "_run", interrupted)
+    monkeypatch.setattr(main_module, "_run_command", interrupted)
     assert main(["plan"]) == 130
     assert capsys.readouterr() == ("", "")
 

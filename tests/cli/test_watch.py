@@ -86,7 +86,7 @@ def test_a_page_needs_a_terminal_to_read_and_to_draw_on(name, instead, monkeypat
 
     for one in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, one, Terminal())
-    monkeypatch.setattr("legroom.cli.watch._page", lambda args, config: 99)
+    monkeypatch.setattr("legroom.cli.watch._run_page", lambda args, config: 99)
     words = ["watch", "http://127.0.0.1:9", "--interval", "0.1"]
     assert main(words) == 99
     monkeypatch.setattr(sys, name, instead and instead())

@@ -166,6 +166,7 @@ def test_a_pool_that_is_too_small_within_the_error_of_the_estimate_is_a_warning(
     assert judged(text.replace("4096", "32768")) == [("does-not-fit", "warning")]
 
 
+CONNECTOR = '{\\"kv_connector\\": \\"NixlConnector\\", \\"kv_role\\": \\"kv_both\\"}'
 LLM_SERVICE = f"""apiVersion: serving.kserve.io/v1alpha1
 kind: LLMInferenceService
 metadata: {{name: m}}
@@ -178,7 +179,7 @@ spec:
       image: vllm/vllm-openai:v0.32.0
       env:
       - name: VLLM_ADDITIONAL_ARGS
-        value: "--max-model-len 4096 --kv-transfer-config '{{\\"kv_connector\\": \\"X\\"}}'"
+        value: "--max-model-len 4096 --kv-transfer-config '{CONNECTOR}'"
       resources: {{limits: {{nvidia.com/gpu: 4, memory: 200Gi}}}}
       livenessProbe: {{periodSeconds: PERIOD}}
 """

@@ -65,7 +65,7 @@ def test_a_flag_that_names_another_method_than_the_checkpoint_is_taken_for_a_mis
 
 
 def test_a_config_that_nobody_signed_leaves_a_doubt_instead_of_a_refusal():
-    typed = replace(AWQ, source="file config.json", config={})
+    typed = replace(AWQ, source="the given config.json", config={})
     found = refused("0.19.0", typed, A100, quantization="compressed-tensors")
     assert found is not None
     assert not found.certain
@@ -120,10 +120,10 @@ def test_awq_without_marlin_wants_float16():
     assert refused("0.19.0", AWQ, A100, dtype="bfloat16") is None
 
 
-def test_a_method_that_moved_to_a_plugin_is_a_doubt():
+def test_a_method_that_moved_to_a_plugin_is_refused_with_the_plugins_name():
     found = refused("0.32.0", quantization="bitsandbytes")
     assert found is not None
-    assert (found.certain, "vllm-bnb-plugin" in found.hint) == (False, True)
+    assert (found.certain, "vllm-bnb-plugin" in found.hint) == (True, True)
 
 
 def test_amd_cards_have_a_list_of_their_own():

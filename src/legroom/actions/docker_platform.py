@@ -40,10 +40,8 @@ class DockerContainer:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
-        raise platform.FlagsFixed(
-            f"Docker cannot change the flags of {self.container} in place",
-            "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags",
-        )
+        hint = "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags"
+        raise platform.FlagsFixed(f"Docker cannot change the flags of {self.container} in place", hint)
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         await self.override_place()
@@ -110,9 +108,8 @@ class ComposeService:
             raise platform.ActionFailed(f"{self.file} has no service {self.service}")
         command = service.get("command")
         if not isinstance(command, list) or not command:
-            raise platform.FlagsFixed(
-                f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
-            )
+            hint = "write its vLLM arguments under `command:`"
+            raise platform.FlagsFixed(f"{self.name} has no command of its own to change", hint)
         words = [str(word) for word in command]
         platform.require_server([*(service.get("entrypoint") or ()), *words], self.name, in_image=True)
         return words

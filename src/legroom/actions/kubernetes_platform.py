@@ -88,9 +88,8 @@ class Workload:
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
-            raise platform.FlagsFixed(
-                f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
-            )
+            hint = "write vLLM's arguments under `args:`"
+            raise platform.FlagsFixed(f"{self.name} has no arguments of its own to change", hint)
         whole = [*(container.get("command") or ()), *(container.get("args") or ())]
         platform.require_server(whole, self.name, in_image=True)
         return field, words
@@ -201,9 +200,8 @@ def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -
         from kubernetes import client, config  # an extra, and slow to import
         from urllib3.exceptions import HTTPError
     except ImportError as error:
-        raise platform.ActionFailed(
-            "Kubernetes needs an extra of legroom", "pip install 'legroom[kubernetes]'"
-        ) from error
+        hint = "pip install 'legroom[kubernetes]'"
+        raise platform.ActionFailed("Kubernetes needs an extra of legroom", hint) from error
     loading: Any = config  # without type hints of its own
     try:
         try:
@@ -214,9 +212,8 @@ def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -
             loading.load_kube_config(context=context)
         return call(client)
     except config.ConfigException as error:
-        raise platform.ActionFailed(
-            f"{doing} failed: no Kubernetes configuration was found", "set KUBECONFIG"
-        ) from error
+        hint = "set KUBECONFIG"
+        raise platform.ActionFailed(f"{doing} failed: no Kubernetes configuration was found", hint) from error
     except client.ApiException as error:
         raise platform.ActionFailed(f"{doing} failed: Kubernetes answered {error.status} {error.reason}") from error
     except (HTTPError, OSError) as error:

@@ -217,7 +217,5 @@ def require_server(words: Sequence[str], where: str, *, in_image: bool = False) 
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return
         shown = " ".join(words[:2])
-        raise FlagsFixed(
-            f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it",
-            "start vLLM there directly, or change the flags in that script by hand",
-        )
+        hint = "start vLLM there directly, or change the flags in that script by hand"
+        raise FlagsFixed(f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it", hint)

@@ -73,9 +73,8 @@ class GuardDrain:
                 if answer.status == 404:
                     raise ActionFailed("the guard has no drain endpoint", "start it with LEGROOM_GUARD_TOKEN set")
                 if answer.status in (401, 403):
-                    raise ActionFailed(
-                        "the guard refused the token", "LEGROOM_GUARD_TOKEN must be the same on both sides"
-                    )
+                    hint = "LEGROOM_GUARD_TOKEN must be the same on both sides"
+                    raise ActionFailed("the guard refused the token", hint)
                 if answer.status >= 400:
                     raise ActionFailed(f"the guard answered {answer.status} to {path}")
                 document = await answer.json(content_type=None)

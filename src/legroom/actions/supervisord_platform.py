@@ -77,9 +77,8 @@ class SupervisordProgram:
     def _file(self) -> Path:
         path = self.program_file or self.config
         if path is None:
-            raise platform.FlagsFixed(
-                f"where {self.program} is configured is not known", "name `config` or `program_file` in watch.toml"
-            )
+            hint = "name `config` or `program_file` in watch.toml"
+            raise platform.FlagsFixed(f"where {self.program} is configured is not known", hint)
         return path
 
 
@@ -94,9 +93,8 @@ def with_command(text: str, program: str, change: platform.FlagChange) -> str:
     if at is None:
         raise platform.FlagsFixed(f"[program:{program}] has no command")
     if change.env:
-        raise platform.ActionFailed(
-            "legroom does not change the environment of a supervisord program", "change it by hand"
-        )
+        hint = "change it by hand"
+        raise platform.ActionFailed("legroom does not change the environment of a supervisord program", hint)
     last = at + 1
     while last < end and lines[last][:1].isspace() and lines[last].strip():
         last += 1

@@ -52,19 +52,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.show:
-        return _show(args.json)
+        return _print_observations(args.json)
     if args.forget is not None:
         return _forget(args.forget, args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    return _learn(args)
+    return _calibrate(args)
 
 
-def _learn(args: argparse.Namespace) -> int:
+def _calibrate(args: argparse.Namespace) -> int:
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 
-    starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
+    starts = [start for log in args.logs for start in calibrated_starts(_read_log_text(log), log, args.gpu, args.model)]
     observations = measured(starts)
     is_stored = bool(observations) and not args.dry_run
     if is_stored and (remark := store_observations(observations)):
@@ -110,11 +110,15 @@ def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[st
         lines.append(f"{title}, {startup.outcome}" + (f" ({startup.failure.id})" if startup.failure else ""))
         rows = [["", "measured", "predicted", "off by"]]
         for name, value in (seen.terms if seen else {}).items():
-            rows.append([f"  {_TERMS[name]}", human_bytes(value), *_compared(value, start.predicted.get(name))])
+            rows.append([f"  {_TERMS[name]}", human_bytes(value), *_comparison_cells(value, start.predicted.get(name))])
         kv = startup.available_kv_bytes
         if kv is not None and not startup.explicit_kv and len(rows) > 1:
             rows.append(
-                ["  left for the KV cache", human_bytes(kv), *_compared(kv, start.predicted.get("kv_cache_bytes"))]
+                [
+                    "  left for the KV cache",
+                    human_bytes(kv),
+                    *_comparison_cells(kv, start.predicted.get("kv_cache_bytes")),
+                ]
             )
         if len(rows) > 1:
             lines += columns(rows, "<>>>")
@@ -127,7 +131,7 @@ def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[st
     return lines
 
 
-def _compared(measured: int, predicted: int | None) -> list[str]:
+def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
     from legroom.units import human_bytes
 
     if predicted is None:
@@ -136,7 +140,7 @@ def _compared(measured: int, predicted: int | None) -> list[str]:
     return [human_bytes(predicted), sign + human_bytes(abs(predicted - measured))]
 
 
-def _show(as_json: bool) -> int:
+def _print_observations(as_json: bool) -> int:
     from legroom.drawing.text import columns
     from legroom.home import store_path
     from legroom.planning.calibration_store import read_store, to_json
@@ -180,7 +184,7 @@ def _forget(key: str, as_json: bool) -> int:
     return OK
 
 
-def _text(log: str) -> str:
+def _read_log_text(log: str) -> str:
     try:
         if log == "-":
             return sys.stdin.read(_LARGEST_LOG_BYTES)

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.default_gpu:
         gpu(args.default_gpu)
     if args.try_file is not None:
-        return _try(args)
+        return _print_verdicts(args)
     from legroom.gate.verdict_cache import CacheOptions
     from legroom.gate.webhook import CertificateFiles, GatePolicy, serve
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _try(args: argparse.Namespace) -> int:
+def _print_verdicts(args: argparse.Namespace) -> int:
     """Prints the verdicts on the objects of a file."""
     from pathlib import Path
 

@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     _prepare_streams()
     try:
-        code = _run(words)
+        code = _run_command(words)
         sys.stdout.flush()
         return code
     except LegroomError as error:
@@ -219,14 +219,14 @@ def _print_missing_package(error: ModuleNotFoundError, words: Sequence[str]) -> 
     return True
 
 
-def _run(words: list[str]) -> int:
+def _run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview())
         return OK if words else BAD_INPUT
     if words[0] in ("-V", "--version"):
         print(f"legroom {__version__}")
         return OK
-    command = _find(words[0])
+    command = _command_named(words[0])
     module: CommandModule = importlib.import_module(command.module)
     parser = command_parser(command.name, module)
     try:
@@ -238,7 +238,7 @@ def _run(words: list[str]) -> int:
     return module.run(args)
 
 
-def _find(name: str) -> CommandEntry:
+def _command_named(name: str) -> CommandEntry:
     for command in COMMANDS:
         if command.name == name:
             return command

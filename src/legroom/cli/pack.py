@@ -136,10 +136,10 @@ def _request(args: argparse.Namespace) -> PackRequest:
             "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
         )
     cards = _cards(args)
-    servers = _with_ports(_named([_server(args, words, cards[0]) for words in args.groups]))
+    servers = _with_ports(_with_unique_names([_packed_server(args, words, cards[0]) for words in args.groups]))
     for remark in args.remarks:
         note(f"note: {remark}")
-    shifts = tuple(_shift(text, servers) for text in args.shift)
+    shifts = tuple(_parse_shift(text, servers) for text in args.shift)
     for name in {server.name for server in servers} - {name for shift in shifts for name in shift.awake}:
         if shifts:
             raise LegroomError(f"{name} is awake in no shift", f"name it in one: --shift day={name}")
@@ -158,10 +158,10 @@ def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
         card = with_total(whole, parse_bytes(args.gpu_memory, "--gpu-memory")) if args.gpu_memory else None
         gpus = [card or with_measured_total(whole)] * (gpu_count(args.gpus, "--gpus") or 1)
     else:
-        gpus = [_slice(args.gpu, name) for name in args.gpus.replace("+", ",").split(",")]
+        gpus = [_mig_slice(args.gpu, name) for name in args.gpus.replace("+", ",").split(",")]
     if whole.note:
         note(f"note: {whole.note}")
-    others = [_other(text, len(gpus)) for text in args.other]
+    others = [_parse_other_program(text, len(gpus)) for text in args.other]
     return tuple(
         Card(
             number,
@@ -173,7 +173,7 @@ def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
     )
 
 
-def _slice(card: str, profile: str) -> Gpu:
+def _mig_slice(card: str, profile: str) -> Gpu:
     from legroom.facts.gpus import gpu
 
     try:
@@ -185,7 +185,7 @@ def _slice(card: str, profile: str) -> Gpu:
         ) from None
 
 
-def _other(text: str, cards: int) -> tuple[int, OtherProgram]:
+def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
     from legroom.planning.packing.needs import OtherProgram
     from legroom.units import parse_bytes
 
@@ -198,7 +198,7 @@ def _other(text: str, cards: int) -> tuple[int, OtherProgram]:
     return int(place or 0), OtherProgram(name, parse_bytes(size, f"--other {name}"))
 
 
-def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
+def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
     from legroom.planning.machine import Machine, make_target, with_measurements
     from legroom.planning.packing.needs import PackedServer
 
@@ -219,7 +219,7 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
         raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
     name = options.name or _name_of(deployment)
     args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *deployment.notes))
-    goal = _goal(options, deployment, args.policy)
+    goal = _capacity_goal(options, deployment, args.policy)
     return PackedServer(name, target, deployment.args, weight, goal, int(args.sleep_level))
 
 
@@ -232,7 +232,7 @@ def _server_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
+def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
     from legroom.planning.search_space import CapacityGoal
     from legroom.units import parse_count, parse_length
     from legroom.vllm.resolve import served_model
@@ -256,7 +256,7 @@ def _name_of(deployment: Deployment) -> str:
     return "-".join(part for part in plain.split("-") if part) or "server"
 
 
-def _named(servers: Sequence[PackedServer]) -> list[PackedServer]:
+def _with_unique_names(servers: Sequence[PackedServer]) -> list[PackedServer]:
     """The servers with unique names: a repeated name gets a number."""
     seen: dict[str, int] = {}
     named = []
@@ -285,7 +285,7 @@ def _with_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
     ]
 
 
-def _shift(text: str, servers: Sequence[PackedServer]) -> Shift:
+def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:
     from legroom.planning.packing.placement import Shift
 
     name, equals, members = text.partition("=")

@@ -154,7 +154,7 @@ def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Releas
 
     most = where.gpus or (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
     target = make_target(serve_args, release, replace(where, gpus=most))
-    goal = _goal(args, serve_args, target, most)
+    goal = _capacity_goal(args, serve_args, target, most)
     targets = _with_variants(target, serve_args)
     answer = search_flags(targets, serve_args, goal)
     if most == 1 and not where.gpus:
@@ -172,7 +172,7 @@ def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Releas
     return OK if answer.best else ANSWER_IS_NO
 
 
-def _goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
+def _capacity_goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
     from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
@@ -263,7 +263,7 @@ def _run_diff(args: argparse.Namespace) -> int:
     print_answer(
         args.json,
         lambda: {"old": old, "new": new, "ok": not broken, "servers": [diff.to_json() for diff in diffs]},
-        lambda style: diff_markdown(_path(new), diffs) if args.markdown else diff_text(diffs, style),
+        lambda style: diff_markdown(_path_without_revision(new), diffs) if args.markdown else diff_text(diffs, style),
     )
     return ANSWER_IS_NO if broken else OK
 
@@ -273,9 +273,9 @@ def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
     from legroom.planning.file_plans import planned_servers, started_servers
     from legroom.planning.machine import Machine
 
-    text = _text(named)
+    text = _file_text(named)
     release = known_release(args.vllm) if args.vllm else None
-    servers, unread = started_servers(_path(named), text, release) if text.strip() else ([], None)
+    servers, unread = started_servers(_path_without_revision(named), text, release) if text.strip() else ([], None)
     if unread is not None and not servers:
         raise LegroomError(f"{named} {unread.reason}", unread.hint)
     machine = None
@@ -285,12 +285,12 @@ def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
     return list(planned_servers(servers, machine, release, advice=not args.no_advice, override_gpu=machine is not None))
 
 
-def _path(named: str) -> str:
+def _path_without_revision(named: str) -> str:
     """The path without a git revision."""
     return named if Path(named).exists() else named.partition(":")[2] or named
 
 
-def _text(named: str) -> str:
+def _file_text(named: str) -> str:
     from legroom.deployments.source_text import read_text
 
     if named == "/dev/null":

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from legroom.verify.node_preflight import preflight, this_node
 
-    args.vllm = args.vllm or _installed()
+    args.vllm = args.vllm or _installed_release()
     try:
         deployment = described_server(args)
         visible = deployment.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -62,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
     except LegroomError as error:
         _write_termination_log(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise
-    lines = list(_lines(answer))
+    lines = list(_check_lines(answer))
     if not answer.ok:
         _write_termination_log(args.termination_log, lines)
     print_answer(args.json, answer.to_json, lambda _: "\n".join(lines) + "\n")
     return OK if answer.ok or args.warn_only else ANSWER_IS_NO
 
 
-def _installed() -> str | None:
+def _installed_release() -> str | None:
     """The vLLM release installed beside legroom."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -79,7 +79,7 @@ def _installed() -> str | None:
         return None
 
 
-def _lines(answer: Preflight) -> list[str]:
+def _check_lines(answer: Preflight) -> list[str]:
     """The failed checks first."""
     order = {"failure": 0, "warning": 1, "ok": 2}
     ranked = sorted(answer.checks, key=lambda check: order[check.finding])

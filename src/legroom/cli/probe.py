@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     print_answer(
         args.json,
         lambda: {**outcome.record.to_json(), "deployment": outcome.profile},
-        lambda _: "\n".join(_lines(outcome.record, kept=not args.dry_run)) + "\n",
+        lambda _: "\n".join(_record_lines(outcome.record, kept=not args.dry_run)) + "\n",
     )
     return OK
 
@@ -100,7 +100,7 @@ def _store_deployment(command: list[str], outcome: ProbeOutcome) -> None:
         note(f"note: {remark}")
 
 
-def _lines(record: CardRecord, *, kept: bool) -> list[str]:
+def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
     from legroom.drawing.text import columns
     from legroom.units import human_bytes
 
@@ -114,9 +114,9 @@ def _lines(record: CardRecord, *, kept: bool) -> list[str]:
         ("usable total", size(record.total_bytes), "what CUDA reports; a utilization is a share of it"),
         ("CUDA context", size(record.context_bytes), "held before the first allocation"),
         ("vLLM beside torch", size(record.vllm_non_torch_bytes), "modules and handles, by its own accounting"),
-        ("smallest block", _count(record.smallest_block_bytes), "torch rounds requests up to it"),
+        ("smallest block", _bytes_text(record.smallest_block_bytes), "torch rounds requests up to it"),
         ("segments", f"{size(record.small_segment_bytes)}, {size(record.large_segment_bytes)}", "small and large"),
-        ("a graph's kernel", _count(record.graph_node_bytes), "the driver's part of captured graphs"),
+        ("a graph's kernel", _bytes_text(record.graph_node_bytes), "the driver's part of captured graphs"),
         ("host to GPU", speed(record.host_to_device_bytes_s), "from pinned memory"),
         ("GPU to host", speed(record.device_to_host_bytes_s), "into pinned memory"),
         ("GPU to GPU memory", speed(record.device_to_device_bytes_s), "a copy within the card"),
@@ -131,5 +131,5 @@ def _lines(record: CardRecord, *, kept: bool) -> list[str]:
     return [title, "", *columns(rows, "<><"), "", end]
 
 
-def _count(value: int | None) -> str:
+def _bytes_text(value: int | None) -> str:
     return "not measured" if value is None else f"{value:,} bytes"

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     }
     prepared = run_task("prepare", question)
     with Announcer() as announcer:
-        for line in _introduction(prepared):
+        for line in _plan_lines(prepared):
             announcer.say(line)
         return _dry_run(prepared, args.json) if args.dry_run else _supervise(options, prepared, announcer, args.json)
 
@@ -154,7 +154,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
-def _introduction(prepared: dict[str, Any]) -> list[str]:
+def _plan_lines(prepared: dict[str, Any]) -> list[str]:
     where = prepared["gpus"]["name"] or "no GPU"
     head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
     return [head + prepared["expected"]["text"], *prepared["notes"]]
@@ -169,16 +169,16 @@ def _options(args: argparse.Namespace) -> RunOptions:
         check_writable(args.save)
     return RunOptions(
         tuple(args.command_words),
-        tries=_number(args.tries, "--tries"),
+        tries=_parse_count(args.tries, "--tries"),
         keep=tuple(args.keep),
         min_context=parse_length(args.min_context, "--min-context") if args.min_context else None,
-        min_concurrency=_amount(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
+        min_concurrency=_parse_number(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
         on_crash=args.on_crash,
-        restarts=_number(args.restarts, "--restarts"),
-        restart_delay_s=_amount(args.restart_delay, "--restart-delay"),
-        ready_timeout_s=_amount(args.ready_timeout, "--ready-timeout"),
-        hang_timeout_s=_amount(args.hang_timeout, "--hang-timeout"),
-        drain_s=_amount(args.drain, "--drain"),
+        restarts=_parse_count(args.restarts, "--restarts"),
+        restart_delay_s=_parse_number(args.restart_delay, "--restart-delay"),
+        ready_timeout_s=_parse_number(args.ready_timeout, "--ready-timeout"),
+        hang_timeout_s=_parse_number(args.hang_timeout, "--hang-timeout"),
+        drain_s=_parse_number(args.drain, "--drain"),
         verify=not args.no_verify,
         save=args.save,
         vllm=args.vllm,
@@ -186,13 +186,13 @@ def _options(args: argparse.Namespace) -> RunOptions:
     )
 
 
-def _number(text: str, option: str) -> int:
+def _parse_count(text: str, option: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
         raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 3")
     return int(text)
 
 
-def _amount(text: str, option: str) -> float:
+def _parse_number(text: str, option: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -80,7 +80,7 @@ def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None
     from legroom.facts.releases import release as known_release
 
     release = known_release(args.vllm) if args.vllm else None
-    base = _base(args, release)
+    base = _described_base(args, release)
     env = server_env(os.environ if environ is None else environ)
     deployment = deployment_from_words(args.vllm_words, release, base=base, env=env)
     if not deployment.args.model:
@@ -104,7 +104,7 @@ def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machi
     return completed_machine(Machine(gpu, count, args.gpu_memory, args.gpu_used, host_memory), deployment)
 
 
-def _base(args: argparse.Namespace, release: Release | None) -> Deployment | None:
+def _described_base(args: argparse.Namespace, release: Release | None) -> Deployment | None:
     """The server of a command line, a file or Python source; None where only MODEL and flags are given."""
     sources = {"-- ...": args.command_words, "--command": args.line, "--file": args.file, "--python": args.python}
     used = [name for name, value in sources.items() if value]

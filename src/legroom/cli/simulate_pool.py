@@ -54,7 +54,7 @@ class PoolChoice:
 
     def plan(self) -> Plan | None:
         """The plan of the server; None where the pool is a number of blocks."""
-        return None if self.deployment is None else _plan(self.args, self.deployment, {})
+        return None if self.deployment is None else _plan_with_flags(self.args, self.deployment, {})
 
     def candidates(self) -> list[Candidate]:
         """Every combination of the searched flags with which vLLM starts."""
@@ -67,7 +67,7 @@ class PoolChoice:
                 # A second utilization in place of a second block size: most attention kernels need 16.
                 searched["block_size"] = (16,)
                 searched["gpu_memory_utilization"] = _UTILIZATIONS
-        return list(self._make(grid(given, searched), self.args))
+        return list(self._build_candidates(grid(given, searched), self.args))
 
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
         """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none.
@@ -88,14 +88,14 @@ class PoolChoice:
             # FLOPS of 0 are unknown.
             if larger and card.vendor == here.vendor and card.bf16_flops > 0:
                 elsewhere = argparse.Namespace(**{**vars(self.args), "gpu": name, "gpu_memory": None, "gpu_used": None})
-                yield name, list(self._make([*flags, {}], elsewhere))
+                yield name, list(self._build_candidates([*flags, {}], elsewhere))
 
-    def _make(self, flags: Iterable[dict[str, Any]], args: argparse.Namespace) -> Iterator[Candidate]:
+    def _build_candidates(self, flags: Iterable[dict[str, Any]], args: argparse.Namespace) -> Iterator[Candidate]:
         tokens = self.settings.num_blocks * self.settings.block_size
         for combination in flags:
             try:
                 if self.deployment is not None:
-                    settings, cost, _ = _planned(args, self.trace, self.deployment, combination)
+                    settings, cost, _ = _planned_settings(args, self.trace, self.deployment, combination)
                 else:
                     size = combination.get("block_size", self.settings.block_size)
                     settings = replace(self.settings, **combination, num_blocks=tokens // size)
@@ -133,14 +133,14 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         raise LegroomError(f"{args.vllm_words[0]} is not an option of legroom simulate", "see legroom simulate --help")
     if not is_planned:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
-        settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
+        settings = _scheduler_settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace))
     from legroom.cli.shared_options import described_server
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
     deployment = described_server(args)
-    settings, cost, taken = _planned(args, trace, deployment, {})
+    settings, cost, taken = _planned_settings(args, trace, deployment, {})
     return PoolChoice(args, trace, settings, cost, [*deployment.notes, *taken], deployment)
 
 
@@ -155,7 +155,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
     return None
 
 
-def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
+def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
     from legroom.cli.shared_options import described_machine
     from legroom.planning.machine import plan_deployment
 
@@ -165,12 +165,12 @@ def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any
     return plan_deployment(changed, machine, advice=False)
 
 
-def _planned(
+def _planned_settings(
     args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
     from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
-    plan = _plan(args, deployment, flags)
+    plan = _plan_with_flags(args, deployment, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
         failure = plan.memory.failure
         longest = failure.estimated_max_len if failure else None
@@ -211,10 +211,10 @@ def _planned(
                 "seconds of models with experts come from steps of one such model on an H200, and earlier runs that "
                 "compiled kernels took two to five times as long; --measured-step-ms scales them to this server"
             )
-    return _settings(args, trace, resolved), cost, notes
+    return _scheduler_settings(args, trace, resolved), cost, notes
 
 
-def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
+def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
     flags = dict(flags)
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
@@ -226,7 +226,7 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         if getattr(args, name) is not None:
             flags[name] = getattr(args, name)
     if args.sliding_windows:
-        flags["groups"] = tuple(LayerGroup(window or None) for window in _windows(args.sliding_windows))
+        flags["groups"] = tuple(LayerGroup(window or None) for window in _parse_windows(args.sliding_windows))
     return SchedulerSettings(
         scheduling_policy=args.scheduling_policy or "fcfs",
         long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
@@ -256,7 +256,7 @@ def _measured_step(text: str) -> tuple[float, float, float]:
         raise LegroomError(f"--measured-step-ms {text}: not MS[@RUNNING,TOKENS]", "as in 28.5@12,40000") from None
 
 
-def _windows(text: str) -> list[int]:
+def _parse_windows(text: str) -> list[int]:
     try:
         windows = [int(word) for word in text.split(",")]
     except ValueError:

@@ -43,9 +43,9 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     tier = _without_copy_times(given_tier) if pool.cost is None else given_tier
     if tier != given_tier:
         note("this trace counts steps, not seconds, so every copy ends with its step; --step-ms gives steps a length")
-    replayed = _replay(args, trace, pool, tier)
+    replayed = _replay_with_tier(args, trace, pool, tier)
     without = simulate(trace, pool.settings, cost=pool.cost)
-    curve = _curve(args, trace, pool, replayed) if args.tier_curve else ()
+    curve = _hit_curve(args, trace, pool, replayed) if args.tier_curve else ()
     host_bytes = _host_bytes(plan, tier) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
     if args.svg:
@@ -58,7 +58,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     return OK
 
 
-def _curve(
+def _hit_curve(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, replayed: TieredTimeline
 ) -> tuple[CurvePoint, ...]:
     from legroom.simulation.tiers.tier_report import hit_curve
@@ -86,7 +86,7 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
     return replace(tier, load_s_per_block=0.0, store_s_per_block=0.0, disk_s_per_chunk=disk)
 
 
-def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
+def _replay_with_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier
 
     with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
@@ -99,19 +99,19 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
     _check_kind(text, match["kind"])
-    options = _options(text, match["options"])
+    options = _tier_options(text, match["options"])
     disk = options.pop("disk", None)
     blocks_per_chunk = options.get("blocks_per_chunk", 1)
     rate = match["rate"]
     seconds = 0.0
     if rate:
-        _need_block_bytes(text, block_bytes)
+        _require_block_bytes(text, block_bytes)
         seconds = block_bytes / max(1, parse_bytes(rate, "the rate of --tier"))
     counted = re.fullmatch(r"([\d_]+) ?blocks", match["size"])
     if counted:
         num_chunks = int(counted[1]) // blocks_per_chunk
     else:
-        _need_block_bytes(text, block_bytes)
+        _require_block_bytes(text, block_bytes)
         num_chunks = parse_bytes(match["size"], "--tier") // round_up(block_bytes * blocks_per_chunk, _PAGE_BYTES)
     if num_chunks < 1:
         raise LegroomError(f"--tier {text}: too small for one chunk of KV cache", "give the tier more room")
@@ -139,11 +139,11 @@ def _check_kind(text: str, kind: str) -> None:
 def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
     if rate == "yes":
         return 0.0
-    _need_block_bytes(text, chunk_bytes)
+    _require_block_bytes(text, chunk_bytes)
     return chunk_bytes / max(1, parse_bytes(rate.removesuffix("/s"), "the rate of the disk of --tier"))
 
 
-def _options(text: str, words: str) -> dict[str, Any]:
+def _tier_options(text: str, words: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for word in filter(None, words.split(",")):
         name, value = word.split("=")
@@ -158,7 +158,7 @@ def _options(text: str, words: str) -> dict[str, Any]:
     return options
 
 
-def _need_block_bytes(text: str, block_bytes: int) -> None:
+def _require_block_bytes(text: str, block_bytes: int) -> None:
     if not block_bytes:
         raise LegroomError(
             f"--tier {text}: how many bytes a block has depends on the model",

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
-    goal = _goal(args)
+    goal = _capacity_goal(args)
     with progress_bar("sizing") as bar:
         executor = sweep_executor(args, workers=None if args.matrix else 1)
         report = SizeReport(tuple(size_models(models, used, serve_args, goal, cards, executor, bar)), goal, used)
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.fits else ANSWER_IS_NO
 
 
-def _goal(args: argparse.Namespace) -> CapacityGoal:
+def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
     from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
@@ -164,7 +164,7 @@ def _run_rate(
     from legroom.units import parse_length
     from legroom.vllm.resolve import served_model
 
-    load = _load(args)
+    load = _serving_load(args)
     prices = read_price_file(args.prices) if args.prices else list_prices()
     most = gpu_count(args.max_gpus, "--max-gpus") or 32
     if args.context is not None and serve.max_model_len is None:
@@ -181,7 +181,7 @@ def _run_rate(
     return OK if report.holds else ANSWER_IS_NO
 
 
-def _load(args: argparse.Namespace) -> ServingLoad:
+def _serving_load(args: argparse.Namespace) -> ServingLoad:
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal
 
@@ -210,11 +210,11 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
         missing = "--prompt" if args.prompt is None else "--answer"
         raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
     requests = round(min(_MOST_REQUESTS, max(_FEWEST_REQUESTS, args.rate * _SYNTHETIC_S)))
-    lengths = f"prompt={_length(args.prompt, '--prompt')} output={_length(args.answer, '--answer')}"
+    lengths = f"prompt={_length_spec(args.prompt, '--prompt')} output={_length_spec(args.answer, '--answer')}"
     return synthetic.read(f"poisson rate={args.rate!r} {lengths} requests={requests}").checked()
 
 
-def _length(text: str, option: str) -> str:
+def _length_spec(text: str, option: str) -> str:
     """A number of tokens, or a distribution as `simulate --synthetic` takes it."""
     from legroom.units import parse_length
 

@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(
             "--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", "the defaults suit most machines"
         )
-    token = _token(args)
-    feed = _feed(args)
+    token = _access_token(args)
+    feed = _live_feed(args)
     listening = listening_socket(args.host, args.port)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{listening.getsockname()[1]}/"
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _token(args: argparse.Namespace) -> str:
+def _access_token(args: argparse.Namespace) -> str:
     """The token that requests need; empty: none."""
     from legroom.web.security import is_loopback
 
@@ -124,7 +124,7 @@ def _token(args: argparse.Namespace) -> str:
     return secrets.token_urlsafe(16)
 
 
-def _feed(args: argparse.Namespace) -> LiveFeed | None:
+def _live_feed(args: argparse.Namespace) -> LiveFeed | None:
     servers = [url for urls in args.watch for url in urls]
     if not servers:
         if args.plan:

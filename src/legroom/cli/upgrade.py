@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
     target = _release(args.releases[-1])
     current = _release(args.releases[0]) if len(args.releases) == 2 else None
     made = [_upgrade(*server, target, args.all) for server in _servers(args, current)]
-    documents = [{**each.to_json(), "alerts": list(_alerts(each))} for each in made] if args.json else []
+    documents = [{**each.to_json(), "alerts": list(_silenced_alerts(each))} for each in made] if args.json else []
     print_answer(
         args.json,
         lambda: documents[0] if len(documents) == 1 else {**documents[0], "servers": documents},
-        lambda style: "\n".join(upgrade_text(each, _alerts(each), style) for each in made),
+        lambda style: "\n".join(upgrade_text(each, _silenced_alerts(each), style) for each in made),
     )
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
@@ -126,9 +126,9 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
     """Every server of the input, its machine, and the KV slots that a running server reports."""
     args.vllm = current.version if current else None
     if args.url:
-        yield _running(args, current)
+        yield _server_of_url(args, current)
         return
-    count = _count(args, current)
+    count = _server_count(args, current)
     for number in range(count):
         args.server = number if count > 1 else None
         deployment = described_server(args)
@@ -138,7 +138,7 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
         yield replace(deployment, release=current or deployment.release), machine, None
 
 
-def _count(args: argparse.Namespace, current: Release | None) -> int:
+def _server_count(args: argparse.Namespace, current: Release | None) -> int:
     """How many servers a file starts; one for every other input."""
     if not args.file:
         return 1
@@ -150,7 +150,7 @@ def _count(args: argparse.Namespace, current: Release | None) -> int:
     return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0]))
 
 
-def _running(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
+def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
     from legroom.deployments.deployment import Deployment
     from legroom.deployments.described import deployment_from_words
     from legroom.facts.releases import logged_release
@@ -175,7 +175,7 @@ def _running(args: argparse.Namespace, current: Release | None) -> tuple[Deploym
     return deployment, described_machine(args, deployment), server.pool_slots
 
 
-def _alerts(made: Upgrade) -> tuple[str, ...]:
+def _silenced_alerts(made: Upgrade) -> tuple[str, ...]:
     from legroom.exports.prometheus.alerts import silenced_alerts
 
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})

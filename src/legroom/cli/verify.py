@@ -104,11 +104,11 @@ def _request(args: argparse.Namespace) -> VerificationRequest:
         api_key=args.api_key or _environment_key(args.url),
         planned=planned_pool(args.plan) if args.plan else None,
         load=args.trace or args.load,
-        concurrency=_number(args.concurrency, "--concurrency", 1),
-        requests=_number(args.requests, "--requests", 1),
+        concurrency=_parse_count(args.concurrency, "--concurrency", 1),
+        requests=_parse_count(args.requests, "--requests", 1),
         timeout_s=args.timeout,
         seed=args.seed,
-        limits=PassCriteria(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
+        limits=PassCriteria(max_preemptions=_parse_count(args.max_preemptions, "--max-preemptions", 0) or 0),
         verify_tls=not args.insecure,
         load_remote=args.yes_load_remote,
     )
@@ -123,7 +123,7 @@ def _environment_key(url: str) -> str | None:
     return os.environ.get("OPENAI_API_KEY") or os.environ.get("VLLM_API_KEY") or None
 
 
-def _number(text: str | None, option: str, least: int) -> int | None:
+def _parse_count(text: str | None, option: str, least: int) -> int | None:
     if text is None:
         return None
     from legroom.units import parse_count

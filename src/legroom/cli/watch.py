@@ -84,23 +84,23 @@ def run(args: argparse.Namespace) -> int:
     if args.record:
         _check_record(args)
     if args.rehearse:
-        return _rehearse(args)
+        return _print_dry_run(args)
     if args.daemon:
         from legroom.sidecar.sidecar import run_sidecar
 
-        return run_sidecar(_config(args))
+        return run_sidecar(_watch_config(args))
     if args.act:
         raise LegroomError("--act is for the sidecar", "say --daemon: a page watches and never acts")
     if args.replay:
-        return _replay(args)
-    config = _config(args)
+        return _print_replay(args)
+    config = _watch_config(args)
     if args.fleet:
         from legroom.cli.watch_fleet import run_fleet_view
 
         return run_fleet_view(args, config)
     if args.once or not (args.json or _has_terminal()):
-        return _once(args, config)
-    return _stream(args, config) if args.json else _page(args, config)
+        return _check_once_and_print(args, config)
+    return _print_stream(args, config) if args.json else _run_page(args, config)
 
 
 def _has_terminal() -> bool:
@@ -115,7 +115,7 @@ def _check_record(args: argparse.Namespace) -> None:
         raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
 
 
-def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
+def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> int:
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import check_once
 
@@ -139,7 +139,7 @@ def _exit_code(views: Sequence[ServerView]) -> int:
     return UNREACHABLE if any(view.state == "unreachable" for view in views) else OK
 
 
-def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
+def _print_stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     import asyncio
 
     from legroom.sidecar.watch_session import stream
@@ -162,7 +162,7 @@ def _handle_sigterm_as_ctrl_c() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
+def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
     try:
         from legroom.cli.watch_page import WatchPage
     except ModuleNotFoundError as error:
@@ -183,13 +183,13 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
     return _exit_code(list(session.views.values()))
 
 
-def _replay(args: argparse.Namespace) -> int:
+def _print_replay(args: argparse.Namespace) -> int:
     """Replays a recording: a line per change, then the final state; or JSON lines."""
     from legroom.render.incident_text import when
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed
 
-    session = _session(args, None, _config(args))
+    session = _session(args, None, _watch_config(args))
     opened = 0
     for view in replayed(Path(args.replay), session):
         if args.json:
@@ -207,12 +207,12 @@ def _replay(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if opened else OK
 
 
-def _rehearse(args: argparse.Namespace) -> int:
+def _print_dry_run(args: argparse.Namespace) -> int:
     from legroom.drawing.text import plural
     from legroom.render.incident_text import when
     from legroom.sidecar.policy_dry_run import dry_run
 
-    result = dry_run(Path(args.rehearse), _config(args))
+    result = dry_run(Path(args.rehearse), _watch_config(args))
     lines = [f"{when(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
     servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
     lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
@@ -245,7 +245,7 @@ def _journal(config: SidecarConfig) -> Journal | None:
         return None
 
 
-def _config(args: argparse.Namespace) -> SidecarConfig:
+def _watch_config(args: argparse.Namespace) -> SidecarConfig:
     """The configuration from watch.toml and the command line."""
     from legroom.live.metrics.endpoint import endpoint
     from legroom.planning.plan_document import read_plan
@@ -259,7 +259,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
         with_interval,
     )
 
-    token = _token(args)
+    token = _bearer_token(args)
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
@@ -279,7 +279,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     return config
 
 
-def _token(args: argparse.Namespace) -> str | None:
+def _bearer_token(args: argparse.Namespace) -> str | None:
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
         where = args.token_file

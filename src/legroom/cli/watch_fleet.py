@@ -34,7 +34,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
     window_s = _window_s(args.over)
     from legroom.sidecar.sources import prometheus_source
 
-    view = asyncio.run(_view(args, prometheus_source(config.prometheus), config.prometheus.matchers, window_s))
+    view = asyncio.run(_query_fleet(args, prometheus_source(config.prometheus), config.prometheus.matchers, window_s))
     if not view.groups:
         raise LegroomError("no server was found", "does it scrape a vLLM, and does --match name one?", UNREACHABLE)
     print_answer(args.json, view.to_json, lambda style: fleet_text(view, duration(window_s), style))
@@ -73,7 +73,7 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
     }
 
 
-async def _view(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
+async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
     from legroom.live.fleet import fleet_view
     from legroom.live.metrics.scrape import open_session
 
@@ -81,13 +81,13 @@ async def _view(args: argparse.Namespace, source: PrometheusSource, matchers: st
     async with open_session() as session:
         for name, query in fleet_queries(matchers, window_s).items():
             answers[name] = await source.query(session, query)
-    demand = {_key(labels): value for labels, value in answers.pop("demand")}
-    gpus, start_s = _planned(args)
+    demand = {_group_key(labels): value for labels, value in answers.pop("demand")}
+    gpus, start_s = _gpus_and_start_s(args)
     more: dict[str, Any] = {} if start_s is None else {"start_s": start_s}
-    return fleet_view(_uses(answers), demand, window_s, gpus, **more)
+    return fleet_view(_server_uses(answers), demand, window_s, gpus, **more)
 
 
-def _uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
+def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
     from legroom.live.fleet import ServerUse
     from legroom.live.metrics.prometheus_source import server_of_labels
 
@@ -102,14 +102,14 @@ def _uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[Ser
                 known["kv_tokens"] = int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
             else:
                 known[name] = value
-                keys[server] = _key(labels)
+                keys[server] = _group_key(labels)
     return [
         ServerUse(server, key, **{"kv_tokens": 0, **figures[server]})  # type: ignore[arg-type]
         for server, key in keys.items()
     ]
 
 
-def _key(labels: Mapping[str, str]) -> GroupKey:
+def _group_key(labels: Mapping[str, str]) -> GroupKey:
     from legroom.live.fleet import UNKNOWN, GroupKey
 
     pool, release = (
@@ -118,7 +118,7 @@ def _key(labels: Mapping[str, str]) -> GroupKey:
     return GroupKey(labels.get("model_name", UNKNOWN), pool, release)
 
 
-def _planned(args: argparse.Namespace) -> tuple[int, float | None]:
+def _gpus_and_start_s(args: argparse.Namespace) -> tuple[int, float | None]:
     """GPUs per server and start time in seconds, from the plan."""
     if not args.plan:
         return 1, None

@@ -119,7 +119,7 @@ class WatchPage(App[None]):
             table.remove_row(server)
             del self._drawn[server]
         for view in views:
-            words, before = _words(view, room), self._drawn.get(view.server)
+            words, before = _table_cells(view, room), self._drawn.get(view.server)
             if words == before:
                 continue
             moved = moved or before is None or words[0] != before[0]
@@ -165,7 +165,7 @@ class WatchPage(App[None]):
         self.query_one("#servers", DataTable).action_cursor_up()
 
 
-def _words(view: ServerView, room: int) -> tuple[str, ...]:
+def _table_cells(view: ServerView, room: int) -> tuple[str, ...]:
     style = Style(colour=True)
     share = "" if view.kv_use is None else f"{view.kv_use:.0%}"
     running = "" if view.running is None else f"{view.running:,.0f}"

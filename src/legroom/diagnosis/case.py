@@ -82,7 +82,7 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last error that states a reason of its own."""
+        """The last error that states a reason."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
         reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in reasons if item.id not in BOILERPLATE), None)

@@ -16,7 +16,7 @@ _LONGEST_TEXT = 1000
 
 
 def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
-    """The whole document: the run that matters most, and the other runs and files beside it."""
+    """The document of `legroom diagnose --json`: the most informative run, the other runs, and the sources."""
     diagnoses = [(reading, run) for reading in by_failure_time(readings) for run in reading.runs]
     if not diagnoses:
         document: dict[str, Any] = {

@@ -106,7 +106,7 @@ class LogReading:
 
 
 def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
-    """Diagnoses a log, with the black boxes that it names or that lie beside it, or a single black box."""
+    """Diagnoses a log with the black boxes that it names or that are in its folder, or a black box alone."""
     is_record, pieces = detect_record(pieces)
     if is_record:
         return _read_record(read_whole_record(pieces, source), source, hints)

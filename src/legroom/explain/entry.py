@@ -205,7 +205,7 @@ class Entry:
 
     @property
     def verification_tier(self) -> str:
-        """Where the knowledge comes from."""
+        """The kind of source: confirmed in threads, inferred from logs or derived from source."""
         if self.record is not None:
             return str(self.record["verification_tier"])
         if self.confirmed:

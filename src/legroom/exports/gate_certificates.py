@@ -65,9 +65,8 @@ def kept_authority(path: str) -> KeyPair:
             target.write(made.certificate + made.key)
         return made
     except OSError as error:
-        raise LegroomError(
-            f"could not use --ca-file {path}: {error.strerror}", "name a file that may be written"
-        ) from None
+        hint = "name a file that may be written"
+        raise LegroomError(f"could not use --ca-file {path}: {error.strerror}", hint) from None
 
 
 def _read(file: Path) -> KeyPair:

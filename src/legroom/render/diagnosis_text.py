@@ -58,18 +58,18 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
     blocks = [
         list(_headline(diagnosis, first, style, language)),
         list(_evidence_lines(diagnosis, first, style)),
-        list(_why(first, style, language)),
-        list(_fix(first, style, language)),
-        list(_alternatives(first, style, language)),
-        list(_dead_ends(first, style, language)),
-        list(_verify(diagnosis, first, style, language)),
+        list(_why_lines(first, style, language)),
+        list(_fix_lines(first, style, language)),
+        list(_alternative_lines(first, style, language)),
+        list(_dead_end_lines(first, style, language)),
+        list(_verify_lines(diagnosis, first, style, language)),
         list(_less_likely_causes(diagnosis.findings[1:], style, language)),
-        list(_notes(diagnosis, style)),
+        list(_note_lines(diagnosis, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _notes(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
+def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
     for note in diagnosis.notes:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
@@ -84,7 +84,7 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     if phase:
         title = style.paint(heading("phase", language), "dim")
         yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding, language)})"
-    yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
+    yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
 
 
 def _confidence_text(finding: Finding, language: Language) -> str:
@@ -92,7 +92,7 @@ def _confidence_text(finding: Finding, language: Language) -> str:
     return f"{heading(name, language)}, {finding.confidence:.0%}"
 
 
-def _deployment(case: Case) -> str:
+def _deployment_text(case: Case) -> str:
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
     release = logged_release(startup.vllm) if startup.vllm else None
@@ -135,14 +135,14 @@ def _shown_evidence(evidence: Evidence) -> str:
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
 
 
-def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (entry := _entry(finding)):
         yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
 
-def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if not finding.fixes:
         return
     fix = finding.fixes[0]
@@ -204,7 +204,7 @@ def _changes_text(fix: Fix) -> str:
     return masked(" ".join([*env, *words]))
 
 
-def _alternatives(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+def _alternative_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     rest = finding.fixes[1:]
     if not rest:
         return
@@ -220,7 +220,7 @@ def _alternatives(finding: Finding, style: Style, language: Language) -> Iterato
             yield from wrap(f"{heading('costs', language)}: {fix.trades}", style.width, f"{_MARGIN}   ")
 
 
-def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if not finding.dead_ends:
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
@@ -231,7 +231,7 @@ def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[s
         yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
-def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if cause_of(finding.cause).domain == "host":
         kind = "host"
     elif diagnosis.phase == "serving":
@@ -254,7 +254,7 @@ def _entry(finding: Finding) -> Entry | None:
 
 
 def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
-    """What a fix does, in the catalog's words where they exist in the language."""
+    """What a fix does; in Chinese from the catalog."""
     if language != "en" and (entry := _entry(finding)):
         same = next((item for item in entry.workarounds if item.kind == fix.kind), None)
         if same:
@@ -275,7 +275,7 @@ def _less_likely_causes(rest: Sequence[Finding], style: Style, language: Languag
 def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """Which lines are missing, and the possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
-    yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
+    yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
     case = diagnosis.case
     decisive = (
         case.secondary_failure
@@ -304,14 +304,14 @@ def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) ->
         yield heading("not_understood", language)
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
-    yield from wrap(_deployment(diagnosis.case), style.width, _MARGIN)
-    rows = list(_memory(diagnosis.case))
+    yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)
+    rows = list(_memory_rows(diagnosis.case))
     if rows:
         yield f"{_MARGIN}{heading('memory', language)}:"
         yield from (f"{_MARGIN * 2}{name.ljust(16)} {value}" for name, value in rows)
 
 
-def _memory(case: Case) -> Iterator[tuple[str, str]]:
+def _memory_rows(case: Case) -> Iterator[tuple[str, str]]:
     startup = case.startup
     for name, value in (
         ("card", startup.gpu_total_bytes),

@@ -87,8 +87,8 @@ def _story_part(text: Localized | None, style: Style, language: Language) -> lis
 def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
-        when = _when(item.condition.in_language(language), language)
-        advice = f"{item.action.in_language(language)}{when}{_count(entry.counted(item.kind), language)}"
+        when = _condition_text(item.condition.in_language(language), language)
+        advice = f"{item.action.in_language(language)}{when}{_count_text(entry.counted(item.kind), language)}"
         lines += _wrapped(advice, style, f"  {number}. ", "     ")
         how = item.how.in_language(language)
         if how:
@@ -102,10 +102,10 @@ def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
     cross = style.pick("✗", "x")
     for item in entry.dead_ends:
         myth = _MYTH[language == "zh"] if item.myth else ""
-        when = _when(item.condition.in_language(language), language)
+        when = _condition_text(item.condition.in_language(language), language)
         action = item.action.in_language(language) or item.why_fails.in_language(language)
         lines += _wrapped(
-            f"{action}{myth}{when}{_count(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
+            f"{action}{myth}{when}{_count_text(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
         )
         if item.action.in_language(language):
             lines += _wrapped(item.why_fails.in_language(language), style, "    ")
@@ -150,7 +150,7 @@ def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
     return lines
 
 
-def _count(count: Count, language: Language) -> str:
+def _count_text(count: Count, language: Language) -> str:
     if not count.tried:
         return ""
     if language == "zh":
@@ -158,7 +158,7 @@ def _count(count: Count, language: Language) -> str:
     return f" [tried in {count.tried}: worked {count.worked}, failed {count.failed}]"
 
 
-def _when(condition: str, language: Language) -> str:
+def _condition_text(condition: str, language: Language) -> str:
     if not condition:
         return ""
     return f"（{condition}）" if language == "zh" else f" (when {condition})"

@@ -53,19 +53,19 @@ def _plan_sentences(server: FileServer) -> Iterator[str]:
         yield from plan_sentences(shown)
         return
     for plan in server.failing:
-        yield f"It may be put on a {plan.target.gpu.name}, where it will not start. {_why(plan)}".rstrip()
+        yield f"It may be put on a {plan.target.gpu.name}, where it will not start. {_failure_text(plan)}".rstrip()
 
 
 def plan_sentences(plan: Plan) -> Iterator[str]:
     """The verdict of a plan, the beginning of vLLM's error, and the first fixes."""
     yield headline(plan)
-    if why := _why(plan):
+    if why := _failure_text(plan):
         yield why
     for number, advice in enumerate(plan.advice[:MAX_FIXES]):
-        yield f"{'Fix' if number == 0 else 'Or'}: {_fix(advice)}."
+        yield f"{'Fix' if number == 0 else 'Or'}: {_advice_text(advice)}."
 
 
-def _why(plan: Plan) -> str:
+def _failure_text(plan: Plan) -> str:
     failure = plan.memory.failure
     if failure is None:
         return ""
@@ -76,7 +76,7 @@ def _why(plan: Plan) -> str:
     return f"vLLM stops with: {words}.{missing}"
 
 
-def _fix(advice: Advice) -> str:
+def _advice_text(advice: Advice) -> str:
     costs = f" ({advice.trades})" if advice.trades else ""
     return f"{' '.join(any_release_words(advice.flags))}{costs}"
 
@@ -94,7 +94,7 @@ def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
     yield f"{style.paint(diff.name, 'bold')}: {_verdict(diff, style)}"
     width = max((len(change.what) for change in diff.changes), default=0)
     for change in diff.changes:
-        yield f"  {change.what:<{width}}  {change.old} -> {change.new}{_amount(change)}"
+        yield f"  {change.what:<{width}}  {change.old} -> {change.new}{_byte_change_text(change)}"
     if diff.new is not None and not diff.changes and diff.old is not None:
         yield "  nothing that memory depends on has changed"
     for sentence in _new_version_sentences(diff.new):
@@ -111,7 +111,7 @@ def _verdict(diff: ServerDiff, style: Style) -> str:
     return painted if before == after else f"{_SHOWN[before]} -> {painted}"
 
 
-def _amount(change: PlanChange) -> str:
+def _byte_change_text(change: PlanChange) -> str:
     if change.bytes is None:
         return ""
     return f"  ({'+' if change.bytes > 0 else '-'}{human_bytes(abs(change.bytes))})"
@@ -142,7 +142,7 @@ def _markdown_server(diff: ServerDiff) -> Iterator[str]:
         yield "| | before | after | |"
         yield "|---|---|---|---|"
         for change in diff.changes:
-            cells = (change.what, change.old, change.new, _amount(change).strip())
+            cells = (change.what, change.old, change.new, _byte_change_text(change).strip())
             yield f"| {' | '.join(map(_escaped, cells))} |"
         yield ""
     for sentence in _new_version_sentences(diff.new):

@@ -47,8 +47,8 @@ def fragments_text(report: FragmentReport, style: Style) -> str:
         f"{device}, by its {report.reading.source}: {reserved}{human_bytes(state.allocated_bytes)} in use{pieces}."
     )
     lines += ["", *wrap(summary, style.width)]
-    lines += _picture(report, style)
-    lines += ["", *_parts(report, style)]
+    lines += _segment_bar_lines(report, style)
+    lines += ["", *_part_lines(report, style)]
     if advice := advice_of(report):
         lines += ["", *wrap(advice, style.width)]
     return "\n".join(lines) + "\n"
@@ -74,7 +74,7 @@ def advice_of(report: FragmentReport) -> str:
     return f"Set PYTORCH_CUDA_ALLOC_CONF={setting} in the server's environment (PYTORCH_ALLOC_CONF from torch 2.9 on)."
 
 
-def _picture(report: FragmentReport, style: Style) -> list[str]:
+def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
     rows, left_out = segment_rows(report, _MAX_ROWS)
     if not rows:
         return []
@@ -82,25 +82,25 @@ def _picture(report: FragmentReport, style: Style) -> list[str]:
     width = max(len(label) for label in labels)
     lines = [""]
     for row, label in zip(rows, labels, strict=True):
-        lines.append(f"  {label:>{width}}  {_bar(row, style.width - width - 4, style)}")
+        lines.append(f"  {label:>{width}}  {_segment_bar(row, style.width - width - 4, style)}")
     if left_out:
         lines.append(f"  {'':>{width}}  and {plural(left_out, 'smaller segment')}")
     shown = {kind for row in rows for kind, _ in row.runs}
-    legend = "   ".join(f"{_cell(kind, style)} {KINDS[kind][0]}" for kind in KINDS if kind in shown)
+    legend = "   ".join(f"{_kind_cell(kind, style)} {KINDS[kind][0]}" for kind in KINDS if kind in shown)
     return [*lines, f"  {'':>{width}}  {legend}"]
 
 
-def _bar(row: SegmentRow, width: int, style: Style) -> str:
+def _segment_bar(row: SegmentRow, width: int, style: Style) -> str:
     cells = strip(row.runs, width)
-    return "".join(_cell(kind, style) for kind in cells)
+    return "".join(_kind_cell(kind, style) for kind in cells)
 
 
-def _cell(kind: str, style: Style) -> str:
+def _kind_cell(kind: str, style: Style) -> str:
     name, colour, glyph, letter = KINDS[kind]
     return swatch(Segment(name, 1, colour, glyph, letter), style)
 
 
-def _parts(report: FragmentReport, style: Style) -> list[str]:
+def _part_lines(report: FragmentReport, style: Style) -> list[str]:
     rows = []
     for part in report.parts:
         if part.part in ("failed_request", "leak"):  # they have lines of their own
@@ -121,11 +121,11 @@ def _parts(report: FragmentReport, style: Style) -> list[str]:
         merged.append(f"  {human_bytes(site['bytes']):>10}  {site['blocks']:>6,} blocks  {site['place']}")
     failed = report.part("failed_request")
     if failed is not None:
-        merged += ["", *_tried(failed.details, style.width)]
+        merged += ["", *_tried_settings_lines(failed.details, style.width)]
     return merged
 
 
-def _tried(details: dict[str, object], width: int) -> list[str]:
+def _tried_settings_lines(details: dict[str, object], width: int) -> list[str]:
     how = "replayed with other settings" if details.get("replayed") else "by what was free: there is no history of it"
     lines = [f"{'The request' if details.get('asked') else 'The failed request'}, {how}:"]
     for name, word in (("served_by", "served"), ("refused_by", "refused")):

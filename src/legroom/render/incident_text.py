@@ -61,12 +61,12 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
 
 def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: float, style: Style) -> str:
     """The report of one incident: observations, diagnosis, actions, recommendations."""
-    lines = [style.paint(headline(incident), "bold"), *_when(incident, now_s), ""]
-    lines += list(_seen(incident, points, style))
+    lines = [style.paint(headline(incident), "bold"), *_server_and_times(incident, now_s), ""]
+    lines += list(_observation_lines(incident, points, style))
     for title, paragraphs in (
-        ("What was diagnosed", _diagnosed(incident)),
-        ("What was done", _done(incident)),
-        ("What is recommended", _recommended(incident)),
+        ("What was diagnosed", _diagnosis_texts(incident)),
+        ("What was done", _action_texts(incident)),
+        ("What is recommended", _recommendation_texts(incident)),
     ):
         lines += ["", style.paint(title, "bold")]
         for text in paragraphs:
@@ -76,11 +76,11 @@ def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: flo
 
 
 def headline(incident: Incident) -> str:
-    """`Incident 17: The pool is too small for what comes`."""
+    """The title line of an incident with its number."""
     return f"Incident {incident.id}: {incident.title}"
 
 
-def _when(incident: Incident, now_s: float) -> list[str]:
+def _server_and_times(incident: Incident, now_s: float) -> list[str]:
     if incident.closed_s is None:
         end = f"and lasts, for {duration(now_s - incident.opened_s)} by now"
     else:
@@ -88,12 +88,12 @@ def _when(incident: Incident, now_s: float) -> list[str]:
     return [incident.server, f"began {when(incident.opened_s)}, {end}"]
 
 
-def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
+def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
     yield style.paint("What was seen", "bold")
     reason = _finding(incident).get("reason")
     if reason:
         yield from wrap(str(reason), style.width, "  ")
-    yield from _last_lines(incident, style)
+    yield from _exit_and_log_lines(incident, style)
     if len(points) < 2:
         if not incident.detail.get("lines"):
             yield "  No samples are kept of that time."
@@ -101,7 +101,7 @@ def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> I
         yield ""
         for curve in curves(points):
             yield from curve_lines(curve, style)
-        yield axis_line(_axis(points, incident, curve_width(style)), "", style).rstrip()
+        yield axis_line(_axis_with_start_mark(points, incident, curve_width(style)), "", style).rstrip()
     numbers = _finding(incident).get("numbers") or {}
     if numbers:
         yield ""
@@ -111,7 +111,7 @@ def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> I
         )
 
 
-def _last_lines(incident: Incident, style: Style) -> Iterator[str]:
+def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
     """Evidence or last log lines of a server that exited."""
     detail = incident.detail
     if "exit_code" in detail:
@@ -122,7 +122,7 @@ def _last_lines(incident: Incident, style: Style) -> Iterator[str]:
         yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
 
 
-def _axis(points: Sequence[JournalPoint], incident: Incident, width: int) -> str:
+def _axis_with_start_mark(points: Sequence[JournalPoint], incident: Incident, width: int) -> str:
     first, last = points[0].time_s, points[-1].time_s
     at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
     line = [" "] * width
@@ -165,7 +165,7 @@ def _finding(incident: Incident) -> Mapping[str, Any]:
     return finding if isinstance(finding, Mapping) else {}
 
 
-def _diagnosed(incident: Incident) -> Iterator[str]:
+def _diagnosis_texts(incident: Incident) -> Iterator[str]:
     finding = _finding(incident)
     details = [finding, incident.detail, *(note.detail for note in incident.notes)]
     entry, cause = (next((detail[name] for detail in details if detail.get(name)), None) for name in ("entry", "cause"))
@@ -181,7 +181,7 @@ def _diagnosed(incident: Incident) -> Iterator[str]:
         yield "Nothing beyond what was seen."
 
 
-def _done(incident: Incident) -> Iterator[str]:
+def _action_texts(incident: Incident) -> Iterator[str]:
     for action in incident.actions:
         end = (
             f", {action.state} after {duration(action.finished_s - action.begun_s)}"
@@ -195,7 +195,7 @@ def _done(incident: Incident) -> Iterator[str]:
         yield "Nothing: legroom only told."
 
 
-def _recommended(incident: Incident) -> Iterator[str]:
+def _recommendation_texts(incident: Incident) -> Iterator[str]:
     answers = recommendations(incident)
     for answer in answers:
         yield str(answer.get("why", ""))
@@ -270,7 +270,7 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     svg = Svg(760, headline(incident))
     svg.text(24, 34, headline(incident), "ink sans", size=16, bold=True)
     y = 40.0
-    for line in (*_when(incident, now_s), *wrap(str(_finding(incident).get("reason", "")), 88)):
+    for line in (*_server_and_times(incident, now_s), *wrap(str(_finding(incident).get("reason", "")), 88)):
         y += 18
         svg.text(24, y, line, "soft")
     y += 30
@@ -279,11 +279,14 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
         for curve in curves(points):
             draw_curve(svg, y, curve, (560, 26.0 * curve.height))
             y += 26.0 * curve.height + 12
-        _marks(svg, incident, points, top, y - 12)
+        _draw_event_marks(svg, incident, points, top, y - 12)
         svg.text(110, y + 6, when(points[0].time_s), "soft", size=11)
         svg.text(670, y + 6, when(points[-1].time_s), "soft", anchor="end", size=11)
         y += 16
-    for title, paragraphs in (("What was done", _done(incident)), ("What is recommended", _recommended(incident))):
+    for title, paragraphs in (
+        ("What was done", _action_texts(incident)),
+        ("What is recommended", _recommendation_texts(incident)),
+    ):
         y += 26
         svg.text(24, y, title, "ink sans", bold=True)
         for line in (line for text in paragraphs for line in wrap(text, 88, "", "  ")):
@@ -292,7 +295,7 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     return svg.render(y + 24)
 
 
-def _marks(svg: Svg, incident: Incident, points: Sequence[JournalPoint], top: float, bottom: float) -> None:
+def _draw_event_marks(svg: Svg, incident: Incident, points: Sequence[JournalPoint], top: float, bottom: float) -> None:
     first, last = points[0].time_s, points[-1].time_s
     events = [(incident.opened_s, "began")] + ([(incident.closed_s, "over")] if incident.closed_s is not None else [])
     events += [(action.begun_s, action.name) for action in incident.actions]

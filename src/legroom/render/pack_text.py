@@ -22,12 +22,12 @@ _MARGIN = "  "
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
     """The text of `legroom pack`."""
     blocks = [list(answer_lines(result.verdict, _headline(result), style))]
-    blocks += [list(_card(use, result, style)) for use in result.cards]
+    blocks += [list(_card_lines(use, result, style)) for use in result.cards]
     if result.verdict == "does_not_fit":
-        blocks += [list(_failures(result, style)), list(_changes(changes, style))]
+        blocks += [list(_failure_lines(result, style)), list(_change_lines(changes, style))]
     else:
-        blocks += [list(_order(result, style)), list(_commands(result, style))]
-    blocks.append(list(_notes(result, style)))
+        blocks += [list(_start_order_lines(result, style)), list(_command_lines(result, style))]
+    blocks.append(list(_note_lines(result, style)))
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -46,7 +46,7 @@ def _headline(result: PackResult) -> str:
     return f"{servers} on {where}: they start {how}, and after any restart; {left} free at the peak"
 
 
-def _card(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
+def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
     what = "Slice" if use.card.is_slice else "GPU"
     title = f"{what} {use.card.number}: {use.card.gpu.name}, {gib(use.card.gpu.total_bytes)}"
     if result.request.shifts:
@@ -58,7 +58,7 @@ def _card(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
     rows = [tuple(style.paint(word, "dim") for word in ("", "peak", "", "KV cache", "holds"))]
     for name, bytes_ in use.awake:
         pool = pools.get(name, by_name[name].least_pool_bytes)
-        holds = _holds(next((packed for packed in result.packed if packed.name == name), None))
+        holds = _capacity_text(next((packed for packed in result.packed if packed.name == name), None))
         rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", gib(pool), style.paint(holds, "dim")))
     for name, bytes_ in use.asleep:
         rows.append(
@@ -76,7 +76,7 @@ def _card(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
     yield from (_MARGIN + line for line in columns(rows, "<>>><"))
 
 
-def _holds(packed: Packed | None) -> str:
+def _capacity_text(packed: Packed | None) -> str:
     if packed is None or packed.plan.memory.failure:
         return ""
     kv = packed.plan.memory.kv
@@ -90,14 +90,14 @@ def _failing(result: PackResult) -> list[Packed]:
     return [packed for packed in result.packed if packed.plan.memory.failure and not result.short_bytes]
 
 
-def _failures(result: PackResult, style: Style) -> Iterator[str]:
+def _failure_lines(result: PackResult, style: Style) -> Iterator[str]:
     for packed in _failing(result):
         failure = packed.plan.memory.failure
         if failure:
             yield from wrap(f"{packed.name}: {failure.message}", style.width, _MARGIN, _MARGIN * 2)
 
 
-def _changes(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
+def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
     if not changes:
         yield from wrap(
             "No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN
@@ -114,7 +114,7 @@ def _changes(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
         yield from wrap(f"{who}{flags} ({change.why})", style.width, _MARGIN * 2, _MARGIN * 3)
 
 
-def _order(result: PackResult, style: Style) -> Iterator[str]:
+def _start_order_lines(result: PackResult, style: Style) -> Iterator[str]:
     if isinstance(result.order, str):
         return
     first = result.request.shifts[0]
@@ -128,7 +128,7 @@ def _order(result: PackResult, style: Style) -> Iterator[str]:
     )
 
 
-def _commands(result: PackResult, style: Style) -> Iterator[str]:
+def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
     for number, packed in enumerate(result.packed):
         if number:
             yield ""
@@ -147,7 +147,7 @@ def _is_set_by_pack(name: str) -> bool:
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 
 
-def _notes(result: PackResult, style: Style) -> Iterator[str]:
+def _note_lines(result: PackResult, style: Style) -> Iterator[str]:
     notes = dict.fromkeys(note for packed in result.packed for note in packed.plan.notes)
     if result.request.cards[0].is_slice:
         notes["each server gets its slice by CUDA_VISIBLE_DEVICES=MIG-..., the UUID that `nvidia-smi -L` prints"] = None

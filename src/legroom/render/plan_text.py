@@ -39,23 +39,23 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
     """The text of `legroom plan`."""
     blocks = [
         list(answer_lines(plan.verdict, headline(plan), style)),
-        list(_failure(plan, style)),
+        list(_failure_lines(plan, style)),
         [_body_text(plan, style)],
-        list(_advice(plan, style)),
+        list(_advice_lines(plan, style)),
         list(_command_to_run(plan, style)),
-        list(_math(plan, style)) if explain_math else [],
-        list(_notes(plan, style)),
+        list(_working_lines(plan, style)) if explain_math else [],
+        list(_note_lines(plan, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
 def _body_text(plan: Plan, style: Style) -> str:
     """The card, the KV cache and the pipeline stages."""
-    blocks = [list(_card(plan, style)), list(_kv(plan, style)), list(_ranks(plan, style))]
+    blocks = [list(_card_lines(plan, style)), list(_kv_cache_lines(plan, style)), list(_stage_lines(plan, style))]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _failure(plan: Plan, style: Style) -> Iterator[str]:
+def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
     failure = plan.memory.failure
     if failure is None:
         return
@@ -72,7 +72,7 @@ def _failure(plan: Plan, style: Style) -> Iterator[str]:
         yield from wrap(f"What helps: {plan.memory.refused.hint}.", style.width, _MARGIN)
 
 
-def _card(plan: Plan, style: Style) -> Iterator[str]:
+def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
     layout = plan.layout
     rows, width = parts(layout), style.width - 2 * len(_MARGIN)
     segments = [part.segment for part in rows]
@@ -84,7 +84,7 @@ def _card(plan: Plan, style: Style) -> Iterator[str]:
         edge = round(layout.total_bytes / scale_bytes(layout) * width)
         yield _MARGIN + style.paint(ruler(edge, width, f"the card ends here, {gib(layout.total_bytes)}", style), "red")
     yield ""
-    yield from (_MARGIN + line for line in columns(list(_legend(layout, rows, style)), "<<>><"))
+    yield from (_MARGIN + line for line in columns(list(_legend_rows(layout, rows, style)), "<<>><"))
     if any(part.figure and part.figure.kind == "estimated" for part in rows):
         yield from (style.paint(line, "dim") for line in wrap(band_basis_text(plan), style.width, _MARGIN))
 
@@ -103,7 +103,7 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
     return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
 
 
-def _legend(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+def _legend_rows(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)
@@ -115,7 +115,7 @@ def _legend(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterato
         yield (mark, part.name, gib(bytes_), f"{bytes_ / layout.total_bytes:.1%}", style.paint(sure, "dim"))
 
 
-def _kv(plan: Plan, style: Style) -> Iterator[str]:
+def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
     kv = plan.memory.kv
     if kv.shape.is_empty:
         yield from wrap("This model keeps no KV cache: it reads a text whole, in one step.", style.width, _MARGIN)
@@ -127,9 +127,9 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
         ("KV cache", pool_text(kv, "block")),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
         *_concurrent_users(plan),
-        ("longest", _longest(plan)),
+        ("longest", _longest_context_text(plan)),
         *_first_start(plan),
-        ("host", _host(plan)),
+        ("host", _host_memory_text(plan)),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
 
@@ -143,7 +143,7 @@ def _concurrent_users(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "users", ", ".join(words)
 
 
-def _longest(plan: Plan) -> str:
+def _longest_context_text(plan: Plan) -> str:
     """The longest context that fits, and the model's limit where that is lower."""
     fits = plan.memory.kv.longest_len
     limit = max(plan.target.model.max_position_embeddings, plan.settings.max_model_len)
@@ -152,7 +152,7 @@ def _longest(plan: Plan) -> str:
     return f"{count(fits)} tokens is the longest context that fits"
 
 
-def _host(plan: Plan) -> str:
+def _host_memory_text(plan: Plan) -> str:
     """Host memory of the server."""
     needs, limit = plan.host, plan.target.host_limit_bytes
     allowed = f" of {gib(limit, 1)}" if limit is not None else ""
@@ -174,7 +174,7 @@ def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "first start", words
 
 
-def _ranks(plan: Plan, style: Style) -> Iterator[str]:
+def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
     ranks = plan.memory.ranks
     if len(ranks) < 2:
         return
@@ -185,7 +185,7 @@ def _ranks(plan: Plan, style: Style) -> Iterator[str]:
         yield f"{_MARGIN}{rank.rank + 1:>2}  {mini}  weights {gib(rank.weights.bytes)}, KV {gib(rank.kv_cache.bytes)}"
 
 
-def _advice(plan: Plan, style: Style) -> Iterator[str]:
+def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
     if not plan.advice:
         if plan.verdict == "does_not_fit" and plan.advised and not plan.memory.refused:
             gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
@@ -196,10 +196,10 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
     yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
-        yield from _one_advice(number, advice, style)
+        yield from _numbered_advice_lines(number, advice, style)
 
 
-def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
+def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterator[str]:
     after = advice.plan
     flags = " ".join(change_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
@@ -233,7 +233,7 @@ def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
 
 
-def _math(plan: Plan, style: Style) -> Iterator[str]:
+def _working_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield style.paint("The working", "bold")
     for part in parts(plan.layout):
         if part.figure is None:
@@ -265,7 +265,7 @@ def _token_math(plan: Plan, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(text, style.width, _MARGIN * 2))
 
 
-def _notes(plan: Plan, style: Style) -> Iterator[str]:
+def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
     for note in dict.fromkeys(plan.notes):
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
 

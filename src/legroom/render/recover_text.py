@@ -35,7 +35,7 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
     lines += list(snapshot.notes)
     for state, group in groupby(holders, key=lambda holder: holder.state):
         title, colour = _HEADINGS[state]
-        lines += ["", style.paint(title, colour, "bold"), *_rows(list(group), style)]
+        lines += ["", style.paint(title, colour, "bold"), *_holder_lines(list(group), style)]
     if not any(holder.state == "dead" for holder in holders):
         lines += ["", *_no_dead_weight(hidden_text(snapshot, holders), style)]
     lines += _reset_advice(snapshot, style)
@@ -60,13 +60,13 @@ def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
     return ""
 
 
-def _rows(holders: Sequence[Holder], style: Style) -> Iterable[str]:
+def _holder_lines(holders: Sequence[Holder], style: Style) -> Iterable[str]:
     """One row a process; segments with the same reason share a row."""
     groups: dict[tuple[int, str], list[Holder]] = {}
     for holder in holders:
         groups.setdefault((holder.process.pid if holder.process else 0, holder.reason), []).append(holder)
     shown = list(groups.values())[:_MAX_ROWS]
-    table = columns([_cells(group) for group in shown], "<>><")
+    table = columns([_holder_cells(group) for group in shown], "<>><")
     for group, line in zip(shown, table, strict=True):
         yield "  " + line[: style.width - 2]
         yield from (style.paint(words, "grey") for words in wrap(group[0].reason, style.width, "      "))
@@ -75,7 +75,7 @@ def _rows(holders: Sequence[Holder], style: Style) -> Iterable[str]:
         yield f"  and {len(rest)} more: {_sum_text(rest)}"
 
 
-def _cells(group: Sequence[Holder]) -> tuple[str, str, str, str]:
+def _holder_cells(group: Sequence[Holder]) -> tuple[str, str, str, str]:
     first = group[0]
     where = f"PID {first.process.pid}" if first.process else "/dev/shm" if first.segment else ""
     gpu, host = sum(holder.gpu_bytes for holder in group), sum(holder.bytes for holder in group)

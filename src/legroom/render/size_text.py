@@ -33,11 +33,11 @@ def _table(fits: Sequence[Fit], style: Style) -> list[str]:
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_row(fit, style) for fit in fits if fit.plan is not None or fit.short_bytes]
     lines = [f"  {line}" for line in columns(rows, "<>><>><")] if len(rows) > 1 else []
-    footers = list(_footers(fits, style))
+    footers = list(_footer_lines(fits, style))
     return [*lines, *([""] if lines and footers else []), *footers]
 
 
-def _footers(fits: Sequence[Fit], style: Style) -> Iterator[str]:
+def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
     if any(fit.losses for fit in fits):
         yield style.paint("  * gives up something: see --json, or legroom plan --want-context ...", "dim")
     if any(fit.count > NODE_GPUS for fit in fits):
@@ -133,7 +133,7 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     rows = [[style.paint(word, "dim") for word in header]]
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
     lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
-    footers = list(_fleet_footers(report, fleets, style))
+    footers = list(_fleet_footer_lines(report, fleets, style))
     return [*lines, *([""] if lines and footers else []), *footers]
 
 
@@ -146,22 +146,22 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
     return [
         style.pick("▶", ">") if is_best else "",
         fleet.gpu.name + mark,
-        _counts(fleet, style),
+        _gpu_count_text(fleet, style),
         split or style.pick("·", "-"),
         f"{outcome.first_token_p99:.2f}",
         f"{outcome.time_per_token_p99 * 1000:.0f}",
-        *(_usd(usd, style) for usd in money),
+        *(_usd_text(usd, style) for usd in money),
     ]
 
 
-def _counts(fleet: SizedFleet, style: Style) -> str:
+def _gpu_count_text(fleet: SizedFleet, style: Style) -> str:
     low, middle, high = fleet.replicas.times(fleet.gpus_per_replica)
     if low == high:
         return f"{middle:g}"
     return f"{middle:g} ({low or middle:g}{style.pick('–', '-')}{'?' if high is None else f'{high:g}'})"
 
 
-def _usd(money: Money | None, style: Style) -> str:
+def _usd_text(money: Money | None, style: Style) -> str:
     if money is None:
         return style.pick("·", "-")
     low, middle, high = money
@@ -170,7 +170,7 @@ def _usd(money: Money | None, style: Style) -> str:
     return f"{low if low is not None else middle:.2f}{style.pick('–', '-')}{'?' if high is None else f'{high:.2f}'}"
 
 
-def _fleet_footers(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
+def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks = []
     if unmeasured := [fleet.band for fleet in holding if fleet.band and fleet.band.basis == "data_sheet"]:

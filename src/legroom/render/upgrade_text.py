@@ -34,15 +34,15 @@ _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
 def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN) -> str:
     """The text of one server's upgrade; `alerts` are exported alerts that no longer fire on the new release."""
     blocks = (
-        [*_head(made, style)],
-        [*_figures(made)],
-        [*_steps(made.steps, style)],
-        _section("Why the KV cache is not what it was", [*_changes(made, style)], style),
+        [*_headline_lines(made, style)],
+        [*_figure_rows(made)],
+        [*_release_table(made.steps, style)],
+        _section("Why the KV cache is not what it was", [*_kv_change_lines(made, style)], style),
         _section("Beside the budget", [*_byte_lines(made.outside, style)], style),
         _section("Before you compare two logs", [*_paragraphs(made.remarks, style)], style),
-        _section("Flags", [*_flags(made, style)], style),
-        _section("Metrics and alerts", [*_metrics(made, alerts, style)], style),
-        _section("Known memory bugs", [*_bugs(made, style)], style),
+        _section("Flags", [*_flag_lines(made, style)], style),
+        _section("Metrics and alerts", [*_metric_lines(made, alerts, style)], style),
+        _section("Known memory bugs", [*_bug_lines(made, style)], style),
         [*_equivalent_command(made, style)],
     )
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -52,7 +52,7 @@ def _section(title: str, lines: list[str], style: Style) -> list[str]:
     return [style.paint(title, "bold"), *lines] if lines else []
 
 
-def _head(made: Upgrade, style: Style) -> Iterator[str]:
+def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     old, new = made.old, made.new
     model = short_name(old.target.model.name)
     yield style.paint(f"{model}: vLLM {old.target.release} -> {new.target.release}", "bold")
@@ -67,13 +67,13 @@ def _head(made: Upgrade, style: Style) -> Iterator[str]:
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 
 
-def _figures(made: Upgrade) -> list[str]:
+def _figure_rows(made: Upgrade) -> list[str]:
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
     by_name = {change.what: change for change in made.pool}
     for change in made.pool:
         old, new = _figure(change, change.old), _figure(change, change.new)
         if change.what in _ALWAYS_SHOWN or (old != new and not _repeats(change, by_name)):
-            rows.append((change.what, old, new, _difference(change) if old != new else ""))
+            rows.append((change.what, old, new, _difference_text(change) if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
 
 
@@ -91,7 +91,7 @@ def _figure(change: PoolChange, value: float) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _difference(change: PoolChange) -> str:
+def _difference_text(change: PoolChange) -> str:
     if change.is_bytes:
         return _signed(change.new - change.old)
     return f"{change.new / change.old - 1:+.1%}" if change.old else ""
@@ -101,7 +101,7 @@ def _signed(bytes_: float) -> str:
     return f"{'+' if bytes_ > 0 else '-'}{human_bytes(abs(bytes_))}"
 
 
-def _changes(made: Upgrade, style: Style) -> Iterator[str]:
+def _kv_change_lines(made: Upgrade, style: Style) -> Iterator[str]:
     yield from _byte_lines(made.changes, style)
     given = made.old.settings.kv_cache_memory_bytes
     if not made.changes and given is not None:
@@ -122,7 +122,7 @@ def _paragraphs(texts: Sequence[str], style: Style) -> Iterator[str]:
         yield from wrap(text, style.width, "  ")
 
 
-def _flags(made: Upgrade, style: Style) -> Iterator[str]:
+def _flag_lines(made: Upgrade, style: Style) -> Iterator[str]:
     for flag in made.flags:
         instead = f" Instead: {flag.new}." if flag.kind in ("refused", "renamed") and flag.new else ""
         dot = "" if flag.why.endswith(".") else "."
@@ -130,7 +130,7 @@ def _flags(made: Upgrade, style: Style) -> Iterator[str]:
         yield from wrap(f"{name}{flag.why}{dot}{instead}", style.width, "  ", "    ")
 
 
-def _metrics(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str]:
+def _metric_lines(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str]:
     release = made.new.target.release
     for metric in made.metrics:
         if metric.instead:
@@ -145,7 +145,7 @@ def _metrics(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str
         yield from wrap(text + again, style.width, "  ", "    ")
 
 
-def _bugs(made: Upgrade, style: Style) -> Iterator[str]:
+def _bug_lines(made: Upgrade, style: Style) -> Iterator[str]:
     for title, bugs in (("ends", made.bugs_ended), ("begins", made.bugs_begun)):
         for bug in bugs:
             where = "" if bug.memory == "gpu" else " (host memory)"
@@ -182,7 +182,7 @@ def _equivalent_capacity_text(made: Upgrade) -> str:
     )
 
 
-def _steps(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
+def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
     """A table of the releases in between that change a figure."""
     if not steps:
         return []

@@ -63,29 +63,29 @@ def figures(view: ServerView) -> list[tuple[str, str]]:
     blocks = f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
     every = [
         ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}{blocks}"),
-        ("running", _count(view.running)),
-        ("waiting", _count(view.waiting)),
+        ("running", _count_text(view.running)),
+        ("waiting", _count_text(view.waiting)),
         ("preemptions", None if view.preemptions_per_s is None else f"{view.preemptions_per_s:.2f}/s"),
         ("prefix hits", None if view.hit_rate is None else f"{view.hit_rate:.1%}"),
-        ("prompt", _rate(view.prompt_tokens_per_s)),
-        ("generation", _rate(view.generation_tokens_per_s)),
-        ("first token", _pair(view.first_token_p50_s, view.first_token_p99_s)),
-        ("latency", _pair(view.latency_p50_s, view.latency_p99_s)),
+        ("prompt", _token_rate_text(view.prompt_tokens_per_s)),
+        ("generation", _token_rate_text(view.generation_tokens_per_s)),
+        ("first token", _latency_text(view.first_token_p50_s, view.first_token_p99_s)),
+        ("latency", _latency_text(view.latency_p50_s, view.latency_p99_s)),
         ("GPU memory", None if view.memory_used_bytes is None else human_bytes(view.memory_used_bytes)),
         ("forecast", view.forecast.text if view.forecast and view.forecast.text != view.sentence else None),
     ]
     return [(name, text) for name, text in every if text is not None]
 
 
-def _count(number: float | None) -> str | None:
+def _count_text(number: float | None) -> str | None:
     return None if number is None else f"{number:,.0f}"
 
 
-def _rate(per_s: float | None) -> str | None:
+def _token_rate_text(per_s: float | None) -> str | None:
     return None if per_s is None else f"{per_s:,.0f} tokens/s"
 
 
-def _pair(middle: float | None, worst: float | None) -> str | None:
+def _latency_text(middle: float | None, worst: float | None) -> str | None:
     return None if middle is None or worst is None else f"p50 {seconds(middle)}  p99 {seconds(worst)}"
 
 

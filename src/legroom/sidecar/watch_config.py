@@ -198,9 +198,8 @@ def _plan(table: TomlTable) -> PlanDocument | None:
     try:
         return read_plan(str(path), needs=("layout",))
     except LegroomError as error:
-        raise table.error(
-            "plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json"
-        ) from error
+        hint = "write it with: legroom plan ... --json"
+        raise table.error("plan", f"{path} is not the JSON of a plan", hint) from error
 
 
 def _answers(table: TomlTable) -> dict[str, FlagChange]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -161,6 +162,16 @@ def other_value(args: ServeArgs, name: str) -> str | None:
     """The first value of a flag in `others`; None where it is not given."""
     values = other_values(args, name)
     return values[0] if values else None
+
+
+def json_value(args: ServeArgs, name: str) -> Mapping[str, Any] | None:
+    """The JSON object that a flag in `others` holds; None where it is not given or no object."""
+    text = other_value(args, name)
+    try:
+        value = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, Mapping) else None
 
 
 def is_given(args: ServeArgs, name: str) -> bool:

@@ -10,17 +10,28 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.config.fields import LENGTH_NAMES
 from legroom.facts.config.model_config import derived_max_len
+from legroom.facts.config_classes import known_names
 from legroom.facts.flags import default
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.model_sources import load
 from legroom.facts.releases import Release
-from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, draft_name, env_flag, is_given, other_value
+from legroom.vllm.args import (
+    EngineSettings,
+    ServeArgs,
+    draft_method,
+    draft_name,
+    env_flag,
+    is_given,
+    json_value,
+    other_value,
+)
 from legroom.vllm.batching import batching_v0, batching_v1
 from legroom.vllm.cudagraphs import estimate_applied, graph_plan, num_speculative_tokens
 from legroom.vllm.engine_selection import engine_of, runner_of
+from legroom.vllm.precision import activation_dtype, kv_cache_dtype
 from legroom.vllm.setting_checks import check_given, check_length, check_settings
-from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling, uses_sparse_mla
+from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling
 
 
 def served_model(args: ServeArgs) -> Model:
@@ -53,72 +64,6 @@ def config_overrides(args: ServeArgs) -> Mapping[str, Any]:
             except (ValueError, RecursionError):
                 continue
     return given | dict(args.hf_overrides or {})
-
-
-_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
-
-
-def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:
-    """The dtype of activations and unquantized weights, and a sentence where it is not the checkpoint's."""
-    has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
-    asked = (args.dtype or "auto").lower().removeprefix("torch.")
-    if asked == "auto":
-        stored = _DTYPES.get(model.dtype, model.dtype)
-        if stored == "float32":
-            return _narrowed(args, model, release, has_bf16), ""
-        if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
-            return "float16", f"{gpu.name} has no bfloat16: vLLM {release} falls back to float16"
-    elif asked in _DTYPES:
-        stored = _DTYPES[asked]
-    else:
-        raise LegroomError(
-            f"--dtype {args.dtype} is not a precision vLLM knows", "use one of auto, " + ", ".join(_DTYPES)
-        )
-    return stored, ""
-
-
-def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -> str:
-    """The 16-bit dtype that `auto` selects for a float32 checkpoint."""
-    if release.before("0.9.1") or not has_bf16:
-        return "float16"
-    return "float16" if is_pooling(args, model) and release.at_least("0.10.1") else "bfloat16"
-
-
-def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
-    """The resolved KV cache dtype: `auto` follows the checkpoint where the release does; sparse MLA has own formats."""
-    dtype = args.kv_cache_dtype or "auto"
-    if dtype == "auto":
-        dtype = _checkpoint_dtype(model, release)
-    # GLM-5 on data-centre Blackwell: an fp8 cache by default (not in 0.28.0, in 0.32.0).
-    glm_dsa = model.architecture == "GlmMoeDsaForCausalLM" and gpu.compute_capability[0] == 10
-    if dtype == "auto" and glm_dsa and release.at_least("0.30.0"):
-        dtype = "fp8_e4m3"
-    return _sparse_dtype(dtype, gpu, release) if uses_sparse_mla(model) else dtype
-
-
-def _checkpoint_dtype(model: Model, release: Release) -> str:
-    """The checkpoint's KV cache dtype: ModelOpt from 0.11.1 on, compressed-tensors from 0.15.0, NVFP4 from 0.20.0."""
-    stored = model.quantization
-    if stored is None or stored.kv_cache_dtype is None:
-        return "auto"
-    since = "0.11.1" if stored.method.startswith("modelopt") else "0.15.0"
-    if stored.kv_cache_dtype.startswith("nvfp4"):
-        since = "0.20.0"
-    return stored.kv_cache_dtype if release.at_least(since) else "auto"
-
-
-def _sparse_dtype(dtype: str, gpu: Gpu, release: Release) -> str:
-    """The KV cache dtype of DeepSeek sparse attention: FlashMLA's packed fp8_ds_mla where FlashMLA runs."""
-    if dtype == "bfloat16":
-        return "auto"
-    if release.before("0.11.1") and dtype == "auto":
-        return "fp8_ds_mla"
-    major = gpu.compute_capability[0]
-    if dtype == "auto":
-        return "fp8_ds_mla" if major == 12 and release.at_least("0.26.0") else dtype
-    plain_fp8 = dtype.startswith("fp8")
-    # 0.18.0+: Blackwell runs FlashInfer's sparse kernel, which keeps plain fp8.
-    return "fp8_ds_mla" if plain_fp8 and (major != 10 or release.before("0.18.0")) else dtype
 
 
 _LONGROPE_KEY = "original_max_position_embeddings"
@@ -289,12 +234,20 @@ def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool
     allowed = env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
     eagle = draft_method(args.speculative_config) in ("eagle", "eagle3", "mtp")
     against = (
-        is_given(args, "--kv-transfer-config") and release.before("0.22.0"),
+        is_given(args, "--kv-transfer-config")
+        and (release.before("0.22.0") or not _takes_hybrid_manager(args, release)),
         is_given(args, "--kv-events-config") and release.before("0.20.0"),
         chunked and eagle and release.at_least("0.10.0"),
         chunked and release.at_least("0.10.1") and not (release.at_least("0.14.0") if allowed is None else allowed),
     )
     return any(against)
+
+
+def _takes_hybrid_manager(args: ServeArgs, release: Release) -> bool:
+    """Whether the KV connector works with the hybrid manager; one that is not known is taken to."""
+    known, able = (known_names(f"connectors{suffix}", release) for suffix in ("", "_with_hybrid_manager"))
+    name = (json_value(args, "--kv-transfer-config") or {}).get("kv_connector")
+    return name not in known or name in able
 
 
 def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:

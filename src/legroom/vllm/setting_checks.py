@@ -8,6 +8,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
+from legroom.vllm.config_rules import config_refusals
 from legroom.vllm.traits import attention_heads
 
 
@@ -82,6 +83,8 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
     """Refuse combinations that the release's config classes refuse, in their order."""
     for check in (_batched_tokens, _heads, _stages, _block_size, _state_blocks):
         check(settings, model)
+    for vllm_message, hint in config_refusals(settings, model, known_release(settings.release)):
+        raise RefusedByVllm(vllm_message, hint, vllm_message)
 
 
 def _batched_tokens(settings: EngineSettings, model: Model) -> None:

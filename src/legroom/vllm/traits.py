@@ -20,6 +20,7 @@ class _LayerTraits:
     moe: bool
     mla: bool
     sparse_mla: bool
+    compressed_mla: bool
     bidirectional: bool
     slides_everywhere: bool
     chunked: bool
@@ -42,6 +43,7 @@ def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
         moe=any(isinstance(layer.feedforward, Experts) for layer in layers),
         mla=bool(latents),
         sparse_mla=any(mixer.index_heads for mixer in latents),
+        compressed_mla=any(mixer.compress_ratio for mixer in latents),
         bidirectional=bool(attentions) and not any(attention.causal for attention in attentions),
         slides_everywhere=bool(attentions) and all(attention.window for attention in attentions),
         chunked=any(attention.chunk for attention in attentions),
@@ -79,6 +81,11 @@ def uses_sparse_mla(model: Model) -> bool:
     return _traits(model).sparse_mla
 
 
+def is_compressed_mla(model: Model) -> bool:
+    """Whether some layer caches compressed latents (DeepSeek V4)."""
+    return _traits(model).compressed_mla
+
+
 def is_encoder_decoder(model: Model) -> bool:
     """Whether an encoder feeds cross attention (Whisper, BART)."""
     return bool(model.encoder_layers)
@@ -88,6 +95,8 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
     """Whether the server embeds, ranks or classifies rather than generates."""
     if args.runner in ("generate", "pooling"):
         return args.runner == "pooling"
+    if other_value(args, "--convert") in _POOLING_TASKS:
+        return True
     task = other_value(args, "--task")
     if task is not None and task != "auto":
         return task in _POOLING_TASKS
@@ -136,3 +145,19 @@ def has_chunked_attention(model: Model) -> bool:
 def attention_heads(model: Model) -> int | None:
     """The head count that tensor parallelism must divide."""
     return _traits(model).heads
+
+
+_IMAGE_MASKS = {
+    "BagelForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Molmo2ForConditionalGeneration",
+    "Moondream3ForCausalLM",
+    "PaliGemmaForConditionalGeneration",
+}
+
+
+def masks_images(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Whether the tokens of one image see each other in both directions (vLLM's `is_mm_prefix_lm`)."""
+    if not model.modalities or not builds_encoders(args, model, release):
+        return False
+    return model.config.get("use_bidirectional_attention") == "vision" or model.architecture in _IMAGE_MASKS

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from legroom.facts.attention_backends import backend_table
+from legroom.facts.config_classes import accepted_quantizations
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Model, Quantization
+from legroom.facts.model import Experts, Model, Quantization
 from legroom.facts.release_support import (
     amd_methods,
     is_deprecated,
@@ -23,7 +25,8 @@ from legroom.facts.releases import Release, first_release, latest
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
-from legroom.vllm.traits import is_hybrid, is_moe, uses_mla
+from legroom.vllm.attention_selection import backend_refusals
+from legroom.vllm.traits import built_encoders, is_hybrid, is_moe, replicates_encoders, uses_mla
 
 _UNKNOWN = (0, 0)
 
@@ -87,6 +90,8 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
         return
     if settings.engine == "V0" or release.before("0.11.0") or uses_mla(model):
         return
+    if backend_table(release, gpu.compute_capability) is not None:
+        return  # `_attention` knows
     capability = _version(gpu.compute_capability)
     flashinfer_from = (8, 0) if release.at_least("0.24.0") else (7, 5)
     if release.at_least("0.11.1") and gpu.compute_capability >= flashinfer_from:
@@ -144,7 +149,13 @@ _RUNS_ALSO = {
 }
 """Values of --quantization that run a checkpoint's method: each release's `override_quantization_method`."""
 _MARLIN_NAMES = {"gptq": ("gptq_marlin", "marlin"), "awq": ("awq_marlin", "marlin")}
-_ONLINE_SHORTHANDS = ("online", "fp8_per_", "int8_per_", "nvfp4_per_")
+_REQUANTIZING = ("fp8_per_", "int8_per_", "nvfp4_per_")
+_ONLINE_SHORTHANDS = ("online", *_REQUANTIZING)
+_ONLINE_ANY_DTYPE = {"mxfp4"}
+"""Methods whose online form takes dtypes that their checkpoints do not."""
+_MXFP4_GROUP = 32
+_SMALLEST_BLOCK = 32
+"""The rows of the smallest block into which 0.32 cuts the scales of experts."""
 _CONFIG_CLASSES = {
     "compressed-tensors": "CompressedTensorsConfig",
     "quark": "QuarkConfig",
@@ -160,6 +171,9 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
         return
     flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
+    if declared is not None and accepted_quantizations(_checkpoint_kind(declared, model), release) == ():
+        # The checkpoint's method overrides the flag, whatever it says.
+        flag = None
     method = _method_in_use(flag, model, gpu, release)
     if quantization_method(method, release) is None:
         yield _unknown(method, release)
@@ -176,15 +190,27 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
             "add --allow-deprecated-quantization, or use another checkpoint",
         )
     yield from _on_plain(method, declared, model, release)
+    if declared == "gptq" and model.quantization and model.quantization.act_order and release.at_least("0.32.0"):
+        yield Unsupported(
+            _ID,
+            "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with static "
+            "activation ordering or desc_act=False.",
+            "use a checkpoint with desc_act=False",
+        )
     yield from _on_card(method, model, gpu, release)
-    yield from _in_dtype(method, settings.dtype, release)
+    yield from _in_dtype(method, settings.dtype, release, online=model.quantization is None)
+    if declared and is_moe(model) and (settings.given.quantization or "").startswith(_REQUANTIZING):
+        message = "Requantizing checkpoint-quantized MoE layers is not supported."
+        yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
+    yield from _mxfp4_groups(method, settings, model, release)
+    yield from _expert_blocks(settings, model, gpu, release)
 
 
 def _unknown(method: str, release: Release) -> Unsupported:
     package = plugin_of(method, release)
     message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
     if package:
-        return Unsupported(_ID, message, f"vLLM {release} runs {method} with {package} installed", certain=False)
+        return Unsupported(_ID, message, f"install {package}, which brings {method} to vLLM {release}")
     return Unsupported(_ID, message, f"vLLM {release} has no quantization method {method}")
 
 
@@ -259,9 +285,9 @@ def _scheme_name(scheme: Quantization) -> str:
     return "int8" if activations and scheme.weight_bits == 8 else "int_16bit_activations"
 
 
-def _in_dtype(method: str, dtype: str, release: Release) -> Iterator[Unsupported]:
+def _in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
     known = quantization_method(method, release)
-    if known is None or not known.dtypes or dtype in known.dtypes:
+    if known is None or not known.dtypes or dtype in known.dtypes or (online and method in _ONLINE_ANY_DTYPE):
         return
     names = ", ".join(f"torch.{name}" for name in known.dtypes)
     yield Unsupported(
@@ -269,6 +295,42 @@ def _in_dtype(method: str, dtype: str, release: Release) -> Iterator[Unsupported
         f"torch.{dtype} is not supported for quantization method {method}. Supported dtypes: [{names}]",
         f"add --dtype {'half' if known.dtypes[-1] == 'float16' else known.dtypes[-1]}",
     )
+
+
+def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """Experts with a scale per block of weights: a rank holds whole blocks, or parts of 32 rows."""
+    scheme = model.quantization
+    if scheme is None or scheme.block is None or scheme.weight_bits != 8 or settings.enable_expert_parallel:
+        return
+    rows = scheme.block[0]
+    for experts in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Experts)}:
+        shard = experts.intermediate_size // (settings.tensor_parallel_size * settings.data_parallel_size)
+        if shard % rows == 0:
+            continue
+        if release.at_least("0.32.0") and shard % _SMALLEST_BLOCK == 0:
+            if _lacks(gpu, (8, 9)):
+                message = "No FP8 MoE backend supports the deployment configuration."
+                yield Unsupported(_ID, message, "add --enable-expert-parallel, or use a smaller --tensor-parallel-size")
+            continue
+        message = (
+            f"The output_size of gate's and up's weight = {shard} is not divisible by weight quantization block_n = "
+            f"{rows}."
+        )
+        yield Unsupported(_ID, message, "add --enable-expert-parallel, or use a smaller --tensor-parallel-size")
+
+
+def _mxfp4_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """Online MXFP4 quantizes groups of 32 inputs, in the encoders too."""
+    if method != "mxfp4" or model.quantization is not None:
+        return
+    ranks = 1 if replicates_encoders(settings.given) else settings.tensor_parallel_size
+    for encoder in built_encoders(settings.given, model, release):
+        for weight in encoder.weights:
+            inputs = weight.inputs // ranks if weight.split == "in" else weight.inputs
+            if inputs % _MXFP4_GROUP and weight.split:
+                message = f"MXFP4 requires input_size_per_partition ({inputs}) to be divisible by {_MXFP4_GROUP}."
+                yield Unsupported(_ID, message, "use --quantization fp8")
+                return
 
 
 def _declared_method(model: Model) -> str | None:
@@ -299,8 +361,22 @@ def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -
     return own
 
 
+def _checkpoint_kind(declared: str, model: Model) -> str:
+    """The kind of checkpoint that `facts.config_classes` knows by this name."""
+    model_type = model.config.get("model_type")
+    if declared == "fp8" and model_type == "deepseek_v4":
+        return "deepseek_v4"
+    if declared.startswith("modelopt"):
+        own = model.quantization.method if model.quantization else declared
+        return {"modelopt_fp4": "modelopt_nvfp4", "modelopt": "modelopt_fp8"}.get(own, "modelopt_mixed")
+    return declared if declared != "mxfp4" or model_type == "gpt_oss" else "mxfp4 of another model"
+
+
 def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Release) -> bool:
     """Whether --quantization may name this method for a checkpoint that declares another."""
+    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release)
+    if accepted is not None:
+        return not accepted or flag in accepted
     if flag == declared or flag.startswith(_ONLINE_SHORTHANDS) or flag == "humming":
         return True
     scheme = model.quantization
@@ -321,9 +397,13 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own, which transformers marks with its version; a hand-written config may
-    name the quantization imprecisely."""
-    return model.source.startswith("bundled") or "transformers_version" in model.config
+    """Whether the config is a checkpoint's; one given as a dictionary may name the quantization imprecisely."""
+    return model.source != "the given config.json" or "transformers_version" in model.config
 
 
-_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _card)
+def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    for message, hint in backend_refusals(settings, model, gpu, release):
+        yield Unsupported("unsupported_attention_backend", message, hint)
+
+
+_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _card)

@@ -41,7 +41,7 @@ _QUOTES_CAUSE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed w
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One known message in a log, with its figures and where it stands."""
+    """One known message in a log: its figures, line, process and time."""
 
     id: str
     role: Role

@@ -78,7 +78,7 @@ class EndpointProcesses:
             raise Refused(422, f"the log could not be stored: {error.strerror}", "use legroom diagnose FILE") from None
 
     async def warm_up(self) -> None:
-        """Make one plan, so that a worker has loaded its modules before the first request."""
+        """Makes one plan, so that a worker loads its modules before the first request."""
         with suppress(Refused):
             await self.call("plan", b'{"model": "llama-3.1-8b", "gpu": "h100"}')
         self.is_warm.set()

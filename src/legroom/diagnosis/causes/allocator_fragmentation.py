@@ -10,7 +10,7 @@ from legroom.units import GIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """torch's own figures: free and reserved memory cover the request, but no single piece does."""
+    """Assesses fragmentation of torch's allocator: free and reserved memory cover the request, no single piece does."""
     # While a graph is captured only its own pool serves, and nothing is given back: pieces elsewhere are no part of it.
     is_captured = case.site == "graph"
     if (
@@ -38,7 +38,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Expandable segments where they are allowed; else more free memory."""
+    """Fixes: expandable segments where the release and platform allow them, a lower utilization, an upgrade."""
     oom = planner.case.oom
     name = (
         "PYTORCH_ALLOC_CONF"

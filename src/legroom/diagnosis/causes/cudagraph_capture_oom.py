@@ -12,7 +12,7 @@ _GRAPH_BYTES = 3 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """A traceback through capture, or a failure between sizing the KV pool and readiness."""
+    """Assesses a failure of CUDA-graph capture, or between sizing the KV pool and readiness."""
     notice = case.last("capturing")
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
@@ -27,7 +27,7 @@ def examine(case: Case) -> Assessment | None:
             return Assessment(0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure
-    return Assessment(_confidence(case), proof(case.last("profile_v0"), notice, error), _why(case))
+    return Assessment(_confidence(case), proof(case.last("profile_v0"), notice, error), _explanation(case))
 
 
 def _confidence(case: Case) -> float:
@@ -52,7 +52,7 @@ def _confidence(case: Case) -> float:
     return 0.25 if case.site in ("serving", "") else 0.1
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     startup, oom = case.startup, case.oom
     total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
     room = ""
@@ -67,7 +67,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """A smaller pool, or fewer graphs."""
+    """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
     case = planner.case
     oom = case.oom
     # Without a size, as much as the graphs of a dense model take with the default sizes.

@@ -11,7 +11,7 @@ _LABEL = "driver_or_cuda_mismatch"
 
 
 def examine(case: Case) -> Assessment | None:
-    """Messages that name the driver, the toolkit, a library or the architecture."""
+    """Assesses messages that name the driver, the toolkit, a library or the architecture."""
     return assess_lookalike(case, _LABEL)
 
 

@@ -13,7 +13,7 @@ from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """Memory of other processes: printed by the start-up check or by torch, or unexplained by vLLM's own use."""
+    """Assesses memory of other processes: printed by the start-up check or by torch, or unexplained by vLLM."""
     if case.black_box is not None and (recorded := assess_other_processes(case.black_box, case.black_box_line)):
         return recorded
     for assess in (
@@ -148,7 +148,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Free the card, start servers one after the other, or lower the utilization."""
+    """Fixes: free the GPU, start servers one after the other, lower the utilization."""
     case = planner.case
     less = _utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
     free_it = _free_gpu_fix(planner, less)

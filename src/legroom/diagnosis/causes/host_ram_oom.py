@@ -28,7 +28,7 @@ _WEAK = ("ray_worker_died", "died_silently")
 
 
 def examine(case: Case) -> Assessment | None:
-    """The kernel, the container platform, Ray or a failed host allocation reports it."""
+    """Assesses messages of the kernel, the container platform or Ray, and failed host allocations."""
     shares = case.first("cpu_below_desired") or (None if cpu_check_failed(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
@@ -42,7 +42,7 @@ def examine(case: Case) -> Assessment | None:
             continue  # a process that ended is no evidence beside an error
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
-            return Assessment(_confidence(case, error, certainty), proven, _why(case))
+            return Assessment(_confidence(case, error, certainty), proven, _explanation(case))
     if case.has("cuda_oom") and "frame_pin" in case.frames:
         why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
         return Assessment(0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
@@ -84,7 +84,7 @@ def _failed_before(case: Case, error: Evidence) -> bool:
     return any(item.line < error.line for item in reasons)
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     killed = case.first("killed_process")
     if killed:
         anon = killed.facts.get("anon_count")

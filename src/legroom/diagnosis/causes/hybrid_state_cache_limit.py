@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixP
 
 
 def examine(case: Case) -> Assessment | None:
-    """vLLM's own check of state blocks."""
+    """Assesses vLLM's check of state blocks."""
     error = case.first("state_blocks_short")
     if error is None:
         return None

@@ -11,7 +11,7 @@ _FULL = 95.0
 
 
 def examine(case: Case) -> Assessment | None:
-    """vLLM's own warning or counters, or a pool that stays full while requests wait."""
+    """Assesses preemption warnings and counters, and a KV pool that stays full while requests wait."""
     preempted = case.all("preempted")
     failed = case.first("swap_exhausted", "block_pool_guard")
     counted = [
@@ -41,10 +41,10 @@ def examine(case: Case) -> Assessment | None:
         if case.last_error.line > last:
             confidence = 0.3  # preempting goes on for hours and ends nothing; the exception after it did
     proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
-    return Assessment(confidence, proven, _why(case, preempted, waiting or full))
+    return Assessment(confidence, proven, _explanation(case, preempted, waiting or full))
 
 
-def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
+def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
     last = preempted[-1] if preempted else None
     count = last.facts.get("preemptions_count") if last else None
     parts = []
@@ -76,7 +76,7 @@ def _count_or_ratio(item: Evidence, stem: str) -> float:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Admit fewer requests, or make the pool larger."""
+    """Fixes: fewer sequences, a larger pool, shorter requests, fp8 KV cache, more GPUs."""
     case = planner.case
     running = [item.facts.get("running_count") for item in case.all("engine_stats")]
     most = max((count for count in running if isinstance(count, int)), default=0)

@@ -22,16 +22,16 @@ _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little
 
 
 def examine(case: Case) -> Assessment | None:
-    """vLLM's own check, in the wording of any release."""
+    """Assesses vLLM's check that the KV pool holds one request of max_model_len."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     estimate = case.first("estimated_max_len")
     if error is None and estimate is None:
         return None
-    return Assessment(0.93 if error else 0.7, proof(error, estimate), _why(case))
+    return Assessment(0.93 if error else 0.7, proof(error, estimate), _explanation(case))
 
 
 def longest_fitting_len(case: Case) -> int | None:
-    """The length that the log says would fit."""
+    """The longest length that fits according to the log."""
     for id_ in ("kv_tokens_short", "estimated_max_len"):
         if (fits := case.number(id_, "fits_len_count") or 0) > 0:
             return fits
@@ -48,7 +48,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     return wanted, needed, has
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     wanted, needed, has = _printed_shortage(case)
     if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
         return (
@@ -64,7 +64,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """A length that fits, a higher utilization, fewer bytes per token, or more cards."""
+    """Fixes: a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
     larger = larger_pool_fix(planner, 0.75 if fits * _MIN_LENGTH_GAIN < max_len else 0.7)
     # An explicit pool that holds a small part of the length is the error, not the length.

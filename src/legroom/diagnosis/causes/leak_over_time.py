@@ -12,7 +12,7 @@ from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
 
 def examine(case: Case) -> Assessment | None:
-    """The same process, later, with more; never less."""
+    """Assesses memory of a process that only grows."""
     if case.black_box is not None and (recorded := assess_leak(case.black_box, case.black_box_line)):
         return recorded
     series: dict[str, list[tuple[int, Evidence]]] = {}
@@ -52,7 +52,7 @@ def _assess_memory_after_sleep(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
+    """Fixes: a planned restart, another release, bounded caches, fewer graphs."""
     if _assess_memory_after_sleep(planner.case):
         yield from _sleep_fixes()
         return
@@ -89,7 +89,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
-    """The room that was used up lasts as long again after a restart."""
+    """A restart before the memory that the growth used up is used up again."""
     every = duration_text(growth.seconds)
     return Fix(
         "sequence_starts_or_wait",

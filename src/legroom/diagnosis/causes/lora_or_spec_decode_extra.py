@@ -12,7 +12,7 @@ _LARGE_NON_TORCH = int(2.5 * GIB)
 
 
 def examine(case: Case) -> Assessment | None:
-    """The traceback goes through them, they are on, or memory outside torch is larger than a plain server's."""
+    """Assesses LoRA and speculative decoding: in the traceback, enabled, or a large share outside torch."""
     rank = case.first("lora_rank")
     if rank:
         why = (
@@ -41,10 +41,10 @@ def examine(case: Case) -> Assessment | None:
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
-    return Assessment(confidence, proven, _why(case, non_torch if large else None))
+    return Assessment(confidence, proven, _explanation(case, non_torch if large else None))
 
 
-def _why(case: Case, non_torch: int | None) -> str:
+def _explanation(case: Case, non_torch: int | None) -> str:
     if non_torch is not None and case.oom and case.oom.torch_bytes is not None:
         return (
             f"{gib(non_torch)} of the card are used outside torch ({gib(case.oom.total_bytes or 0)} - "
@@ -59,7 +59,7 @@ def _why(case: Case, non_torch: int | None) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Do without, make it smaller, or leave room for it."""
+    """Fixes: a lower utilization, no draft model, fewer adapter slots, fewer sequences, eager mode, more GPUs."""
     case, args = planner.case, planner.known.args
     spec = case.has("spec_on", "frame_spec") or args.speculative_config is not None
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)

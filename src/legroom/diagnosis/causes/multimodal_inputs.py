@@ -10,7 +10,7 @@ from legroom.units import gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """The encoder cache's own message, a traceback through the encoder, or a request larger than the card."""
+    """Assesses the encoder cache's message, a traceback through the encoder, or a request larger than the card."""
     cache = case.first("encoder_cache_short", "mm_item_limit", "mm_tokens_not_enough")
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
@@ -28,7 +28,7 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.5
     if not confidence:
         return None
-    return Assessment(confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _why(case))
+    return Assessment(confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _explanation(case))
 
 
 def _dummy_media_suspected(case: Case) -> bool:
@@ -38,7 +38,7 @@ def _dummy_media_suspected(case: Case) -> bool:
     return bool(oom and not case.site and oom.total_bytes and oom.wanted_bytes > oom.total_bytes // 4)
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     oom = case.oom
     if oom and oom.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
@@ -54,7 +54,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fewer and smaller media; a cache that holds them."""
+    """Fixes: limits for media, a larger encoder cache, a release with a flash kernel, smaller steps."""
     cache = planner.case.first("encoder_cache_short")
     item = cache.facts.get("item_tokens_count") if cache else None
     limit = _bounded_media_fix(planner)

@@ -14,7 +14,7 @@ _DEFAULT_BUFFERS = "unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set"
 
 
 def examine(case: Case) -> Assessment | None:
-    """NCCL reports `out of memory`; other NCCL errors are no memory problem."""
+    """Assesses NCCL's out-of-memory errors; other NCCL errors are no lack of memory."""
     refused = case.first("nccl_register")
     if refused:
         why = (
@@ -40,7 +40,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Smaller or fewer buffers, or room for them."""
+    """Fixes: smaller or fewer buffers, a lower utilization, a free GPU."""
     if planner.case.has("nccl_register"):
         yield from _registration_fix()
         return

@@ -23,7 +23,7 @@ _DECIDING_STEPS = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """The check itself, or accounting lines that already show it."""
+    """Assesses vLLM's check for cache blocks, or accounting lines that show none are left."""
     failed_check = cpu_check_failed(case)
     if failed_check:
         why = (
@@ -46,7 +46,7 @@ def examine(case: Case) -> Assessment | None:
         return None
     proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
     known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
-    return Assessment(0.85 if known else 0.6, proven, _why(case))
+    return Assessment(0.85 if known else 0.6, proven, _explanation(case))
 
 
 def _given_pool_bytes(case: Case) -> int | None:
@@ -64,7 +64,7 @@ def cpu_check_failed(case: Case) -> Evidence | None:
     return case.first("cpu_kv_short") if requested is not None and requested <= 0 else None
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     startup = case.startup
     total, weights, peak = startup.gpu_total_bytes, startup.weights_bytes, startup.activation_bytes
     share = startup.args.gpu_memory_utilization
@@ -86,7 +86,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """A larger budget where the card has room; else smaller weights or peak; else other cards."""
+    """Fixes: a larger budget where the card has free memory; else smaller weights or peak; else other GPUs."""
     failed_check = cpu_check_failed(planner.case)
     if failed_check:
         yield _larger_cpu_share_fix(planner, failed_check)

@@ -37,7 +37,7 @@ _NONE_TYPE_STEP = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """A known look-alike, or an exception without any memory message."""
+    """Assesses known look-alikes, and exceptions without any memory message."""
     error = case.first("profiling_error")
     if (
         error
@@ -84,7 +84,7 @@ def _exception_name(error: Evidence) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """What to do instead of changing memory flags."""
+    """Fixes of the look-alike, or steps to find and report the exception."""
     case = planner.case
     known = list(lookalike_fixes(planner, _LABEL))
     if known:

@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixP
 
 
 def examine(case: Case) -> Assessment | None:
-    """KV usage rises while no request waits or is preempted: cached blocks, not requests."""
+    """Assesses KV usage that rises while no request waits or is preempted: cached prefixes."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
@@ -37,7 +37,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Usually nothing; or a larger pool."""
+    """Fixes: none needed, a larger pool, or prefix caching off."""
     yield Fix(
         "report",
         "Watch vllm:num_requests_waiting and vllm:num_preemptions_total: while both are quiet nothing is wrong.",

@@ -15,7 +15,7 @@ _SMALL_STEP = 2048
 
 
 def examine(case: Case) -> Assessment | None:
-    """The sampler's own message, a traceback through the profile run, or a request as large as dummy inputs."""
+    """Assesses the sampler's message, a traceback through the profile run, or a request as large as dummy inputs."""
     warmup = case.first("sampler_warmup_oom")
     peak_confidence = _peak_left_no_pool(case)
     if not case.is_oom and not peak_confidence:
@@ -26,7 +26,7 @@ def examine(case: Case) -> Assessment | None:
     proven = proof(
         warmup, case.first("torch_oom", "cuda_oom", "hbm_oom"), case.last("weights_loaded"), case.last("profile_v0")
     )
-    return Assessment(confidence, proven, _why(case))
+    return Assessment(confidence, proven, _explanation(case))
 
 
 def _confidence(case: Case) -> float:
@@ -65,7 +65,7 @@ def _peak_left_no_pool(case: Case) -> float:
     return 0.8 if startup.activation_bytes > max(weights // 2, 3 * GIB) else 0.3
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     warmup, oom = case.first("sampler_warmup_oom"), case.oom
     if warmup is not None:
         return (
@@ -105,7 +105,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Smaller dummy inputs: fewer sequences, fewer tokens, limits for media."""
+    """Fixes: fewer sequences, fewer tokens per step, limits for media, a lower utilization, smaller weights."""
     case = planner.case
     if case.site == "warmup" or case.has("hbm_oom"):
         yield _lower_utilization_for_warmup(planner)

@@ -10,7 +10,7 @@ from legroom.units import GIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """A failure in weight conversion or between shards: parameters exist by then, so it is a second copy."""
+    """Assesses a failure in weight conversion or between shards, where only a second copy is allocated."""
     if not case.is_oom and not case.has("backend_workspace"):
         return None
     shards = case.last("shards")
@@ -32,10 +32,12 @@ def examine(case: Case) -> Assessment | None:
     if not confidence:
         return None
     frames = [evidence for evidence in case.evidence if evidence.id == "frame_quant"][-2:]
-    return Assessment(confidence, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _why(case))
+    return Assessment(
+        confidence, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _explanation(case)
+    )
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
     return (
         f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
@@ -45,7 +47,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Another release or checkpoint, so that no second copy is made; or room for it."""
+    """Fixes: another release, a quantized checkpoint, a lower utilization, more GPUs."""
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     before = earlier_release(planner.known.release) if planner.known.release_known else None
     yield Fix(

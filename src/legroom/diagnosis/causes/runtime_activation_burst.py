@@ -12,7 +12,7 @@ from legroom.units import GIB, gib, human_bytes
 
 
 def examine(case: Case) -> Assessment | None:
-    """An allocation that fails inside a model step, after the server was ready."""
+    """Assesses an allocation that fails in a model step after the server was ready."""
     if case.black_box is not None and (recorded := assess_burst(case.black_box, case.black_box_line)):
         return recorded
     if not case.is_oom:
@@ -27,7 +27,7 @@ def examine(case: Case) -> Assessment | None:
     proven = proof(
         case.first("torch_oom", "cuda_oom", "torch_oom_unsized"), case.first("engine_dead"), case.first("frame_logits")
     )
-    return Assessment(confidence, proven, _why(case))
+    return Assessment(confidence, proven, _explanation(case))
 
 
 def _confidence(case: Case) -> float:
@@ -56,7 +56,7 @@ def _was_running(case: Case) -> bool:
     return case.has("engine_dead", "failed_execution_dump") or (by_the_loop and not case.site)
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     oom = case.oom
     if oom is None:
         return "A model step of real traffic needed more than what was left beside the KV cache."
@@ -73,7 +73,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """More room outside the pool, or smaller steps."""
+    """Fixes: a lower utilization, smaller steps, fewer log-probabilities, more GPUs."""
     case, args = planner.case, planner.known.args
     oom = case.oom
     need = step_shortage_bytes(planner)

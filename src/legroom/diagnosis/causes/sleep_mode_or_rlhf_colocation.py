@@ -10,7 +10,7 @@ from legroom.units import GIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """The sleep-mode allocator's own error, a wake-up in the traceback, or a trainer around the engine."""
+    """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
     cumem = case.first("cumem_oom")
     trainer = case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
@@ -40,7 +40,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Leave the trainer its share; wake in the right order."""
+    """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
     share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2)
     lower = planner.plan_change(
         "lower_util",

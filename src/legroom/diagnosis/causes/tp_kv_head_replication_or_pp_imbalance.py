@@ -10,7 +10,7 @@ from legroom.units import gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """KV sizes or weights that differ between ranks; or a pipeline together with a pool that is too small."""
+    """Assesses KV sizes or weights that differ between ranks, or pipeline stages with too small a pool."""
     pools = _last_value_by_process(case, "available_kv", "available_bytes")
     weights = _last_value_by_process(case, "weights_loaded", "weights_bytes")
     error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")

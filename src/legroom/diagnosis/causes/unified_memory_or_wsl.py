@@ -20,7 +20,7 @@ _SHORTAGES = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """The driver got no pages, free memory could not be allocated, or a shared-memory platform ran short."""
+    """Assesses a driver without pages, free memory that could not be allocated, or a shared-memory platform."""
     driver = case.first("driver_no_memory", "tegra_assert")
     if driver:
         why = (
@@ -81,7 +81,7 @@ def _has_much_free(case: Case) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Free the memory that CPU and GPU share."""
+    """Fixes: drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
     case = planner.case
     drop = Fix(
         "drop_page_cache",

@@ -12,7 +12,7 @@ from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """An allocation that fails while modules are created is a parameter."""
+    """Assesses an allocation that fails while the model is built or loaded: a parameter."""
     oom = case.oom
     if not case.is_oom or (oom and (oom.larger_than_card or oom.free_exceeds_request)):
         return None
@@ -20,7 +20,7 @@ def examine(case: Case) -> Assessment | None:
     if not confidence:
         return None
     proven = proof(case.first("load_oom_hint"), case.first("torch_oom", "cuda_oom"), case.last("shards"))
-    return Assessment(confidence, proven, _why(case))
+    return Assessment(confidence, proven, _explanation(case))
 
 
 def _confidence(case: Case) -> float:
@@ -48,7 +48,7 @@ def _nothing_was_freed(case: Case) -> bool:
     return tight and oom.torch_bytes > oom.total_bytes * 0.8 and oom.wanted_bytes < oom.total_bytes // 10
 
 
-def _why(case: Case) -> str:
+def _explanation(case: Case) -> str:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
@@ -60,7 +60,7 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fewer bytes of weights, or more cards; no flag of the KV cache helps."""
+    """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     fewer_bits = "A checkpoint with weights in fewer bits fits."
     smaller = planner.extend_until_fits(
         planner.pull_lever("quantized weights", fewer_bits, 0.7), fewer_bits, confidence=0.7

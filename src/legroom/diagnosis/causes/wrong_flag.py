@@ -25,12 +25,12 @@ _REFUSED = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """A refusal by the argument parser or the engine."""
+    """Assesses a refusal by the argument parser or the engine."""
     error = case.first(*_REFUSED)
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
     confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
-    return Assessment(confidence, proof(error), _why(error.id, {**error.facts}))
+    return Assessment(confidence, proof(error), _explanation(error.id, {**error.facts}))
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
@@ -47,7 +47,7 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
     return Assessment(0.55 if quiet else 0.3, proof(ignored), f"{what} is ignored in this release.")
 
 
-def _why(id_: str, facts: dict[str, object]) -> str:
+def _explanation(id_: str, facts: dict[str, object]) -> str:
     if id_ == "unrecognized_arguments":
         return f"vLLM does not know {facts.get('words')}: misspelt, of another release, or not a flag at all."
     if id_ == "len_over_derived":
@@ -80,7 +80,7 @@ def _why(id_: str, facts: dict[str, object]) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """The right flag where the release's facts have it."""
+    """Fixes: the right flag of the release, or its removal."""
     from legroom.diagnosis.fixes.flag_repair import refusal_fixes  # only for a refused flag
 
     yield from lookalike_fixes(planner, "wrong_flag")

@@ -53,9 +53,8 @@ def vendor(server: ExportedServer) -> str:
     name = server.plan.gpu.name
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:
-        raise LegroomError(
-            f"vllm/vllm-openai is built for NVIDIA cards, not for {name}", "name the image of yours with --image"
-        )
+        hint = "name the image of yours with --image"
+        raise LegroomError(f"vllm/vllm-openai is built for NVIDIA cards, not for {name}", hint)
     return maker
 
 

@@ -26,9 +26,8 @@ def _lines(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines(*headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:
-            raise LegroomError(
-                f"the value of {line.name} has several lines", "an environment file holds one line per variable"
-            )
+            hint = "an environment file holds one line per variable"
+            raise LegroomError(f"the value of {line.name} has several lines", hint)
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"{line.name}={line.value}"
     for name in server.secrets:

@@ -161,10 +161,8 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
     """The validated options that all deployment formats share."""
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
-        raise LegroomError(
-            f"--name {name!r} is not a name",
-            "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat",
-        )
+        hint = "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat"
+        raise LegroomError(f"--name {name!r} is not a name", hint)
     return ServerOptions(
         name=name,
         disk_bytes_s=parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),

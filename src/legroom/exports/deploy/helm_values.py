@@ -73,15 +73,11 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def _check(server: ExportedServer) -> None:
     if server.address.tls:
-        raise LegroomError(
-            "the router of the chart speaks plain http to its servers",
-            "leave out --ssl-*, or use legroom export kubernetes",
-        )
+        hint = "leave out --ssl-*, or use legroom export kubernetes"
+        raise LegroomError("the router of the chart speaks plain http to its servers", hint)
     if containers.needs_legroom(server):
-        raise LegroomError(
-            "the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY",
-            "use legroom export kubernetes, or leave them out",
-        )
+        hint = "use legroom export kubernetes, or leave them out"
+        raise LegroomError("the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY", hint)
     flag = flags_of(server.release).get("--enable-prefix-caching")
     if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
         raise LegroomError(

@@ -78,10 +78,8 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
     if containers.needs_legroom(server):
         raise LegroomError("KServe's template has no place for a guard or a sidecar", "use legroom export kubernetes")
     if over.ray or (over.nodes > 1 and not over.engines_per_node):
-        raise LegroomError(
-            "ranks of one copy over several nodes are not exported for KServe",
-            "use legroom export kubernetes, or data parallelism over the nodes",
-        )
+        hint = "use legroom export kubernetes, or data parallelism over the nodes"
+        raise LegroomError("ranks of one copy over several nodes are not exported for KServe", hint)
     if over.answers_everywhere:
         raise LegroomError(
             "KServe's template starts all nodes but the first with --headless: only the first takes requests",

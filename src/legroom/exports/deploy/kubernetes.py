@@ -78,10 +78,8 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
     replicas = _count(options, "replicas", 1)
     most = _count(options, "autoscale", 0)
     if most and most <= replicas:
-        raise LegroomError(
-            f"--autoscale {most} leaves nothing to scale: {replicas} run already",
-            f"name more than {replicas}, or leave it out",
-        )
+        hint = f"name more than {replicas}, or leave it out"
+        raise LegroomError(f"--autoscale {most} leaves nothing to scale: {replicas} run already", hint)
     pods = max(replicas, most) * nodes
     cache = options.get("cache") or ("pod" if pods > 1 else "claim")
     if cache == "pod" and keeps_volumes:
@@ -159,10 +157,8 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSetti
     if settings.restricted:
         check_restricted(server, on_the_node(server))
     if over.ray and settings.several:
-        raise LegroomError(
-            "a RayCluster is one server, and several replicas were asked for",
-            "export it again under another --name, or use --nnodes in place of Ray",
-        )
+        hint = "export it again under another --name, or use --nnodes in place of Ray"
+        raise LegroomError("a RayCluster is one server, and several replicas were asked for", hint)
     return server, settings, over
 
 

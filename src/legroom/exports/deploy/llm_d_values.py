@@ -34,9 +34,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         what = "a model in a folder" if server.local_model else "a guard or a sidecar"
         raise LegroomError(f"the chart has no place for {what}", "use legroom export kubernetes")
     if over.nodes > 1:
-        raise LegroomError(
-            "a server over several nodes is not exported for llm-d's chart", "use legroom export kubernetes"
-        )
+        hint = "use legroom export kubernetes"
+        raise LegroomError("a server over several nodes is not exported for llm-d's chart", hint)
     remarks = (
         "Values for the chart llm-d-modelservice of llm-d.",
         *containers.head(server),

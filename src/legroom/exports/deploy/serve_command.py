@@ -182,10 +182,8 @@ def check_probes(words: ServeCommand) -> None:
             )
     phrase = words.get("--ssl-cert-reqs")
     if phrase is not None and phrase.value == "2" and address_of(words).tls:
-        raise LegroomError(
-            "--ssl-cert-reqs 2 asks every client for a certificate, and a health check has none",
-            "leave it out, or export a script and watch the server yourself",
-        )
+        hint = "leave it out, or export a script and watch the server yourself"
+        raise LegroomError("--ssl-cert-reqs 2 asks every client for a certificate, and a health check has none", hint)
 
 
 def check_reachable(words: ServeCommand) -> None:
@@ -198,7 +196,5 @@ def check_reachable(words: ServeCommand) -> None:
             "leave out --uds and use --port",
         )
     if address.host not in _ALL_ADDRESSES:
-        raise LegroomError(
-            f"--host {address.host} is not reached from outside the container",
-            "leave out --host, and publish the port on an address of the host instead",
-        )
+        hint = "leave out --host, and publish the port on an address of the host instead"
+        raise LegroomError(f"--host {address.host} is not reached from outside the container", hint)

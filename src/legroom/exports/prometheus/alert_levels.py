@@ -114,7 +114,6 @@ def _speed_up(text: str | None) -> float:
     except ValueError:
         factor = 0.0
     if not 1 <= factor <= MOST_SPEED_UP:
-        raise LegroomError(
-            f"--speed-up {text!r} is not a factor from 1 to {MOST_SPEED_UP:g}", "write it like --speed-up 20"
-        )
+        hint = "write it like --speed-up 20"
+        raise LegroomError(f"--speed-up {text!r} is not a factor from 1 to {MOST_SPEED_UP:g}", hint)
     return factor

@@ -229,9 +229,8 @@ def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:
     labels = {"app.kubernetes.io/part-of": "legroom"}
     for text in options.get("operator_label") or ():
         if not _LABEL.fullmatch(text):
-            raise LegroomError(
-                f"--operator-label {text!r} is not a label", "write it like --operator-label release=kube-prometheus"
-            )
+            hint = "write it like --operator-label release=kube-prometheus"
+            raise LegroomError(f"--operator-label {text!r} is not a label", hint)
         key, _, value = text.partition("=")
         labels[key] = value
     namespace = options.get("namespace")

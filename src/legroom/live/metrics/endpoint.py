@@ -105,9 +105,8 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         usable = False
     if not usable:
-        raise LegroomError(
-            f"{masked_url(url)} is not the address of a server", "write it like http://host:8000 (http or https)"
-        )
+        hint = "write it like http://host:8000 (http or https)"
+        raise LegroomError(f"{masked_url(url)} is not the address of a server", hint)
     return parts
 
 

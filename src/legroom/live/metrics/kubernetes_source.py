@@ -90,9 +90,8 @@ def _connected(context: str | None) -> Any:
         try:
             config.load_kube_config(context=context)
         except (config.ConfigException, OSError) as error:
-            raise LegroomError(
-                "no Kubernetes cluster is configured here", "set KUBECONFIG, or run inside the cluster", UNREACHABLE
-            ) from error
+            hint = "set KUBECONFIG, or run inside the cluster"
+            raise LegroomError("no Kubernetes cluster is configured here", hint, UNREACHABLE) from error
     return client.CoreV1Api()
 
 

@@ -275,9 +275,8 @@ class PrometheusSource:
                 rows = [(entry["metric"], float(entry["value"][1])) for entry in entries]
             return rows, float(entries[0]["value"][0]) if entries else None
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ScrapeFailed(
-                "not_metrics", f"{self.server} does not answer like a Prometheus", "give the address of its HTTP API"
-            ) from error
+            hint = "give the address of its HTTP API"
+            raise ScrapeFailed("not_metrics", f"{self.server} does not answer like a Prometheus", hint) from error
 
 
 async def _all_of(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
@@ -350,9 +349,8 @@ def _checked(matchers: str) -> str:
     """Validated PromQL label matchers, without braces."""
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):
-        raise LegroomError(
-            f"{matchers!r} is not a list of label matchers", 'write them like namespace="prod",job=~"vllm.*"'
-        )
+        hint = 'write them like namespace="prod",job=~"vllm.*"'
+        raise LegroomError(f"{matchers!r} is not a list of label matchers", hint)
     return text
 
 

@@ -183,9 +183,8 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
     lines = _lines(path)
     header = _entry(next(lines, ""))
     if header is None or header.get("legroom") != "recording":
-        raise LegroomError(
-            f"{path} is not a recording made by legroom", "make one with: legroom watch URL --record FILE"
-        )
+        hint = "make one with: legroom watch URL --record FILE"
+        raise LegroomError(f"{path} is not a recording made by legroom", hint)
     for number, line in enumerate(lines, start=2):
         entry = _entry(line)
         if entry is None and next(lines, None) is None:

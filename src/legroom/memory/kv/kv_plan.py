@@ -113,7 +113,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
     needed = shape.needed_bytes(max(length, 1), tightest)
     return KvPlan(
         num_blocks=blocks,
-        block_size=shape.block_size,
+        block_size=_block_size(shape, length),
         tokens=_tokens(shape, printed, concurrency, length),
         max_concurrency=concurrency,
         bytes_per_block=shape.stages[tightest].bytes_per_block,
@@ -141,6 +141,13 @@ def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int
         return override
     width = shape.stages[stage].bytes_per_block
     return max(available_bytes, 0) // width if width else LONGEST_LEN
+
+
+def _block_size(shape: KvShape, length: int) -> int:
+    """The block size, which is a whole request where every layer keeps a recurrent state (0.32+)."""
+    groups = shape.stages[0].groups
+    whole = groups and all(group.block_size == WHOLE_REQUEST for group in groups)
+    return length if whole and shape.release.at_least("0.32.0") else shape.block_size
 
 
 def _concurrency(shape: KvShape, blocks: int, length: int) -> float:

@@ -117,10 +117,8 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
     ranks, copies = math.prod(sizes), int(args.get("data_parallel_size") or 1)
     if words.get(_MANY_PORTS):
-        raise LegroomError(
-            f"{_MANY_PORTS} opens a port for every copy, and one Service has one port",
-            "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port",
-        )
+        hint = "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port"
+        raise LegroomError(f"{_MANY_PORTS} opens a port for every copy, and one Service has one port", hint)
     if _is_ray(words):
         nodes = max(1, math.ceil(ranks * copies / gpus_per_node))
         return plan, NodeSpread(nodes, ray=nodes > 1)
@@ -131,16 +129,12 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
         return plan, NodeSpread(nodes, answers_everywhere=everywhere)
     local = 1 if external else words.count("--data-parallel-size-local")
     if local == 0:
-        raise LegroomError(
-            "--data-parallel-size-local 0 computes nothing on the first node",
-            "leave it out: every node of a group has the same number of copies",
-        )
+        hint = "leave it out: every node of a group has the same number of copies"
+        raise LegroomError("--data-parallel-size-local 0 computes nothing on the first node", hint)
     if local is not None and local < copies:
         if copies % local:
-            raise LegroomError(
-                f"{copies} copies do not make whole nodes of {local}",
-                "choose a --data-parallel-size-local that divides",
-            )
+            hint = "choose a --data-parallel-size-local that divides"
+            raise LegroomError(f"{copies} copies do not make whole nodes of {local}", hint)
         return plan, NodeSpread(copies // local, False, local, everywhere or external, external)
     return _split(plan, words, ranks, copies, gpus_per_node)
 
@@ -169,17 +163,14 @@ def _split(
 
 def _check_divides(cards: int, nodes: int) -> None:
     if cards % nodes:
-        raise LegroomError(
-            f"{cards} cards do not divide into {nodes} nodes alike", "choose parallel sizes whose product does"
-        )
+        hint = "choose parallel sizes whose product does"
+        raise LegroomError(f"{cards} cards do not divide into {nodes} nodes alike", hint)
 
 
 def _check_flag(flag: str, plan: PlanDocument) -> None:
     if flag not in flags_of(plan.release):
-        raise LegroomError(
-            f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray",
-            "add --distributed-executor-backend ray, or use a release from 0.11.1 on",
-        )
+        hint = "add --distributed-executor-backend ray, or use a release from 0.11.1 on"
+        raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)
 
 
 def _is_ray(words: ServeCommand) -> bool:

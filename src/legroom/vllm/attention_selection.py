@@ -1,0 +1,152 @@
+"""The attention backend that a release selects for each kind of layer, and why none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.facts.attention_backends import BackendTable, LayerNeeds, backend_table
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Attention, LatentAttention, Model, attending, with_kv_heads
+from legroom.facts.releases import Release
+from legroom.vllm.args import EngineSettings, is_given
+from legroom.vllm.precision import requested_cache_dtype
+from legroom.vllm.traits import has_state, masks_images
+
+
+def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
+    """(vLLM's message, hint) of each kind of layer for which no backend is left."""
+    table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
+    if table is None:
+        return
+    if settings.prefill_context_parallel_size > 1 and has_state(model):
+        yield (
+            "PCP requires attention backend support, but the backend of the recurrent layers does not support PCP.",
+            "leave --prefill-context-parallel-size out",
+        )
+    named = _named(settings) or _forced(model, table)
+    if named and named not in table.names:
+        message = (
+            f"Backend {named} must be registered before use. Use register_backend(Backend.{named}, 'your.module.Class')"
+        )
+        yield message, "leave --attention-backend out"
+        return
+    for needs in dict.fromkeys(_needs(settings, model, gpu, release)):
+        yield from _refusal(needs, named, table, gpu)
+
+
+def _refusal(needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu) -> Iterator[tuple[str, str]]:
+    if named:
+        reasons = table.reasons_against(named, needs)
+        if reasons:
+            message = (
+                f"Selected backend AttentionBackendEnum.{named} is not valid for this configuration. Reason: {reasons}"
+            )
+            yield message, f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}"
+            return
+    against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
+    chosen = next((name for name, reasons in against.items() if not reasons), None)
+    if chosen is None:
+        shown = ", ".join(f"{name}: [{', '.join(reasons)}]" for name, reasons in against.items())
+        message = f"No valid attention backend found for cuda with {_shown(needs)}. Reasons: {{{shown}}}."
+        yield message, _hint(needs, table)
+    elif chosen in ("TRITON_ATTN", "TRITON_MLA"):
+        yield from _triton_on_old_card(chosen, needs, gpu)
+
+
+def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """Triton's kernels read an FP8 cache from capability 8.9 on and a bfloat16 one from 8.0 on."""
+    capability = gpu.compute_capability
+    for prefix, name, needed in (("fp8", "FP8", (8, 9)), ("bfloat16", "bfloat16", (8, 0))):
+        if needs.kv_cache_dtype.startswith(prefix) and capability < needed:
+            backend = "Triton attention backend" if chosen == "TRITON_ATTN" else "Triton MLA backend"
+            other = "float16" if capability < (8, 0) else "bfloat16"
+            yield (
+                f"{name} KV cache is not supported by the {backend} on {gpu.name} (compute capability "
+                f"{capability[0]}.{capability[1]}). Re-run with --kv-cache-dtype {other}.",
+                f"use --kv-cache-dtype {other}",
+            )
+
+
+def _named(settings: EngineSettings) -> str:
+    name = settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or ""
+    return "" if name.lower() == "auto" else name.upper()
+
+
+def _forced(model: Model, table: BackendTable) -> str:
+    """Gemma-4's two head sizes run on Triton where FlashAttention 4, which masks images, does not."""
+    heads = {mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.layers)}
+    if not model.architecture.startswith("Gemma4") or len(heads) < 2:
+        return ""
+    return "" if table.masks_images("FLASH_ATTN") else "TRITON_ATTN"
+
+
+def _runs(table: BackendTable, needs: LayerNeeds) -> str:
+    return next((name for name in table.in_order(needs) if not table.reasons_against(name, needs)), "")
+
+
+def _hint(needs: LayerNeeds, table: BackendTable) -> str:
+    """The one setting without which a backend runs the layer."""
+    from dataclasses import replace
+
+    without: tuple[tuple[str, Any, str], ...] = (
+        ("prefill_context_parallel", False, "leave --prefill-context-parallel-size out"),
+        ("decode_context_parallel", False, "leave --decode-context-parallel-size out"),
+        ("kv_cache_dtype", "auto", "leave --kv-cache-dtype out"),
+        ("block_size", None, "leave --block-size out"),
+        ("dtype", "bfloat16", "use --dtype bfloat16"),
+        ("dtype", "float16", "use --dtype float16"),
+    )
+    for name, value, hint in without:
+        changed = replace(needs, **{name: value})
+        if changed != needs and _runs(table, changed):
+            return hint
+    return "no backend of this release runs the model on this card"
+
+
+def _shown(needs: LayerNeeds) -> str:
+    return (
+        f"AttentionSelectorConfig(head_size={needs.head_size}, dtype=torch.{needs.dtype}, "
+        f"kv_cache_dtype={needs.kv_cache_dtype}, block_size={needs.block_size}, use_mla={needs.mla}, "
+        f"has_sink={needs.sinks}, use_sparse={needs.sparse}, use_pcp={needs.prefill_context_parallel}, "
+        f"use_dcp={needs.decode_context_parallel})"
+    )
+
+
+def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:
+    """What the attention layers ask for; layers that bring their own backend are left out."""
+    common: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "kv_cache_dtype": requested_cache_dtype(settings.given, model, gpu, release),
+        "block_size": settings.block_size,
+        "kv_connector": is_given(settings.given, "--kv-transfer-config"),
+        "prefill_context_parallel": settings.prefill_context_parallel_size > 1,
+        "decode_context_parallel": settings.decode_context_parallel_size > 1,
+    }
+    prefix = masks_images(settings.given, model, release)
+    for mixer in attending(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)):
+        if isinstance(mixer, LatentAttention):
+            if not (mixer.compress_ratio or mixer.window):
+                sparse = bool(mixer.index_heads or mixer.index_head_dim)
+                yield LayerNeeds(mixer.latent_width, mla=True, sparse=sparse, shape=_shape(mixer), **common)
+        elif not mixer.index_head_dim and mixer.v_head_dim == mixer.head_dim:
+            yield LayerNeeds(
+                mixer.head_dim,
+                sinks=mixer.sinks,
+                mm_prefix=prefix,
+                attention_type=_attention_type(mixer),
+                sliding_window=mixer.window is not None,
+                **common,
+            )
+
+
+def _shape(mixer: LatentAttention) -> str:
+    if not mixer.qk_rope_head_dim:
+        return "no_rope"
+    return {128: "deepseek", 192: "glm"}.get(mixer.qk_nope_head_dim, "small")
+
+
+def _attention_type(mixer: Attention) -> str:
+    if mixer.cross:
+        return "encoder_decoder"
+    return "decoder" if mixer.causal else "encoder_only"

@@ -1,0 +1,381 @@
+"""What vLLM's config classes refuse: bounds and choices of their fields, and settings that exclude each other.
+
+Bounds, choices, names and interfaces are generated from vLLM's code (`facts.config_classes`); a release whose code was
+not asked is not checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from legroom.facts.config_classes import config_class, field_of_flag, interfaces, known_names
+from legroom.facts.flags import flag_name
+from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
+from legroom.facts.releases import Release
+from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, other_value
+from legroom.vllm.flag_values import FIELDS
+from legroom.vllm.traits import (
+    attention_heads,
+    built_encoders,
+    has_state,
+    is_attention_free,
+    is_compressed_mla,
+    is_moe,
+    is_pooling,
+    replicates_encoders,
+    uses_mla,
+)
+
+Refusal = tuple[str, str]
+"""vLLM's message, and what to do."""
+
+_JSON_FLAGS = {
+    "speculative_config": "SpeculativeConfig",
+    "compilation_config": "CompilationConfig",
+    "kv_transfer_config": "KVTransferConfig",
+    "eplb_config": "EPLBConfig",
+}
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("greater than or equal to", lambda value, bound: value >= bound),
+    "gt": ("greater than", lambda value, bound: value > bound),
+    "le": ("less than or equal to", lambda value, bound: value <= bound),
+    "lt": ("less than", lambda value, bound: value < bound),
+}
+
+
+def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """What the release's config classes refuse, in their order."""
+    args = settings.given
+    if not config_class("SchedulerConfig", release):
+        return
+    yield from _fields(args, release)
+    for rule in (
+        _names,
+        _dtype,
+        _media,
+        _runner,
+        _parallel,
+        _shards,
+        _context_parallel,
+        _experts,
+        _routed_experts,
+        _lora,
+        _scheduler,
+        _speculation,
+        _cache,
+    ):
+        yield from rule(settings, model, release)
+
+
+def _fields(args: ServeArgs, release: Release) -> Iterator[Refusal]:
+    """Each given value against the bounds and choices of its field."""
+    for dest, value in _given(args):
+        rule = field_of_flag(dest, release)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield from _out_of_bounds(dest, value, rule, flag_name(dest))
+    for dest, class_name in _JSON_FLAGS.items():
+        value = _json_value(args, dest)
+        if value is None:
+            continue
+        fields = config_class(class_name, release)
+        for key, item in value.items():
+            yield from _json_field(class_name, key, item, fields)
+
+
+def _json_field(class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
+    rule = fields.get(key)
+    flag = "--" + next(dest for dest, name in _JSON_FLAGS.items() if name == class_name).replace("_", "-")
+    if rule is None:
+        near = ", ".join(sorted(fields)[:6])
+        yield f"{class_name}: {key}: Unexpected keyword argument", f"{flag} has no key {key}; it has {near} ..."
+        return
+    choices = rule.get("choices")
+    if choices and item is not None and not _is_choice(item, choices):
+        shown = ", ".join(repr(choice) for choice in choices if choice is not None)
+        yield f"{class_name}: {key}: Input should be one of {shown}", f"give {flag} one of {shown} as {key}"
+    elif isinstance(item, int | float) and not isinstance(item, bool):
+        yield from _out_of_bounds(key, item, rule, f"{key} of {flag}")
+
+
+def _is_choice(item: Any, choices: list[Any]) -> bool:
+    """Names of an enum are taken in any case, and its members by number."""
+    if item in choices or (isinstance(item, str) and item.upper() in choices):
+        return True
+    return isinstance(item, int) and not isinstance(item, bool) and item < len(choices)
+
+
+def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str) -> Iterator[Refusal]:
+    for key, (words, holds) in _BOUNDS.items():
+        if key in rule and not holds(value, rule[key]):
+            yield f"{name}: Input should be {words} {rule[key]}", f"give {shown} a value {words} {rule[key]}"
+
+
+def _given(args: ServeArgs) -> Iterator[tuple[str, Any]]:
+    """Every given number: the fields of `ServeArgs`, and the flags kept as words."""
+    for name in FIELDS:
+        value = getattr(args, name)
+        # -1 fits the length to the memory.
+        if value is not None and not (name == "max_model_len" and value == -1):
+            yield name, value
+    for token in args.others:
+        flag, has_value, text = token.partition("=")
+        value = text if has_value else other_value(args, flag)
+        if flag.startswith("--") and value is not None:
+            try:
+                yield flag[2:].replace("-", "_"), float(value)
+            except ValueError:
+                continue
+
+
+def _json_value(args: ServeArgs, dest: str) -> Mapping[str, Any] | None:
+    """The value of a JSON flag."""
+    return getattr(args, dest) if dest in FIELDS else json_value(args, flag_name(dest))
+
+
+def _names(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Backends and connectors that the release does not have."""
+    backend, known = settings.given.attention_backend, known_names("attention_backends", release)
+    if backend and backend.lower() != "auto" and backend.upper() not in known:
+        message = f"Unknown attention backend: '{backend.upper()}'. Valid options are: {', '.join(known)}"
+        yield message, "leave --attention-backend out"
+    transfer = _json_value(settings.given, "kv_transfer_config")
+    if transfer is None:
+        return
+    connector, connectors = transfer.get("kv_connector"), known_names("connectors", release)
+    if connector and not transfer.get("kv_role"):
+        roles = "'kv_producer', 'kv_consumer', or 'kv_both'"
+        yield f"Please specify kv_role when kv_connector is set, supported roles are {roles}", "add kv_role: kv_both"
+    elif connector and connector not in connectors and not transfer.get("kv_connector_module_path"):
+        yield f"Unsupported connector type: {connector}", f"use one of {', '.join(connectors)}"
+
+
+def _dtype(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    model_type = str(model.config.get("model_type") or "")
+    if settings.dtype == "float16" and model_type in known_names("without_float16", release):
+        yield (
+            f"The model type '{model_type}' does not support float16. Reason: Numerical instability. Please use "
+            "bfloat16 or float32 instead.",
+            "use --dtype bfloat16",
+        )
+
+
+def _media(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    for kind, limit in (settings.given.limit_mm_per_prompt or {}).items():
+        count = limit.get("count") if isinstance(limit, Mapping) else limit
+        if model.modalities and isinstance(count, int) and count < 0:
+            message = "limit_per_prompt.count: Input should be greater than or equal to 0"
+            yield message, f"give --limit-mm-per-prompt 0 or more of {kind}"
+
+
+def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    implements = interfaces(model.architecture, release)
+    if implements is None:
+        return
+    runner = settings.given.runner
+    if runner in ("generate", "draft") and "pools" in implements and "generates" not in implements:
+        message = f"Embedding models do not support `--runner {runner}`. Use `--runner pooling` or `--runner auto`."
+        yield message, "leave --runner out"
+
+
+def _parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    implements = interfaces(model.architecture, release)
+    if settings.enable_expert_parallel and not is_moe(model):
+        message = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
+        yield message, "leave --enable-expert-parallel out: the model has no experts"
+    if settings.pipeline_parallel_size > 1 and implements is not None and "pipeline_parallel" not in implements:
+        yield (
+            "Pipeline parallelism is not supported for this model. Supported models implement the `SupportsPP` "
+            "interface.",
+            "use --tensor-parallel-size instead of --pipeline-parallel-size",
+        )
+
+
+def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Widths that tensor parallelism does not divide."""
+    ranks = settings.tensor_parallel_size
+    expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
+    hint = "use another --tensor-parallel-size"
+    for layer in dict.fromkeys(model.layers):
+        mixer, block = layer.mixer, layer.feedforward
+        if isinstance(mixer, Attention) and max(mixer.kv_heads, ranks) % min(mixer.kv_heads, ranks):
+            yield f"{mixer.kv_heads} KV heads and tensor parallel size {ranks} do not divide each other", hint
+        if isinstance(mixer, StateSpace):
+            widths = dict(mixer.config)
+            if widths.get("n_groups", 1) > 1 and widths["n_groups"] % ranks:
+                message = "If tensor parallel world size does not divide num_groups, then num_groups must equal 1."
+                yield message, hint
+            shared = (widths.get(name, 0) for name in ("intermediate_size", "num_heads", "num_k_heads", "num_v_heads"))
+            for width in shared:
+                if width % ranks:
+                    yield f"{width} is not divisible by {ranks}", hint
+        dense = block if isinstance(block, Dense) else None
+        if dense is not None and dense.intermediate_size % ranks:
+            yield f"{dense.intermediate_size} is not divisible by {ranks}", hint
+        if isinstance(block, Experts) and block.intermediate_size % expert_ranks:
+            yield f"{block.intermediate_size} is not divisible by {expert_ranks}", hint
+    for encoder in built_encoders(settings.given, model, release):
+        # Audio encoders are not split.
+        split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given)
+        if split and encoder.heads % ranks:
+            yield f"{encoder.heads} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
+
+
+def _context_parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Decode context parallelism of grouped-query attention needs copies of the KV heads to split."""
+    context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, attention_heads(model)
+    attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    if context <= 1:
+        return
+    if is_compressed_mla(model):
+        yield "DCP not support sliding window.", "leave --decode-context-parallel-size out"
+    if uses_mla(model) or not attentions or heads is None:
+        return
+    kv_heads = attentions[0].kv_heads
+    if ranks <= kv_heads:
+        yield (
+            f"Decode context parallelism for GQA/MQA requires `--tensor-parallel-size` ({ranks}) to be greater than "
+            f"the model's total number of KV heads ({kv_heads}). Increase `--tensor-parallel-size` or set "
+            "`--decode-context-parallel-size 1`.",
+            "leave --decode-context-parallel-size out",
+        )
+    elif context > ranks // kv_heads:
+        yield (
+            f"`--decode-context-parallel-size` ({context}) exceeds the maximum supported value ({ranks // kv_heads}) "
+            f"for `--tensor-parallel-size` ({ranks}) and {kv_heads} model KV heads.",
+            f"use --decode-context-parallel-size {ranks // kv_heads} or less",
+        )
+    elif (heads // kv_heads) % context:
+        yield (
+            f"The model's number of query heads per KV head ({heads // kv_heads}) must be divisible by "
+            f"`--decode-context-parallel-size` ({context}) for GQA/MQA.",
+            "use a divisor of it",
+        )
+    elif any(attention.window for attention in attentions):
+        yield "DCP not support sliding window.", "leave --decode-context-parallel-size out"
+
+
+def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Load balancing of experts (EPLB) and dual batch overlap (DBO)."""
+    given = settings.given
+    redundant = (_json_value(given, "eplb_config") or {}).get("num_redundant_experts") or 0
+    if is_given(given, "--enable-eplb"):
+        if not settings.enable_expert_parallel:
+            message = "enable_expert_parallel must be True to use EPLB."
+            yield message, "add --enable-expert-parallel, or leave --enable-eplb out"
+        elif settings.expert_ranks <= 1:
+            sizes = (settings.tensor_parallel_size, settings.prefill_context_parallel_size, settings.data_parallel_size)
+            yield (
+                "EPLB requires tensor, prefill-context, or data parallelism, but got TP={}, PCP={}, DP={}.".format(
+                    *sizes
+                ),
+                "leave --enable-eplb out on one GPU",
+            )
+    elif redundant:
+        yield (
+            f"num_redundant_experts is set to {redundant} but EPLB is not enabled. Either enable EPLB or unset "
+            "num_redundant_experts.",
+            "add --enable-eplb, or leave num_redundant_experts out",
+        )
+    backend = other_value(given, "--all2all-backend") or "the default"
+    if is_given(given, "--enable-dbo") and backend not in ("deepep_low_latency", "deepep_high_throughput", "nixl_ep"):
+        yield (
+            "Microbatching currently only supports the deepep_low_latency, deepep_high_throughput, and nixl_ep all2all "
+            f"backends. {backend} is not supported.",
+            "add --all2all-backend deepep_low_latency, or leave --enable-dbo out",
+        )
+
+
+def _routed_experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """--enable-return-routed-experts hands the experts of each token to the client."""
+    if not is_given(settings.given, "--enable-return-routed-experts"):
+        return
+    reasons = (
+        (settings.runner != "V2", "requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."),
+        (is_pooling(settings.given, model), "only supports generate runners."),
+        (not is_moe(model), "only supports MoE models."),
+        (not settings.enable_prefix_caching, "requires prefix caching."),
+    )
+    for holds, reason in reasons:
+        if holds:
+            yield f"AuxOutput Connector {reason}", "leave --enable-return-routed-experts out"
+
+
+def _lora(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    given = settings.given
+    if not given.enable_lora:
+        return
+    on_cpu = other_value(given, "--max-cpu-loras")
+    at_once = given.max_loras or 1
+    if on_cpu is not None and on_cpu.isdecimal() and int(on_cpu) < at_once:
+        yield f"max_cpu_loras ({on_cpu}) must be >= max_loras ({at_once}).", f"use --max-cpu-loras {at_once} or more"
+    implements = interfaces(model.architecture, release)
+    if implements is not None and "lora" not in implements:
+        yield f"{model.architecture} does not support LoRA yet.", "leave --enable-lora out"
+
+
+def _scheduler(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    threshold = other_value(settings.given, "--long-prefill-token-threshold")
+    if threshold and threshold.isdecimal() and int(threshold) > settings.max_model_len:
+        yield (
+            f"long_prefill_token_threshold ({threshold}) cannot be greater than the max_model_len "
+            f"({settings.max_model_len}).",
+            f"use --long-prefill-token-threshold {settings.max_model_len} or less",
+        )
+
+
+def _speculation(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    spec = settings.given.speculative_config
+    if not spec:
+        return
+    method = draft_method(spec)
+    implements = interfaces(model.architecture, release)
+    if implements is not None and method.endswith("mtp") and not _has_mtp(implements, model) and not spec.get("model"):
+        yield (
+            f"Unsupported speculative method: '{method}'",
+            "leave --speculative-config out: the model has no MTP layers",
+        )
+    elif spec.get("num_speculative_tokens") is None and method != "suffix":
+        yield (
+            "num_speculative_tokens must be provided with speculative model unless the draft model config contains an "
+            "n_predict parameter.",
+            "add num_speculative_tokens to --speculative-config",
+        )
+    elif method == "draft_model" and model.draft is not None and model.draft.vocab_size != model.vocab_size:
+        yield (
+            f"Target and draft model should have the same vocabulary size. Target model vocab_size={model.vocab_size}. "
+            f"Draft model vocab_size={model.draft.vocab_size}.",
+            "use a draft of the same family",
+        )
+    elif method == "eagle3" and implements is not None and "eagle3" not in implements:
+        yield "Model does not support EAGLE3 interface", "use another speculative method"
+
+
+def _has_mtp(implements: frozenset[str], model: Model) -> bool:
+    own = {"mtp", f"mtp:{model.model_type}"}
+    return bool(own & implements) or ("counted_mtp" in implements and bool(model.draft_layers))
+
+
+def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    if (
+        settings.kv_cache_dtype.startswith("nvfp4")
+        and uses_mla(model)
+        and not settings.kv_cache_dtype.endswith("_ds_mla")
+    ):
+        message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."
+        yield message, "use --kv-cache-dtype fp8 or leave it out"
+    if settings.disable_hybrid_kv_cache_manager and has_state(model) and not is_attention_free(model):
+        yield (
+            "Failed to promote local KV cache specs to one unified type.",
+            "leave --disable-hybrid-kv-cache-manager out: attention and recurrent layers need groups of their own",
+        )
+    if has_state(model) and settings.enable_prefix_caching:
+        if not settings.enable_chunked_prefill:
+            message = "Chunked prefill is required for mamba cache mode 'align'."
+            yield message, "leave chunked prefill on, or add --no-enable-prefix-caching"
+        if is_given(settings.given, "--disable-chunked-mm-input"):
+            yield (
+                "Chunked MM input is required because we need the flexibility to schedule a multiple of block_size "
+                "tokens even if they are in the middle of a mm input",
+                "leave --disable-chunked-mm-input out, or add --no-enable-prefix-caching",
+            )
