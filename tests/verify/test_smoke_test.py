@@ -85,13 +85,15 @@ def test_a_proxy_of_the_environment_is_not_asked(server, monkeypatch):
 )
 def test_a_server_of_embeddings_is_proven_with_those(server, refusal):
     server["refusals"] = {"/v1/completions": refusal}
-    assert smoke_test(server["url"]) == (True, "serves tiny: one embedding and a request of 1,000 tokens")
+    works, text = smoke_test(server["url"])
+    assert works and "one embedding" in text
     assert len(server["asked"][-1][1]["input"]) == CONTEXT
 
 
 def test_a_classifier_is_proven_with_what_it_pools(server):
     server["refusals"] = {"/v1/completions": NO_ROUTE, "/v1/embeddings": NO_ROUTE}
-    assert smoke_test(server["url"]) == (True, "serves tiny: one pooled input and a request of 1,000 tokens")
+    works, text = smoke_test(server["url"])
+    assert works and "one pooled input" in text
     assert [path for path, _ in server["asked"][-2:]] == ["/pooling"] * 2
 
 

@@ -258,7 +258,7 @@ def test_what_always_fits_is_not_called_more_than_the_pool_has():
 def test_a_full_context_that_the_guard_does_not_let_in_is_not_judged():
     checks, verification = checked(Guarded(), load="32/8")
     assert checks["full context"] is None
-    assert "at most 100 are served. (prompt_too_long)" in texts(verification)["full context"]
+    assert "(prompt_too_long)" in texts(verification)["full context"]
     assert checks["load"] is True
 
 

@@ -19,25 +19,14 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
 
 HOW_TO_WRITE_A_PLAN = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
-REQUIRED_KEYS = (
-    "model",
-    "vllm",
-    "gpu.count",
-    "gpu.total_bytes",
-    "layout.total_bytes",
-    "layout.budget_bytes",
-    "layout.weights_bytes",
-    "layout.kv_cache_bytes",
-    "layout.peak_used_bytes",
-    "kv.block_size",
-    "kv.num_blocks",
-    "kv.tokens",
-    "kv.max_concurrency",
-    "args.max_model_len",
-    "args.max_num_seqs",
-    "command",
-)
-"""What every version of legroom has written into a plan."""
+_REQUIRED = {
+    "gpu": ("count", "total_bytes"),
+    "layout": ("total_bytes", "budget_bytes", "weights_bytes", "kv_cache_bytes", "peak_used_bytes"),
+    "kv": ("block_size", "num_blocks", "tokens", "max_concurrency"),
+    "args": ("max_model_len", "max_num_seqs"),
+}
+REQUIRED_KEYS = ("model", "vllm", *(f"{part}.{name}" for part in _REQUIRED for name in _REQUIRED[part]), "command")
+"""Keys that every version of legroom writes into a plan."""
 _MOST_BYTES = 32 * 2**20
 
 

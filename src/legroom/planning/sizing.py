@@ -54,21 +54,8 @@ class Fit:
         return self.plan.memory.kv.max_concurrency * self.plan.settings.data_parallel_size
 
 
-USUAL_GPUS = (
-    "b200",
-    "h200",
-    "mi300x",
-    "h100",
-    "a100-80gb",
-    "a100-40gb",
-    "l40s",
-    "rtx-a6000",
-    "rtx5090",
-    "rtx4090",
-    "a10",
-    "l4",
-    "t4",
-)
+_DATA_CENTRE_GPUS = ("b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000")
+USUAL_GPUS = (*_DATA_CENTRE_GPUS, "rtx5090", "rtx4090", "a10", "l4", "t4")
 """The GPUs that are tried by default: common cards in clouds and workstations."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from legroom.facts.flags import default, env_history, flags_of
+from legroom.facts.flags import default, env_history, flag_name, flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, ServeArgs
@@ -18,18 +18,10 @@ from legroom.vllm.parse import parse_flags
 ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_default", "unread_variable"]
 _SOURCE_TEXT = re.compile(r"<.*|(not )?[A-Za-z_]+(\.|\[).*|.+ if .+ else .+|\w+\(.*\)")
 """A default that the facts hold as an expression of vLLM's source."""
-_RESOLVED = {
-    "max_model_len": "--max-model-len",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "enable_chunked_prefill": "--enable-chunked-prefill",
-    "enable_prefix_caching": "--enable-prefix-caching",
-    "async_scheduling": "--async-scheduling",
-    "kv_cache_dtype": "--kv-cache-dtype",
-    "dtype": "--dtype",
-    "cudagraph_mode": "--compilation-config",
-    "disable_hybrid_kv_cache_manager": "--disable-hybrid-kv-cache-manager",
-}
+_BATCHING = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill")
+_COMPUTED = (*_BATCHING, "enable_prefix_caching", "async_scheduling", "kv_cache_dtype", "dtype", "cudagraph_mode")
+_COMPUTED_FLAGS = {name: flag_name(name) for name in (*_COMPUTED, "disable_hybrid_kv_cache_manager")}
+_COMPUTED_FLAGS["cudagraph_mode"] = "--compilation-config"
 """The flags of settings whose defaults vLLM computes."""
 
 
@@ -106,7 +98,7 @@ def _resolved_defaults(
     words: list[str], old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
 ) -> Iterator[ChangedFlag]:
     names = _given_names(words, releases[0])
-    for field, flag in _RESOLVED.items():
+    for field, flag in _COMPUTED_FLAGS.items():
         values = getattr(old, field), getattr(new, field)
         if values[0] == values[1] or flag in names or any(flag not in flags_of(release) for release in releases):
             continue
@@ -116,7 +108,7 @@ def _resolved_defaults(
 
 
 def _declared_defaults(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
-    names = _given_names(words, before) | {"--model", *_RESOLVED.values()}
+    names = _given_names(words, before) | {"--model", *_COMPUTED_FLAGS.values()}
     there = flags_of(after)
     for name in flags_of(before):
         if not name.startswith("--") or name in names or name not in there:
