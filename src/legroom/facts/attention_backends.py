@@ -65,6 +65,10 @@ class BackendTable:
             self._reasons({key: self._value(entry) for key, entry in self.facts["backends"][name].items()}, needs)
         )
 
+    def runs(self, name: str) -> bool:
+        """Whether a backend has kernels for the card."""
+        return bool(self._value(self.facts["backends"][name]["runs"]))
+
     def masks_images(self, name: str) -> bool:
         """Whether a backend lets the tokens of one image see each other."""
         return bool(self._value(self.facts["backends"][name]["mm_prefix"]))

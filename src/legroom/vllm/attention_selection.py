@@ -124,6 +124,11 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
         "decode_context_parallel": settings.decode_context_parallel_size > 1,
     }
     prefix = masks_images(settings.given, model, release)
+    if model.draft is not None:
+        # A draft model keeps its keys in the target's format.
+        drafted = common | {"kv_cache_dtype": _draft_dtype(settings, model)}
+        for mixer in with_kv_heads(layer.mixer for layer in model.draft.layers):
+            yield LayerNeeds(mixer.head_dim, sliding_window=mixer.window is not None, **drafted)
     for mixer in attending(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)):
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):
@@ -138,6 +143,14 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
                 sliding_window=mixer.window is not None,
                 **common,
             )
+
+
+def _draft_dtype(settings: EngineSettings, model: Model) -> str:
+    own = (settings.given.speculative_config or {}).get("kv_cache_dtype")
+    by_default = settings.given.kv_cache_dtype is None and model.architecture == "GlmMoeDsaForCausalLM"
+    return (
+        str(own) if own else "auto" if by_default and settings.kv_cache_dtype == "fp8_e4m3" else settings.kv_cache_dtype
+    )
 
 
 def _shape(mixer: LatentAttention) -> str:

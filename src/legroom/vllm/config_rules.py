@@ -13,6 +13,7 @@ from legroom.facts.config_classes import config_class, field_of_flag, interfaces
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
+from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, other_value
 from legroom.vllm.flag_values import FIELDS
 from legroom.vllm.traits import (
@@ -27,6 +28,8 @@ from legroom.vllm.traits import (
     uses_mla,
 )
 
+_VOCABULARY_STEP = 64
+"""vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
 Refusal = tuple[str, str]
 """vLLM's message, and what to do."""
 
@@ -196,6 +199,9 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
     ranks = settings.tensor_parallel_size
     expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
     hint = "use another --tensor-parallel-size"
+    padded = cdiv(model.vocab_size, _VOCABULARY_STEP) * _VOCABULARY_STEP
+    if padded % ranks:
+        yield f"{padded} is not divisible by {ranks}", hint
     for layer in dict.fromkeys(model.layers):
         mixer, block = layer.mixer, layer.feedforward
         if isinstance(mixer, Attention) and max(mixer.kv_heads, ranks) % min(mixer.kv_heads, ranks):
@@ -364,6 +370,14 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
     ):
         message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."
         yield message, "use --kv-cache-dtype fp8 or leave it out"
+    attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    packed = settings.kv_cache_dtype not in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
+    if packed and any(attention.v_head_dim != attention.head_dim for attention in attentions):
+        yield (
+            "TritonAttentionDiffKVBackend supports only fp8/fp8_e4m3 quantized KV cache (got "
+            f"kv_cache_dtype='{settings.kv_cache_dtype}').",
+            "use --kv-cache-dtype fp8",
+        )
     if settings.disable_hybrid_kv_cache_manager and has_state(model) and not is_attention_free(model):
         yield (
             "Failed to promote local KV cache specs to one unified type.",

@@ -26,7 +26,7 @@ from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.attention_selection import backend_refusals
-from legroom.vllm.traits import built_encoders, is_hybrid, is_moe, replicates_encoders, uses_mla
+from legroom.vllm.traits import built_encoders, is_compressed_mla, is_hybrid, is_moe, replicates_encoders, uses_mla
 
 _UNKNOWN = (0, 0)
 
@@ -153,7 +153,7 @@ _REQUANTIZING = ("fp8_per_", "int8_per_", "nvfp4_per_")
 _ONLINE_SHORTHANDS = ("online", *_REQUANTIZING)
 _ONLINE_ANY_DTYPE = {"mxfp4"}
 """Methods whose online form takes dtypes that their checkpoints do not."""
-_MXFP4_GROUP = 32
+_MX_GROUP = 32
 _SMALLEST_BLOCK = 32
 """The rows of the smallest block into which 0.32 cuts the scales of experts."""
 _CONFIG_CLASSES = {
@@ -202,7 +202,7 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
     if declared and is_moe(model) and (settings.given.quantization or "").startswith(_REQUANTIZING):
         message = "Requantizing checkpoint-quantized MoE layers is not supported."
         yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
-    yield from _mxfp4_groups(method, settings, model, release)
+    yield from _mx_groups(method, settings, model, release)
     yield from _expert_blocks(settings, model, gpu, release)
 
 
@@ -319,16 +319,17 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
         yield Unsupported(_ID, message, "add --enable-expert-parallel, or use a smaller --tensor-parallel-size")
 
 
-def _mxfp4_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """Online MXFP4 quantizes groups of 32 inputs, in the encoders too."""
-    if method != "mxfp4" or model.quantization is not None:
+def _mx_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """Online MXFP4 and MXFP8 quantize groups of 32 inputs, in the encoders too."""
+    if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
         return
     ranks = 1 if replicates_encoders(settings.given) else settings.tensor_parallel_size
     for encoder in built_encoders(settings.given, model, release):
         for weight in encoder.weights:
             inputs = weight.inputs // ranks if weight.split == "in" else weight.inputs
-            if inputs % _MXFP4_GROUP and weight.split:
-                message = f"MXFP4 requires input_size_per_partition ({inputs}) to be divisible by {_MXFP4_GROUP}."
+            if inputs % _MX_GROUP and weight.split:
+                name = method.upper()
+                message = f"{name} requires input_size_per_partition ({inputs}) to be divisible by {_MX_GROUP}."
                 yield Unsupported(_ID, message, "use --quantization fp8")
                 return
 
@@ -401,9 +402,17 @@ def _is_own_config(model: Model) -> bool:
     return model.source != "the given config.json" or "transformers_version" in model.config
 
 
+def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """DeepSeek-V4 names its backend itself, so that a card without the kernels is noticed when they first run."""
+    table = backend_table(release, gpu.compute_capability) if is_compressed_mla(model) else None
+    if table is not None and not any(table.runs(name) for name in table.names if name.endswith("_DSV4")):
+        message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
+        yield Unsupported("unsupported_gpu", message, "it may not run there: use Hopper or Blackwell", certain=False)
+
+
 def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     for message, hint in backend_refusals(settings, model, gpu, release):
         yield Unsupported("unsupported_attention_backend", message, hint)
 
 
-_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _card)
+_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _compressed_latents, _card)
