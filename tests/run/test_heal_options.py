@@ -12,7 +12,7 @@ from forked import legroom
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.run.tasks import kept_name
+from legroom.run.tasks import keep_option_name
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_what_to_keep_is_asked_as_it_was_written(said):
     ],
 )
 def test_a_flag_to_keep_may_be_written_in_any_way(written, meant):
-    assert kept_name(written) == meant
+    assert keep_option_name(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_flag_to_keep_may_be_written_in_any_way(written, meant):
 )
 def test_a_flag_to_keep_that_vllm_does_not_have_is_refused(written, near):
     with pytest.raises(LegroomError, match="no such flag") as error:
-        kept_name(written)
+        keep_option_name(written)
     assert near in error.value.hint
     assert error.value.exit_code == 2
 

@@ -16,7 +16,8 @@ from metrics_server import Metrics, serving
 from spawned import Spawned
 
 from legroom.cli.main import main
-from legroom.web.security import Access, denial, is_loopback
+from legroom.live.metrics.endpoint import is_loopback_host
+from legroom.web.security import Access, denial
 
 pytest.importorskip("uvicorn")
 ROOT = Path(__file__).parents[2]
@@ -200,12 +201,12 @@ def test_a_server_that_cannot_be_reached_is_a_look_of_the_live_feed():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
 def test_loopback_addresses_are_known(host):
-    assert is_loopback(host)
+    assert is_loopback_host(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.evil", "example.org", ""])
 def test_other_addresses_are_not_loopback(host):
-    assert not is_loopback(host)
+    assert not is_loopback_host(host)
 
 
 def test_a_link_from_another_site_may_open_the_page_but_not_ask_the_api():

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
-__all__ = ["FORMATS", "add_options", "parse", "run"]
-
 
 FORMATS = {
     "prometheus": "legroom.exports.prometheus.rules",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from legroom.planning.packing.placement import Card, Shift
     from legroom.planning.search_space import CapacityGoal
 
-__all__ = ["add_options", "parse", "run"]
-
 _FIRST_PORT = 8000
 
 USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."

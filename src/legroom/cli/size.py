@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SYNTHETIC_S = 60
 """Duration of a synthetic load: several times the duration of one answer. The replay repeats shorter loads."""
-_FEWEST_REQUESTS, _MOST_REQUESTS = 200, 5000
+_MIN_REQUESTS, _MAX_REQUESTS = 200, 5000
 """200 requests are enough for a p99; 5,000 replay within a second."""
 _EXAMPLE = "as in legroom size MODEL --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50"
 
@@ -209,7 +209,7 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
     if args.prompt is None or args.answer is None:
         missing = "--prompt" if args.prompt is None else "--answer"
         raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
-    requests = round(min(_MOST_REQUESTS, max(_FEWEST_REQUESTS, args.rate * _SYNTHETIC_S)))
+    requests = round(min(_MAX_REQUESTS, max(_MIN_REQUESTS, args.rate * _SYNTHETIC_S)))
     lengths = f"prompt={_length_spec(args.prompt, '--prompt')} output={_length_spec(args.answer, '--answer')}"
     return synthetic.read(f"poisson rate={args.rate!r} {lengths} requests={requests}").checked()
 

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _access_token(args: argparse.Namespace) -> str:
     """The token that requests need; empty: none."""
-    from legroom.web.security import is_loopback
+    from legroom.live.metrics.endpoint import is_loopback_host
 
     given, variable = args.token, f'{_TOKEN_VARIABLE}="$(openssl rand -hex 16)"'
     if given is None and args.api_only:
@@ -115,7 +115,7 @@ def _access_token(args: argparse.Namespace) -> str:
             name, hint = ("--token", '--token "$(openssl rand -hex 16)"') if args.token else (_TOKEN_VARIABLE, variable)
             raise LegroomError(f"{name} wants 8 or more plain characters", f"say {hint}")
         return str(given)
-    if args.no_token or is_loopback(args.host):
+    if args.no_token or is_loopback_host(args.host):
         return ""
     if args.api_only:
         raise LegroomError(f"others can reach {args.host}, and there is no token", f"set {variable}, or say --no-token")

@@ -60,12 +60,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     language: Language = request.options.get("language", "en")
     branches = tree(bundled())
     return (
-        ExportedFile("runbook.md", "\n".join((*_page(branches, language), "", _SIGNED))),
+        ExportedFile("runbook.md", "\n".join((*_markdown_lines(branches, language), "", _SIGNED))),
         ExportedFile("runbook.svg", runbook_svg(branches, language) + _SIGNED),
     )
 
 
-def _page(branches: Sequence[Branch], language: Language) -> Iterator[str]:
+def _markdown_lines(branches: Sequence[Branch], language: Language) -> Iterator[str]:
     words = _WORDS[language]
     yield from (f"# {words['title']}", "", words["intro"], "", f"![{words['title']}](runbook.svg)", "")
     yield from (f"## {words['where']}", "", "```mermaid", overview(branches, language).rstrip(), "```")
@@ -74,10 +74,10 @@ def _page(branches: Sequence[Branch], language: Language) -> Iterator[str]:
         yield from (f"{words['look']}: {branch.look.in_language(language)}.", "")
         yield from ("```mermaid", flowchart(branch, language).rstrip(), "```")
         for entry in branch.entries:
-            yield from _entry(entry, language)
+            yield from _entry_lines(entry, language)
 
 
-def _entry(entry: Entry, language: Language) -> Iterator[str]:
+def _entry_lines(entry: Entry, language: Language) -> Iterator[str]:
     words = _WORDS[language]
     yield from ("", f"### {entry.id}: {entry.title.in_language(language)}", "")
     for signature in entry.signatures[:2]:
@@ -238,7 +238,7 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
             middle = _LEFT + _QUESTION / 2
             page.line(middle, y - _GAP, middle, y)
             page.text(middle + 6, y - _GAP / 2 + 4, _NO[language], "sans soft", size=11)
-        _branch(page, branch, y, height, language)
+        _draw_branch(page, branch, y, height, language)
         y += height + _GAP
     return page.render(y)
 
@@ -251,7 +251,7 @@ def _question_height(branch: Branch, language: Language) -> float:
     return lines + 26.0
 
 
-def _branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
+def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
     page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
     page.box(_LEFT, y, 5, height, fill=branch.colour)
     row = y + 20
@@ -271,10 +271,10 @@ def _branch(page: Svg, branch: Branch, y: float, height: float, language: Langua
         page.line(spine, centre, _CAUSES, centre)
         page.box(_CAUSES, centre - 9, 6, 18, fill=branch.colour, tip=entry.cause.in_language(language))
         page.text(_CAUSES + 16, centre + 4, entry.id, "ink", size=12.5, bold=True)
-        page.text(_CAUSES + 66, centre + 4, _cut(entry.title.in_language(language), 58), "sans ink", size=12.5)
-        page.text(_REMEDIES, centre + 4, _cut(_first_remedy(entry, language), 68), "sans soft", size=12.5)
+        page.text(_CAUSES + 66, centre + 4, _truncated(entry.title.in_language(language), 58), "sans ink", size=12.5)
+        page.text(_REMEDIES, centre + 4, _truncated(_first_remedy(entry, language), 68), "sans soft", size=12.5)
 
 
-def _cut(text: str, width: int) -> str:
+def _truncated(text: str, width: int) -> str:
     lines = wrap(text, width)
     return lines[0] if len(lines) < 2 else wrap(text, width - 2)[0] + " …"

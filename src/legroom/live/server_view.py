@@ -72,7 +72,7 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
     ahead = forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
     if not window.is_answering:
-        return ServerView(window.server, now_s, "unreachable", _silence(window, findings), findings=findings)
+        return ServerView(window.server, now_s, "unreachable", _failure_sentence(window, findings), findings=findings)
     latest = window.latest
     assert latest is not None
     first_token_p50_s, first_token_p99_s = window.quantiles("ttft", (0.5, 0.99), LATENCY_OVER_S)
@@ -137,7 +137,7 @@ def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
     return "healthy" if busy or window.increase("finished", RATE_OVER_S) else "idle"
 
 
-def _silence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
+def _failure_sentence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
     if findings:
         return f"{findings[0].title}: {findings[0].reason}"
     return window.failures[-1].message if window.failures else "not scraped yet"

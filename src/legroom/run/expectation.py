@@ -73,10 +73,10 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
         known_gpu(name)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
-    return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]), seen=True)
+    return Gpus(name, len(seen), max(_used_by_others(card) for card in seen[:needed]), seen=True)
 
 
-def _used(card: GpuMemory) -> int:
+def _used_by_others(card: GpuMemory) -> int:
     """GPU memory of other processes. In a container the driver does not report it: then all used memory, if it exceeds
     the GiB that an idle driver may use."""
     if card.processes and all(used for _, used in card.processes):
@@ -168,7 +168,7 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
-        observations = measured(calibrated_starts(_text(log), str(log), gpus.name, None))
+        observations = measured(calibrated_starts(_log_text(log), str(log), gpus.name, None))
         if observations:
             store_observations(observations)
     except LegroomError as error:
@@ -183,12 +183,12 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
 
 def _startup(log: Path) -> Startup | None:
     try:
-        startups = read_startups(_text(log))
+        startups = read_startups(_log_text(log))
     except OSError:
         return None
     return startups[-1] if startups else None
 
 
-def _text(log: Path) -> str:
+def _log_text(log: Path) -> str:
     with log.open("rb") as file:
         return file.read(_READ_BYTES).decode("utf-8", "replace")

@@ -62,7 +62,7 @@ def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[st
     """The finding of an out-of-memory kill, with fixes."""
     estimate = host_estimate(command, environ, gpus)
     fixes = (*_lower_flags(kill, estimate, command, environ), _more_ram(kill, estimate))
-    return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _why(kill, estimate), fixes)
+    return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
 
 
 def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> HostEstimate:
@@ -90,7 +90,7 @@ def _plan(command: ServerCommand, environ: Mapping[str, str], machine: Machine) 
     return make_plan(args, command.release, machine, advice=False)
 
 
-def _why(kill: KernelKill, estimate: HostEstimate) -> str:
+def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
     who = kill.victim or "a process of this server"
     held = f", which held {gib(kill.victim_bytes)}," if kill.victim_bytes else ""
     if kill.limit_bytes is not None:
@@ -227,7 +227,9 @@ def find_remedy(
 ) -> Remedy:
     """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill, whose
     diagnosis needs no log."""
-    hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None)
+    hints = Hints(
+        _command_with_env(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None
+    )
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
     if kill is not None:
@@ -241,7 +243,7 @@ def find_remedy(
     diagnosed = Remedy(
         first.cause,
         first.entry,
-        f"{_title(first)}: {masked(first.why + _exception_text(first))}",
+        f"{_failure_title(first)}: {masked(first.why + _exception_text(first))}",
         cause_of(first.cause).is_memory,
         tuple(masked(item.text)[:300] for item in first.evidence[:3]) or ((kill.line,) if kill and kill.line else ()),
     )
@@ -261,13 +263,13 @@ def _launch_key(
     return bare, tuple(flags), tuple(sorted(item for item in env.items() if environ.get(item[0]) != item[1]))
 
 
-def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
+def _command_with_env(command: ServerCommand, environ: Mapping[str, str]) -> str:
     """The command line, preceded by the environment variables that affect memory."""
     env = {name: value for name, value in environ.items() if name in _SIZING} | dict(command.env)
     return shlex.join([*assignments(env), *command.words])
 
 
-def _title(finding: Finding) -> str:
+def _failure_title(finding: Finding) -> str:
     if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
         return "It is not memory"
     try:
@@ -292,7 +294,7 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixC
     refusals: list[str] = []
     for fix in computed_fixes(findings):
         command = case.command
-        change = _describe(fix, command, case.environ)
+        change = _change_text(fix, command, case.environ)
         words = with_settings(command.words, command.flags_at, fix.flags, command.release)
         env = {**command.env, **fix.env}
         reason = _violates_bounds(fix, case.bounds) or _already_tried(fix, words, env, case)
@@ -364,7 +366,7 @@ def _below_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory
     return ""
 
 
-def _describe(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
+def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
     parts = []
     for name, value in fix.flags.items():
         before = value_of(command.words, command.flags_at, name, command.release)

@@ -63,7 +63,7 @@ def prepare(question: Question) -> Answer:
         "gpus": asdict(gpus),
         "expected": asdict(expected),
         "notes": notes,
-        "keep": [kept_name(written) for written in question["keep"]],
+        "keep": [keep_option_name(written) for written in question["keep"]],
         "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
     }
 
@@ -78,13 +78,13 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
         "port": command.port,
         "url": command.url,
         "model": command.args.model,
-        "line": _shown(words, command.env),
+        "line": _masked_command(words, command.env),
         "own_drain_s": float(own_drain_s) if own_drain_s.isdecimal() else 0.0,
         "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
     }
 
 
-def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
+def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
     """The command line without secrets."""
     return shlex.join(without_secrets([*assignments(env), *words]))
 
@@ -113,7 +113,7 @@ def find_fix(question: Question) -> Answer:
     )
     answer = asdict(remedy)
     if remedy.words:
-        answer["line"] = _shown(remedy.words, remedy.env or {})
+        answer["line"] = _masked_command(remedy.words, remedy.env or {})
     return answer
 
 
@@ -124,7 +124,7 @@ def apply_changes(question: Question) -> Answer:
     given = {name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset}
     command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
-    changes = dict(_change(name, value, command.release) for name, value in flags.items())
+    changes = dict(_flag_change(name, value, command.release) for name, value in flags.items())
     changed = with_settings(command.words, command.flags_at, changes, command.release)
     after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
     wrong = [problem for problem in after.problems if problem not in command.problems]
@@ -137,7 +137,7 @@ def apply_changes(question: Question) -> Answer:
         "words": list(changed),
         "env": given,
         "unset": unset,
-        "line": _shown(changed, given),
+        "line": _masked_command(changed, given),
         "expected": asdict(expected),
     }
 
@@ -177,7 +177,7 @@ async def _drained(guard: DrainMethod, deadline_s: float) -> str:
     return f"the guard takes nothing new; {await wait_until_empty(guard, None, deadline_s, _DRAIN_POLL_S)}"
 
 
-def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
+def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
     """The Python name of a flag in any spelling, and its value; a switch becomes a bool."""
     part = next(command_parts([name], release))
     if part.flag is None and value == "":
@@ -215,7 +215,7 @@ if __name__ == "__main__":
     main()
 
 
-def kept_name(given: str) -> str:
+def keep_option_name(given: str) -> str:
     """The Python name of the flag, or the environment variable, that `--keep` names."""
     name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
     part = next(iter(command_parts([name])))

@@ -99,14 +99,14 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
     if group.busy_with is not None:
         return refuse("busy", f"one at a time: {group.busy_with} in group {group.name}", about=group.busy_with)
     if wanted.action == "scale":
-        return _checked_scale(wanted, group, limits)
+        return _decide_scale(wanted, group, limits)
     if wanted.action == "drain":
         return _unhealthy_majority(group) or wanted
     return (
         _unhealthy_majority(group)
-        or _hour_spent(group, limits)
-        or _spent(group, DAY_S, limits.per_day, "day spent", "a day")
-        or _too_soon(group, limits)
+        or _hour_budget_spent(group, limits)
+        or _budget_spent(group, DAY_S, limits.per_day, "day spent", "a day")
+        or _backing_off(group, limits)
         or _drain_too_long(problem, limits)
         or wanted
     )
@@ -139,11 +139,11 @@ def _unhealthy_majority(group: GroupState) -> Decision | None:
     return None
 
 
-def _hour_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
-    return _spent(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
+def _hour_budget_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
+    return _budget_spent(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
 
 
-def _spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
+def _budget_spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
@@ -152,7 +152,7 @@ def _spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each
     return refuse(refusal, f"the budget of {most} restarts {each} is spent in group {group.name}", again_s)
 
 
-def _too_soon(group: GroupState, limits: ActionLimits) -> Decision | None:
+def _backing_off(group: GroupState, limits: ActionLimits) -> Decision | None:
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
     pause_s = limits.pause_s(len(recent))
     if not recent or min(recent) >= pause_s:
@@ -172,10 +172,10 @@ def _drain_too_long(problem: ServerProblem, limits: ActionLimits) -> Decision | 
     )
 
 
-def _checked_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
+def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
     if group.replicas is not None and group.replicas >= limits.most_replicas:
         return refuse("most replicas", f"group {group.name} has {group.replicas} servers, the most that is allowed")
-    return _hour_spent(group, limits) or _too_soon(group, limits) or wanted
+    return _hour_budget_spent(group, limits) or _backing_off(group, limits) or wanted
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:

@@ -202,7 +202,7 @@ class IncidentReporter:
     ) -> None:
         self._journal, self._notifier, self._metrics, self._log = journal, notifier, metrics, log
 
-    def opened(self, incident: OpenIncident) -> None:
+    def report_opened(self, incident: OpenIncident) -> None:
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
         self._log(f"{incident.server}: {incident.title}: {reason}")
@@ -218,11 +218,11 @@ class IncidentReporter:
         self.note(incident, reason)
         self._notifier.notify(incident)
 
-    def became_critical(self, incident: OpenIncident) -> None:
+    def report_critical(self, incident: OpenIncident) -> None:
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 
-    def closed(self, incident: OpenIncident, how: str = "over") -> None:
+    def report_closed(self, incident: OpenIncident, how: str = "over") -> None:
         unseen = incident.finding is None and how == "over"
         outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.last_action}" if incident.last_action else ""
@@ -233,7 +233,7 @@ class IncidentReporter:
     def note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
         self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
-    def acted(self, report: ActionReport) -> None:
+    def report_action(self, report: ActionReport) -> None:
         incident = report.incident
         self._log(f"{incident.server}: {report.text}" if incident is not None else report.text)
         if report.name == "refusal":

@@ -67,7 +67,7 @@ class Sidecar:
         self._actor = Actor(
             config,
             ActionContext(self._journal.call, self._journal.write, self._scrape, path.parent, config.poll_s),
-            self._reporter.acted,
+            self._reporter.report_action,
         )
         self._stopping = asyncio.Event()
         self._session: Any = None
@@ -179,22 +179,22 @@ class Sidecar:
             self._watchers[result.server] = watcher
         is_acted_on = self._actor.is_acting_on(result.server)
         if isinstance(result, ScrapeFailure) and not is_acted_on and self._is_expected(result.server):
-            self._count(result, watcher, group)
+            self._update_metrics(result, watcher, group)
             return
         self._under_way.pop(result.server, None)
         findings = watcher.take(result)
         if isinstance(result, Sample):
             self._samples.append(result)
-        self._count(result, watcher, group)
+        self._update_metrics(result, watcher, group)
         if is_acted_on:
             return  # it is being restarted
         changes = self._keeper.update(result.server, group, findings)
         for incident in changes.opened:
-            self._reporter.opened(incident)
+            self._reporter.report_opened(incident)
         for incident in changes.worse:
-            self._reporter.became_critical(incident)
+            self._reporter.report_critical(incident)
         for incident in changes.closed:
-            self._closed(incident)
+            self._close_incident(incident)
         incidents = self._keeper.of(result.server)
         if not incidents:
             return
@@ -217,16 +217,16 @@ class Sidecar:
         if server in self._servers:
             return
         for incident in self._keeper.forget(server):
-            self._closed(incident, UNWATCHED)
+            self._close_incident(incident, UNWATCHED)
         self._watchers.pop(server, None)
         self._next_forecast_s.pop(server, None)
         self._metrics.remove_server(server, self._groups.pop(server, "default"))
 
-    def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
+    def _close_incident(self, incident: OpenIncident, how: str = OVER) -> None:
         self._actor.end_drain_of(incident)
-        self._reporter.closed(incident, how)
+        self._reporter.report_closed(incident, how)
 
-    def _count(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
+    def _update_metrics(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
         self._metrics.count_scrape(result, group, not (_is_unhealthy(watcher) or result.server in self._under_way))
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
@@ -338,12 +338,12 @@ async def _main(config: SidecarConfig, log: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sidecar.stop)
     acting = sorted(config.act - {"notify"})
-    log(f"watching {_watched(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
+    log(f"watching {_sources_text(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
     await sidecar.run(source_of(config, log))
     log("stopped")
 
 
-def _watched(config: SidecarConfig) -> str:
+def _sources_text(config: SidecarConfig) -> str:
     discovery = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
     listed = [f"what {name} lists" for name, source_name in discovery if source_name is not None]
     named = [f"{len(config.servers)} server{'s' if len(config.servers) != 1 else ''}"] if config.servers else []

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.version import __version__
 from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
-from legroom.web.schemas import REQUESTS, response_name, schemas
+from legroom.web.schemas import request_name, response_name, schemas
 
 _ERRORS = {
     "400": "The request does not have the form that the schema says, or is no JSON",
@@ -48,7 +48,7 @@ def openapi_document(live: bool = True) -> dict[str, Any]:
 def _path(endpoint: ApiEndpoint) -> dict[str, Any]:
     document = _json(response_name(endpoint.name))
     post = _operation(endpoint.name, endpoint.summary, "The document", document, _errors(*_ERRORS))
-    post["requestBody"] = {"required": True, "content": _json(REQUESTS[endpoint.name])}
+    post["requestBody"] = {"required": True, "content": _json(request_name(endpoint.name))}
     if endpoint.name == "diagnose":
         # text/plain is accepted as well; client generators support bytes, but not text that is no JSON.
         description = "Or the log itself, streamed (or as text/plain); what it does not say goes into the query."

@@ -7,24 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-REQUESTS = {
-    "plan": "PlanRequest",
-    "math": "PlanRequest",
-    "size": "SizeRequest",
-    "read": "ReadRequest",
-    "lint": "LintRequest",
-    "fragments": "FragmentsRequest",
-    "diagnose": "DiagnoseRequest",
-    "simulate": "SimulateRequest",
-    "models": "EmptyRequest",
-    "gpus": "EmptyRequest",
-    "releases": "EmptyRequest",
-    "flags": "FlagsRequest",
-    "catalog": "CatalogRequest",
-    "entry": "EntryRequest",
-    "hub": "HubRequest",
-}
+_REQUESTS = {"math": "PlanRequest", **dict.fromkeys(("models", "gpus", "releases"), "EmptyRequest")}
+"""Endpoints whose request schema is not named after them."""
 _MAX_DEPTH = 60
+
+
+def request_name(endpoint: str) -> str:
+    """The name of the schema of an endpoint's request, such as `PlanRequest`."""
+    return _REQUESTS.get(endpoint, f"{endpoint.capitalize()}Request")
 
 
 def response_name(endpoint: str) -> str:
@@ -53,7 +43,7 @@ def _validator(endpoint: str) -> Any:
         import jsonschema
     except ImportError:  # in the browser, where only the page itself sends requests
         return None
-    schema = {"$ref": f"#/components/schemas/{REQUESTS[endpoint]}", "components": {"schemas": schemas()}}
+    schema = {"$ref": f"#/components/schemas/{request_name(endpoint)}", "components": {"schemas": schemas()}}
     return jsonschema.Draft202012Validator(schema)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.responses import JSONResponse, Response
 
 from legroom.errors import LegroomError
+from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.records import dataclass
 from legroom.web.endpoints import error_document
 
@@ -44,20 +44,10 @@ class Access:
     """Answer any Host without a token, where a proxy or network policy controls access."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is reachable from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Response | None:
     """The error response of a refused request; None where it is answered."""
     host = headers.get("host", "")
-    if not access.token and not access.any_host and not is_loopback(_host_name(host)):
+    if not access.token and not access.any_host and not is_loopback_host(_host_name(host)):
         # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
         return error_response(
             421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port"

@@ -87,7 +87,7 @@ def _check(server: ExportedServer) -> None:
 
 
 def values(server: ExportedServer) -> dict[str, Any]:
-    spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
+    spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model_spec(server)]}
     if API_KEY_NAME in server.secrets:
         keys = {"secretName": server.name, "secretKey": secret_key(API_KEY_NAME)}
         spec["vllmApiKey"] = Commented("A secret that exists in the cluster.", keys)
@@ -103,7 +103,7 @@ def _probe(server: ExportedServer, tries: int) -> dict[str, Any]:
     return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
 
 
-def _model(server: ExportedServer) -> dict[str, Any]:
+def _model_spec(server: ExportedServer) -> dict[str, Any]:
     repository, tag = _image(containers.image(server))
     model: dict[str, Any] = {
         "name": server.name,
@@ -113,7 +113,7 @@ def _model(server: ExportedServer) -> dict[str, Any]:
         "replicaCount": 1,
         "resources": _resources(server),
         "shmSize": f"{containers.shm_gib(server)}Gi",
-        "vllmConfig": _config(server),
+        "vllmConfig": _vllm_config(server),
     }
     if env := [*_environment(server)]:
         model["env"] = env
@@ -154,7 +154,7 @@ def _resources(server: ExportedServer) -> dict[str, Any]:
     }
 
 
-def _config(server: ExportedServer) -> dict[str, Any]:
+def _vllm_config(server: ExportedServer) -> dict[str, Any]:
     config: dict[str, Any] = {
         "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _prefix_caching(server)),
         "tensorParallelSize": Commented("The chart mounts /dev/shm only if this is set.", 1),
@@ -165,7 +165,7 @@ def _config(server: ExportedServer) -> dict[str, Any]:
     extra: list[Any] = []
     for line in server.lines:
         phrase = line.phrase
-        value = _keyed(phrase)
+        value = _chart_value(phrase)
         if value is not None:
             config[_KEYS[phrase.flag][0]] = Commented(line.why, value)
         elif phrase.flag == "--shutdown-timeout":
@@ -178,7 +178,7 @@ def _config(server: ExportedServer) -> dict[str, Any]:
     return config
 
 
-def _keyed(phrase: Phrase) -> str | int | float | None:
+def _chart_value(phrase: Phrase) -> str | int | float | None:
     """The value for the chart's own key of a flag; None where it has none, or could not hold it (32k, auto)."""
     if phrase.flag not in _KEYS or len(phrase.values) != 1:
         return None

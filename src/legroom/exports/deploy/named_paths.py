@@ -96,8 +96,8 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
     """Refuse relative paths, and paths with a colon where they are mounted."""
     models = [server.model] if server.local_model else []
     relative = [("the model", path) for path in models if not path.startswith("/")]
-    for phrase in _phrases(server):
-        relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _from_here(phrase, path)]
+    for phrase in _path_flags(server):
+        relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _is_relative(phrase, path)]
     for what, path in relative:
         raise LegroomError(
             f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
@@ -111,7 +111,7 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
 def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
     """The existing paths of flags that a container must mount, without the model."""
     by_path: dict[str, NamedPath] = {}
-    for phrase in _phrases(server):
+    for phrase in _path_flags(server):
         for path in _absolute(phrase, server):
             there = Path(path)
             if path in _OF_THE_IMAGE or not (_exists(there) or phrase.flag == _DOWNLOADS):
@@ -125,7 +125,7 @@ def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
 def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
     """A sentence about paths in flags that no volume provides."""
     mounted = named_paths(server)
-    paths = [path for phrase in _phrases(server) for path in _absolute(phrase, server)]
+    paths = [path for phrase in _path_flags(server) for path in _absolute(phrase, server)]
     left = [path for path in dict.fromkeys(paths) if not any(_under(path, mount.path) for mount in mounted)]
     if left:
         yield (
@@ -134,7 +134,7 @@ def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
         )
 
 
-def _phrases(server: ExportedServer) -> list[Phrase]:
+def _path_flags(server: ExportedServer) -> list[Phrase]:
     return [line.phrase for line in server.lines if line.phrase.flag.partition(".")[0] not in _NO_PATHS]
 
 
@@ -151,7 +151,7 @@ def _possible_paths(phrase: Phrase) -> Iterator[str]:
         if value.startswith(("{{", "{%")) or "\n" in value:
             continue  # a template, written out
         if value.startswith(("{", "[")):
-            yield from _texts(value)
+            yield from _json_texts(value)
         elif value.startswith("/"):
             yield value
         else:
@@ -159,7 +159,7 @@ def _possible_paths(phrase: Phrase) -> Iterator[str]:
             yield path if joined else name
 
 
-def _texts(value: str) -> Iterator[str]:
+def _json_texts(value: str) -> Iterator[str]:
     try:
         waiting: list[Any] = [json.loads(value)]
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _texts(value: str) -> Iterator[str]:
             waiting += reversed(part)
 
 
-def _from_here(phrase: Phrase, path: str) -> bool:
+def _is_relative(phrase: Phrase, path: str) -> bool:
     if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
         return False
     return path.startswith(("./", "../", "~/")) or _exists(Path(path))
@@ -197,7 +197,7 @@ _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", Tr
 """The kubectl type, the name suffix and the privacy of the objects that hold files."""
 
 
-def _small(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
+def _small_files(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
     """The files for a ConfigMap or Secret, by key."""
     by_key: dict[str, NamedPath] = {}
     for named in named_paths(server):
@@ -211,7 +211,7 @@ def _small(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
 
 
 def _node_paths(server: ExportedServer) -> list[NamedPath]:
-    small = {named.path for private in (False, True) for named in _small(server, private=private).values()}
+    small = {named.path for private in (False, True) for named in _small_files(server, private=private).values()}
     return [named for named in named_paths(server) if named.path not in small]
 
 
@@ -219,7 +219,7 @@ def creating(server: ExportedServer, namespace: str | None) -> Iterator[str]:
     """The kubectl commands that create the ConfigMap and Secret of the files."""
     where = f" --namespace {namespace}" if namespace else ""
     for what, name, private in _OBJECTS:
-        if files := _small(server, private=private):
+        if files := _small_files(server, private=private):
             words = " ".join(f"--from-file={shlex.quote(f'{key}={named.path}')}" for key, named in files.items())
             yield f"Its {name}: kubectl create {what} {server.name}-{name}{where} {words}"
 
@@ -228,7 +228,7 @@ def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
     """The volume mounts of the files."""
     mounts: list[dict[str, Any]] = []
     for _, name, private in _OBJECTS:
-        for key, named in _small(server, private=private).items():
+        for key, named in _small_files(server, private=private).items():
             mounts.append({"name": name, "mountPath": named.path, "subPath": key, "readOnly": True})
     for number, named in enumerate(_node_paths(server)):
         mounts.append({"name": f"node-{number}", "mountPath": named.path, "readOnly": not named.writable})
@@ -238,9 +238,9 @@ def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
 def file_volumes(server: ExportedServer) -> list[Any]:
     """The volumes of the files."""
     volumes: list[Any] = []
-    if _small(server, private=False):
+    if _small_files(server, private=False):
         volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
-    if _small(server, private=True):
+    if _small_files(server, private=True):
         volumes.append({"name": "certificates", "secret": {"secretName": f"{server.name}-certificates"}})
     for number, named in enumerate(_node_paths(server)):
         kind = "File" if not named.folder else "DirectoryOrCreate" if named.writable else "Directory"

@@ -33,7 +33,7 @@ def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]
     return _FORMATS[format_name](result, servers)
 
 
-def _head(result: PackResult) -> Iterator[str]:
+def _head_comments(result: PackResult) -> Iterator[str]:
     names = ", ".join(packed.name for packed in result.packed)
     cards = len(result.cards)
     where = result.cards[0].card.gpu.name if cards == 1 else f"{cards} GPUs"
@@ -46,7 +46,7 @@ def _head(result: PackResult) -> Iterator[str]:
     yield WRITTEN
 
 
-def _at_first(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
+def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
     """The servers of the first shift, which start one after the other: profiling counts memory that others allocate
     meanwhile. The other servers start with their shift."""
     shifts = result.request.shifts
@@ -61,7 +61,7 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     services: dict[str, Any] = {}
     volumes: dict[str, Any] = {}
     before: ExportedServer | None = None
-    first = _at_first(result, servers)
+    first = _first_shift_servers(result, servers)
     for server in servers:
         check_reachable(server.words)
         check_paths(server)
@@ -76,7 +76,9 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
         volumes |= document["volumes"]
         before = server if server in first else before
     remarks = [remark for server in servers for remark in server.remarks]
-    text = yaml_text({"services": services, "volumes": volumes}, head=(*_head(result), *dict.fromkeys(remarks)))
+    text = yaml_text(
+        {"services": services, "volumes": volumes}, head=(*_head_comments(result), *dict.fromkeys(remarks))
+    )
     scripts = _shift_scripts(result, servers, lambda name: f"docker compose up -d --wait {name}")
     return (ExportedFile("compose.yaml", text), *scripts)
 
@@ -85,7 +87,7 @@ def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     """A unit for each server, in order, all part of one target."""
     files = []
     before: tuple[str, ...] = ()
-    first = _at_first(result, servers)
+    first = _first_shift_servers(result, servers)
     for server in servers:
         check_probes(server.words)
         check_paths(server, mounted=False)
@@ -99,7 +101,7 @@ def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
 def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
     units = " ".join(f"{server.name}.service" for server in servers)
     unit = ("[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", "")
-    return "\n".join([*comment_lines(*_head(result)), *unit, "[Install]", "WantedBy=multi-user.target"]) + "\n"
+    return "\n".join([*comment_lines(*_head_comments(result)), *unit, "[Install]", "WantedBy=multi-user.target"]) + "\n"
 
 
 def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
@@ -111,7 +113,7 @@ def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[
         "models": models,
         "groups": dict(_groups(result)),
     }
-    return (ExportedFile("llama-swap.yaml", yaml_text(document, head=tuple(_head(result)))),)
+    return (ExportedFile("llama-swap.yaml", yaml_text(document, head=tuple(_head_comments(result)))),)
 
 
 def _swapped_model(server: ExportedServer) -> dict[str, Any]:
@@ -161,15 +163,15 @@ def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: 
     lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {', '.join(map(_name, awake))}.", f"# {WRITTEN}", "set -eu"]
     for server in servers:
         if server not in awake:
-            lines.append(f"if {_ask(server, '/health')}; then {_ask(server, f'/sleep?level={level}', 'POST')}; fi")
+            lines.append(f"if {_curl(server, '/health')}; then {_curl(server, f'/sleep?level={level}', 'POST')}; fi")
     for server in awake:
         lines.append(start(server.name))
         if server.words.get(FLAG) is not None:
-            lines.append(_ask(server, "/wake_up", "POST"))
+            lines.append(_curl(server, "/wake_up", "POST"))
     return "\n".join(lines) + "\n"
 
 
-def _ask(server: ExportedServer, path: str, method: str = "GET") -> str:
+def _curl(server: ExportedServer, path: str, method: str = "GET") -> str:
     # Weights are copied while it answers: no limit as short as a probe's.
     return f"curl -fsS -m 600 -o /dev/null -X {method} {shlex.quote(server.address.url + path)}"
 

@@ -63,14 +63,14 @@ def alert_texts() -> Mapping[str, Mapping[str, Any]]:
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
     """The alerts on vLLM's metrics, as far as the release has them. `batch` has label matchers of batch servers, whose
     full pool and queue are intended."""
-    ttft = _slow("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
-    inter_token = _slow("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
+    ttft = _latency_condition("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
+    inter_token = _latency_condition("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
     return (
-        *_pool(measures, levels, batch),
-        *_engine(levels, job),
-        _traffic(levels),
-        *_failing(measures, levels),
-        *_missing(levels, job),
+        *_pool_alerts(measures, levels, batch),
+        *_engine_alerts(levels, job),
+        _traffic_alert(levels),
+        *_failure_alerts(measures, levels),
+        *_missing_target_alerts(levels, job),
         AlertCondition("VllmTimeToFirstTokenHigh", ttft, levels.latency_for_s),
         AlertCondition("VllmInterTokenLatencyHigh", inter_token, levels.latency_for_s),
     )
@@ -89,7 +89,7 @@ def _pool_full(levels: AlertLevels) -> str:
     return f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
 
 
-def _pool(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
+def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
     full = _pool_full(levels)
@@ -114,7 +114,7 @@ def _pool(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCond
     return conditions
 
 
-def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
+def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     there = f"{record.RUNNING} + {record.WAITING} > 0"
     # A prompt counts with its first output token (0.32): during a long prefill only the KV use changes.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
@@ -126,7 +126,7 @@ def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
     ]
 
 
-def _traffic(levels: AlertLevels) -> AlertCondition:
+def _traffic_alert(levels: AlertLevels) -> AlertCondition:
     """An idle server that had requests a week ago, or that had steady traffic until now while other servers of its
     model still have some. Session affinity may leave a replica idle that never had many requests."""
     served = f"sum by ({_SERVER}) ({record.FINISHED_COUNT})"
@@ -140,7 +140,7 @@ def _traffic(levels: AlertLevels) -> AlertCondition:
     return AlertCondition("VllmTrafficStopped", expr, levels.rate_window_s)
 
 
-def _failing(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
+def _failure_alerts(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     """Alerts on requests that fail in the engine, or before it because it is dead."""
     stopped = f"sum {_BY_INSTANCE} ({record.PROGRESS}) == 0"
     dead = f"{record.SERVER_ERRORS} >= {levels.failed_least_per_s:.4g}\nand\n{stopped}"
@@ -152,7 +152,7 @@ def _failing(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     return conditions
 
 
-def _missing(levels: AlertLevels, job: str) -> list[AlertCondition]:
+def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     """Alerts on missing targets, and on servers without the expected series."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
@@ -179,7 +179,7 @@ def _one_fewer(targets: str, levels: AlertLevels) -> str:
     return f"({targets} < {usual} and {low} == {high})\nunless on (cluster, namespace)\n({lowered})"
 
 
-def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+def _latency_condition(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
     p99 = record.latency(role, "p99")
     enough = f"{record.observed(role)} >= {levels.latency_least}"
     if target_s is not None:
@@ -206,7 +206,7 @@ def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
         "LegroomIncident": (f"{incidents} > 0", detect.alert_unreachable_for_s),
         "LegroomJournalNotWritable": (f"max {_BY_INSTANCE} (legroom_journal_writable) == 0", guard_for_s),
     }
-    return (*_memory(levels), *(AlertCondition(name, expr, for_s) for name, (expr, for_s) in alerts.items()))
+    return (*_memory_alerts(levels), *(AlertCondition(name, expr, for_s) for name, (expr, for_s) in alerts.items()))
 
 
 def turned_away(window: str, keep: str = _BY_INSTANCE) -> str:
@@ -222,7 +222,7 @@ def fragmentation() -> str:
     return f"({reserved} - legroom_worker_allocated_bytes) / ({reserved} > 0)"
 
 
-def _memory(levels: AlertLevels) -> list[AlertCondition]:
+def _memory_alerts(levels: AlertLevels) -> list[AlertCondition]:
     detect = levels.detect
     window = levels.time(detect.creep_least_hours * 3600)
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
@@ -269,8 +269,8 @@ def level_words(levels: AlertLevels) -> dict[str, str]:
         "failed": f"{levels.failed_ratio:.0%}",
         "missing": f"{levels.missing_ratio:.0%}",
         "drain_for": duration(levels.drain_for_s),
-        "ttft_level_words": _target(levels.ttft_p99_s, levels.ttft_floor_s, levels),
-        "inter_token_level_words": _target(levels.inter_token_p99_s, levels.inter_token_floor_s, levels),
+        "ttft_level_words": _target_words(levels.ttft_p99_s, levels.ttft_floor_s, levels),
+        "inter_token_level_words": _target_words(levels.inter_token_p99_s, levels.inter_token_floor_s, levels),
     }
 
 
@@ -278,20 +278,20 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
     """The thresholds, and templates that Prometheus evaluates when the alert fires."""
     return {
         **level_words(levels),
-        **_planned(plan),
+        **_plan_sentences(plan),
         "where": _WHERE,
         "value": "{{ $value | humanize }}",
         "rate": "{{ $value | " + _RATE + " }}",
         "percent": "{{ $value | humanizePercentage }}",
         "size": "{{ $value | humanize1024 }}B",
         "seconds": "{{ $value | humanizeDuration }}",
-        "waiting": _looked_up(record.QUEUED),
-        "running": _looked_up(record.RUNNING),
-        "preemptions": _looked_up(record.PREEMPTIONS, _RATE),
+        "waiting": _lookup_template(record.QUEUED),
+        "running": _lookup_template(record.RUNNING),
+        "preemptions": _lookup_template(record.PREEMPTIONS, _RATE),
     }
 
 
-def _planned(plan: PlanDocument | None) -> dict[str, str]:
+def _plan_sentences(plan: PlanDocument | None) -> dict[str, str]:
     """Sentences about the planned pool and batch; empty without a plan, or for a model without a KV cache."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
@@ -304,7 +304,7 @@ def _planned(plan: PlanDocument | None) -> dict[str, str]:
     }
 
 
-def _looked_up(name: str, shown: str = "humanize") -> str:
+def _lookup_template(name: str, shown: str = "humanize") -> str:
     """A template with the value of another series of the same server, or 0."""
     labels = ("cluster", "namespace", "job", "instance", "model_name", "engine")
     selector = ",".join(f"{label}=%q" for label in labels)
@@ -313,7 +313,7 @@ def _looked_up(name: str, shown: str = "humanize") -> str:
     return f"{{{{ with {query} }}}}{{{{ . | first | value | {shown} }}}}{{{{ else }}}}0{{{{ end }}}}"
 
 
-def _target(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+def _target_words(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
     if target_s is not None:
         return f"the target is {_seconds(target_s)}"
     return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds(floor_s)}"

@@ -121,16 +121,16 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     rules = {"legroom-vllm-measures": records, "legroom-vllm": alerts, "legroom": own}
     interval = levels.time(_EVALUATION_S)
     groups = [{"name": name, "interval": interval, "rules": listed} for name, listed in rules.items()]
-    head = _head(request)
+    head = _head_comment(request)
     if options.get("operator"):
         return (ExportedFile(OPERATOR_FILE, head + rules_text(*_operator_objects(groups, job, request))),)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
-        ExportedFile(CONFIG_FILE, head + rules_text(_config(job, request, levels))),
+        ExportedFile(CONFIG_FILE, head + rules_text(_prometheus_config(job, request, levels))),
     )
 
 
-def _head(request: ExportRequest) -> str:
+def _head_comment(request: ExportRequest) -> str:
     release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
     plan = (
         f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
@@ -154,9 +154,9 @@ def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest
     return rule
 
 
-def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
+def _prometheus_config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
     options, address = request.options, _planned_address(request)
-    servers = _scrape(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
+    servers = _scrape_config(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
     if address.tls:
         # The certificate is for the server's name, not for the scraped address.
         servers |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
@@ -164,9 +164,9 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
     if guards := _targets(options.get("guard"), "--guard"):
         # A guard's page repeats the server's series, which would count as another server.
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
-        scrapes.append({**_scrape("legroom-guard", guards), "metric_relabel_configs": [only_own]})
+        scrapes.append({**_scrape_config("legroom-guard", guards), "metric_relabel_configs": [only_own]})
     if watchers := _targets(options.get("watch"), "--watch"):
-        scrapes.append(_scrape(_WATCH_JOB, watchers))
+        scrapes.append(_scrape_config(_WATCH_JOB, watchers))
     return {
         "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
         "rule_files": [RULES_FILE],
@@ -174,7 +174,7 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
     }
 
 
-def _scrape(job: str, targets: list[str]) -> dict[str, Any]:
+def _scrape_config(job: str, targets: list[str]) -> dict[str, Any]:
     return {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
 
 

@@ -31,7 +31,7 @@ class GpuNeighbour(Detector):
         if self._least_bytes is None or start_s != self._start_s:
             self._least_bytes, self._start_s = sample.others_bytes, start_s
             self._most_bytes, self._grown_s = sample.others_bytes, now_s
-        self._settle(sample.others_bytes, now_s)
+        self._update_minimum(sample.others_bytes, now_s)
         taken_bytes = sample.others_bytes - self._least_bytes
         if taken_bytes < levels.neighbour_bytes:
             return GOOD
@@ -42,7 +42,7 @@ class GpuNeighbour(Detector):
         numbers = {"others_bytes": float(sample.others_bytes), "taken_bytes": float(taken_bytes)}
         return Condition(True, reason, numbers)
 
-    def _settle(self, others_bytes: int, now_s: float) -> None:
+    def _update_minimum(self, others_bytes: int, now_s: float) -> None:
         """Updates the minimum."""
         if others_bytes > self._most_bytes:
             self._most_bytes, self._grown_s = others_bytes, now_s

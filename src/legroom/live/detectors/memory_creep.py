@@ -43,12 +43,12 @@ class MemoryCreep(Detector):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Computes the slope when a point was added."""
         since_s = window.restarts[-1] if window.restarts else 0.0
-        points = _unbroken([point for point in window.points if point.time_s >= since_s])
+        points = _since_last_gap([point for point in window.points if point.time_s >= since_s])
         if not points:
             return None
         state = len(points), points[-1].time_s
         if state != self._seen:
-            conditions = [self._slope(series, of) for series, of in self.series(points)]
+            conditions = [self._slope_condition(series, of) for series, of in self.series(points)]
             self._seen, self._last = state, worst_condition([condition for condition in conditions if condition])
         return self._last
 
@@ -59,7 +59,7 @@ class MemoryCreep(Detector):
         by_workers = len(reserved) >= len(used)
         return [(reserved, "reserved by the workers") if by_workers else (used, "used on the GPUs")]
 
-    def _slope(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
+    def _slope_condition(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
         levels = self.levels
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _MIN_POINTS:
@@ -87,7 +87,7 @@ class MemoryCreep(Detector):
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None
 
 
-def _unbroken(points: list[MemoryPoint]) -> list[MemoryPoint]:
+def _since_last_gap(points: list[MemoryPoint]) -> list[MemoryPoint]:
     """The points after the last gap."""
     begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
     return points[begins[-1] :] if begins else points

@@ -92,7 +92,7 @@ def port_of(address: str) -> int:
 def is_loopback_host(host: str) -> bool:
     """Whether only this machine can reach a socket that listens on this host."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 

@@ -136,7 +136,7 @@ def _parse_labels(text: bytes) -> _Labels | None:
 
 
 def _to_labels(named: dict[str, str]) -> _Labels:
-    model, engine = named.get("model_name", named.get("model", "")), _engine(named)
+    model, engine = named.get("model_name", named.get("model", "")), _engine_name(named)
     if not (model.isprintable() and engine.isprintable()):
         model, engine = _CONTROLS.sub("", model), _CONTROLS.sub("", engine)
     if "le" not in named:
@@ -145,7 +145,7 @@ def _to_labels(named: dict[str, str]) -> _Labels:
     return _Labels((model, engine), le, named if math.isnan(le) else _NONE)  # most cached texts are buckets'
 
 
-def _engine(named: Mapping[str, str]) -> str:
+def _engine_name(named: Mapping[str, str]) -> str:
     """The engine's number, with its replica: replicas of Ray Serve on one page each count from 0."""
     engine, replica = named.get("engine", named.get("engine_index", "")), named.get("ReplicaId")
     return f"{engine} of {replica}" if replica else engine
@@ -155,7 +155,7 @@ _Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
 """Label set -> (rank, value), so that a value under two names is summed once."""
 
 
-def _newest(parts: _Parts) -> list[tuple[dict[str, str], float]]:
+def _newest_values(parts: _Parts) -> list[tuple[dict[str, str], float]]:
     """The label sets and values under the newest name."""
     newest = min((rank for rank, _ in parts.values()), default=0)
     return [(dict(labels), value) for labels, (rank, value) in parts.items() if rank == newest]
@@ -275,7 +275,7 @@ def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
             raise NotMetrics(f"the answer has no figure of a vLLM that can be read ({page.notes[0]})")
         is_metrics = page.series or b"# TYPE " in body
         raise NotMetrics("the answer is metrics, but none of a vLLM" if is_metrics else "the answer is no metrics")
-    return _sample(page, time_s, server)
+    return _build_sample(page, time_s, server)
 
 
 def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s: float, server: str) -> Sample | None:
@@ -285,7 +285,7 @@ def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s
         slot = slots.get(name)
         if slot is not None:
             page.add(slot, _to_labels(named), value)
-    return _sample(page, time_s, server) if page.engines else None
+    return _build_sample(page, time_s, server) if page.engines else None
 
 
 def _read_lines(page: _Page, lines: list[bytes]) -> None:
@@ -319,7 +319,7 @@ def _refuse_other_formats(body: bytes) -> None:
         raise NotMetrics("the answer is binary, not metrics")
 
 
-def _sample(page: _Page, time_s: float, server: str) -> Sample:
+def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
     engines = []
     for key in sorted(page.engines):
         fields = page.engines[key]
@@ -329,7 +329,7 @@ def _sample(page: _Page, time_s: float, server: str) -> Sample:
                 fields[field] = _histogram(buckets)
                 if fields[field] is None:
                     page.note(f"the histogram of {field} is not whole: left out")
-        fields |= _pool(page.configs, key) | _finished(fields.pop("success", {}))
+        fields |= _pool_size(page.configs, key) | _finished_counts(fields.pop("success", {}))
         engines.append(EngineSample(model=key[0], engine=key[1], **fields))
     start_s = page.server.pop("process_start_s", None)
     counts: dict[str, Any] = {field: int(value) for field, value in page.server.items()}
@@ -337,31 +337,31 @@ def _sample(page: _Page, time_s: float, server: str) -> Sample:
         time_s=time_s,
         server=server,
         engines=tuple(engines),
-        rejections=sum(value for _, value in _newest(page.rejections)) if page.rejections else None,
+        rejections=sum(value for _, value in _newest_values(page.rejections)) if page.rejections else None,
         process_start_s=start_s,
         notes=tuple(page.notes),
         **counts,
     )
 
 
-def _finished(success: _Parts) -> dict[str, float]:
+def _finished_counts(success: _Parts) -> dict[str, float]:
     """Ended requests, and those that were aborted or failed."""
     counts: dict[str, float] = {}
-    for labels, value in _newest(success):
+    for labels, value in _newest_values(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
         for field in ("finished", bad) if bad else ("finished",):
             counts[field] = counts.get(field, 0.0) + value
     return counts
 
 
-def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
+def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
     """The pool's size from the labels of `vllm:cache_config_info`: one row per server in V0, per engine in V1."""
     model, engine = key
     config = next(
         (
             row
             for row in configs
-            if ("engine" not in row or _engine(row) == engine) and row.get("model_name", model) == model
+            if ("engine" not in row or _engine_name(row) == engine) and row.get("model_name", model) == model
         ),
         None,
     )

@@ -86,7 +86,7 @@ class PrometheusSource:
         self._query_endpoint = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
         self.server = root
         """The address of Prometheus, without credentials."""
-        self._matchers = _checked(matchers)
+        self._matchers = _checked_matchers(matchers)
         self._buckets = buckets
         """Whether to query latency buckets too: a hundred more series per server."""
         self._last_s: dict[str, float] = {}
@@ -117,7 +117,7 @@ class PrometheusSource:
         """The queries for values, scrape times and `up`."""
         return (
             self._values_of(self._matchers),
-            f"timestamp({_selector(_timed(), self._matchers)})",
+            f"timestamp({_selector(_timed_names(), self._matchers)})",
             f"up{{{self._matchers}}}" if self._matchers else "up",
         )
 
@@ -127,7 +127,7 @@ class PrometheusSource:
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
         names += [name for name in SERVER_SERIES if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
-        memory, of_vllm = (_selector(name, matchers) for name in ("process_resident_memory_bytes", _timed()))
+        memory, of_vllm = (_selector(name, matchers) for name in ("process_resident_memory_bytes", _timed_names()))
         return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(
@@ -148,20 +148,20 @@ class PrometheusSource:
         self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float, timeout_s: float
     ) -> list[ScrapeResult]:
         (times, evaluated_s), (up, _) = await self._answers(session, form, self.queries()[1:], timeout_s)
-        scraped = _scraped(times)
-        turn = self._turn(scraped, time_s)
+        scraped = _scrape_times(times)
+        turn = self._due_servers(scraped, time_s)
         if evaluated_s is not None:
             # At the same evaluation time, or a scrape in between would get the earlier scrape's time.
             form = {"time": f"{evaluated_s:.3f}"}
         series = await self._series_of(turn, times, session, form, timeout_s)
         with _gc_paused():
-            samples = self._samples_of(turn, series, len(scraped))
-            return samples + self._missing_servers(scraped, _is_up(up), time_s)
+            samples = self._take_samples(turn, series, len(scraped))
+            return samples + self._missing_servers(scraped, _up_by_server(up), time_s)
 
     async def _answers(
         self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
-        return await _all_of(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
+        return await _gather(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
         self,
@@ -180,19 +180,19 @@ class PrometheusSource:
             async with gate:
                 rows, _ = await self._post_query(session, form | {"query": self._values_of(matchers)}, timeout_s)
             with _gc_paused():
-                return _by_server(rows)
+                return _series_by_server(rows)
 
         series: _SeriesByServer = {}
-        for answered in await _all_of(*map(part, _server_matchers(servers, rows))):
+        for answered in await _gather(*map(part, _server_matchers(servers, rows))):
             series |= answered
         return series
 
     def _read(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
-        series, scraped = _by_server(values), _scraped(times)
-        turn = self._turn({server: scraped.get(server, time_s) for server in series}, time_s)
-        return self._samples_of(turn, series, len(series)) + self._missing_servers(series, _is_up(up), time_s)
+        series, scraped = _series_by_server(values), _scrape_times(times)
+        turn = self._due_servers({server: scraped.get(server, time_s) for server in series}, time_s)
+        return self._take_samples(turn, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
 
-    def _turn(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
+    def _due_servers(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
         """The servers to sample now, with their scrape times."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
@@ -204,12 +204,12 @@ class PrometheusSource:
             self._scraped_s[server] = at_s
             if at_s > before_s and at_s >= self._due_s.get(server, 0.0):
                 due.append((self._due_s.get(server, 0.0), server, at_s))
-        taken = self._due_now(due, len(scraped), _apart_s(len(scraped)), time_s)
+        taken = self._due_now(due, len(scraped), _sample_interval_s(len(scraped)), time_s)
         return {server: at_s for _, server, at_s in taken}
 
-    def _samples_of(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
+    def _take_samples(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
         results: list[ScrapeResult] = []
-        apart_s = _apart_s(servers)
+        apart_s = _sample_interval_s(servers)
         for server, at_s in turn.items():
             sample = sample_of_series(series.get(server, ()), at_s, server)
             if sample is not None:
@@ -279,7 +279,7 @@ class PrometheusSource:
             raise ScrapeFailed("not_metrics", f"{self.server} does not answer like a Prometheus", hint) from error
 
 
-async def _all_of(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
+async def _gather(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
     """asyncio.gather that cancels the rest on the first failure."""
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
@@ -289,11 +289,11 @@ async def _all_of(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
             task.cancel()
 
 
-def _apart_s(servers: int) -> float:
+def _sample_interval_s(servers: int) -> float:
     return _LARGE_FLEET_APART_S if servers > _LARGE_FLEET else 0.0
 
 
-def _by_server(values: _Rows) -> _SeriesByServer:
+def _series_by_server(values: _Rows) -> _SeriesByServer:
     by_server: _SeriesByServer = {}
     for labels, value in values:
         server = server_of_labels(labels)
@@ -305,7 +305,7 @@ def _by_server(values: _Rows) -> _SeriesByServer:
     return by_server
 
 
-def _scraped(times: _Rows) -> dict[str, float]:
+def _scrape_times(times: _Rows) -> dict[str, float]:
     scraped: dict[str, float] = {}
     for labels, value in times:
         server = server_of_labels(labels)
@@ -314,7 +314,7 @@ def _scraped(times: _Rows) -> dict[str, float]:
     return scraped
 
 
-def _is_up(up: _Rows) -> dict[str, bool]:
+def _up_by_server(up: _Rows) -> dict[str, bool]:
     is_up: dict[str, bool] = {}
     for labels, value in up:  # a pod may be scraped at several ports
         server = server_of_labels(labels)
@@ -322,7 +322,7 @@ def _is_up(up: _Rows) -> dict[str, bool]:
     return is_up
 
 
-def _timed() -> str:
+def _timed_names() -> str:
     return "|".join(metrics.names_of(_TIMED_BY))
 
 
@@ -345,7 +345,7 @@ def _server_matchers(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]
             yield f"{name}=~{json.dumps(listed, ensure_ascii=False)}"
 
 
-def _checked(matchers: str) -> str:
+def _checked_matchers(matchers: str) -> str:
     """Validated PromQL label matchers, without braces."""
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):

@@ -31,14 +31,14 @@ from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sam
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
     """The series and values of a sample."""
-    pools = Counter((engine.model, *_pool(engine).items()) for engine in sample.engines)
+    pools = Counter((engine.model, *_pool_labels(engine).items()) for engine in sample.engines)
     for engine in sample.engines:
-        yield from _engine(engine)
-        if pool := _pool(engine):
+        yield from _engine_series(engine)
+        if pool := _pool_labels(engine):
             # As in vLLM, each data-parallel engine names the blocks of all together.
             if engine.num_blocks is not None:
                 pool["num_gpu_blocks"] = str(engine.num_blocks * pools[engine.model, *pool.items()])
-            yield _named("cache_config", _base(engine), **pool), 1.0
+            yield _series_name("cache_config", _base_labels(engine), **pool), 1.0
     if sample.rejections is not None:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
     for name, field in SERVER_SERIES.items():
@@ -51,38 +51,38 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _named(role: str, base: str, **extra: str) -> str:
+def _series_name(role: str, base: str, **extra: str) -> str:
     more = "".join(f",{name}={_quoted(value)}" for name, value in extra.items())
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 
 
-def _base(engine: EngineSample) -> str:
+def _base_labels(engine: EngineSample) -> str:
     return f"engine={_quoted(engine.engine)},model_name={_quoted(engine.model)}"
 
 
-def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
-    base = _base(engine)
+def _engine_series(engine: EngineSample) -> Iterator[tuple[str, float]]:
+    base = _base_labels(engine)
     for role, field in VALUE_ROLES.items():
         value = getattr(engine, field)
         if value is not None:
-            yield _named(role, base), value
+            yield _series_name(role, base), value
     if engine.waiting_for_capacity is not None:
-        yield _named("waiting_by_reason", base, reason="capacity"), engine.waiting_for_capacity
+        yield _series_name("waiting_by_reason", base, reason="capacity"), engine.waiting_for_capacity
     if engine.finished is not None:
         reasons = {"abort": engine.aborted, "error": engine.errored}
         known = {reason: value for reason, value in reasons.items() if value is not None}
-        yield _named("request_success", base, finished_reason="stop"), engine.finished - sum(known.values())
+        yield _series_name("request_success", base, finished_reason="stop"), engine.finished - sum(known.values())
         for reason, value in known.items():
-            yield _named("request_success", base, finished_reason=reason), value
+            yield _series_name("request_success", base, finished_reason=reason), value
     if engine.asleep:
-        yield _named("sleep_state", base, sleep_state="discard_all"), 1.0
+        yield _series_name("sleep_state", base, sleep_state="discard_all"), 1.0
     for field in HISTOGRAMS:
         histogram = getattr(engine, field)
         if histogram is not None:
-            yield from _histogram(metrics.names_of(field)[0], base, histogram)
+            yield from _histogram_series(metrics.names_of(field)[0], base, histogram)
 
 
-def _pool(engine: EngineSample) -> dict[str, str]:
+def _pool_labels(engine: EngineSample) -> dict[str, str]:
     values = {
         "num_gpu_blocks": engine.num_blocks,
         "block_size": engine.block_size,
@@ -93,7 +93,7 @@ def _pool(engine: EngineSample) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _histogram(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str, float]]:
+def _histogram_series(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str, float]]:
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
         yield f'{name}_bucket{{{base},le="{bound}"}}', count
     yield f"{name}_sum{{{base}}}", histogram.sum
@@ -131,7 +131,7 @@ class Recorder:
         if isinstance(result, ScrapeFailure):
             line["fail"] = [result.kind, result.message]
         else:
-            line |= self._changes(result)
+            line |= self._changed_values(result)
         self._write(line)
         self._scrapes += 1
         # A kill loses two minutes of one server.
@@ -139,7 +139,7 @@ class Recorder:
             with self._write_errors():
                 self._file.flush()
 
-    def _changes(self, sample: Sample) -> dict[str, Any]:
+    def _changed_values(self, sample: Sample) -> dict[str, Any]:
         new: list[str] = []
         values: dict[int, float] = {}
         for series, value in rendered(sample):
@@ -181,21 +181,21 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
     lines = _lines(path)
-    header = _entry(next(lines, ""))
+    header = _parsed_line(next(lines, ""))
     if header is None or header.get("legroom") != "recording":
         hint = "make one with: legroom watch URL --record FILE"
         raise LegroomError(f"{path} is not a recording made by legroom", hint)
     for number, line in enumerate(lines, start=2):
-        entry = _entry(line)
+        entry = _parsed_line(line)
         if entry is None and next(lines, None) is None:
             return  # cut off while it was written
         try:
-            yield _scrape(entry or {}, numbered, last)
+            yield _replayed_scrape(entry or {}, numbered, last)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise LegroomError(f"{path}, line {number}: not a recorded sample", "the file is damaged") from error
 
 
-def _entry(line: str) -> dict[str, Any] | None:
+def _parsed_line(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
     except ValueError:
@@ -203,7 +203,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
+def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
     time_s, server = float(entry["t"]), str(entry["s"])
     # A time after the year 5138 is damage.
     if not abs(time_s) < 1e11:

@@ -47,10 +47,10 @@ def queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str
 
 def scaler(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     policy = policy_of(server, settings)
-    return (_hpa if settings.scaler == "hpa" else _keda)(server, settings, policy, _target(server, over))
+    return (_hpa if settings.scaler == "hpa" else _keda)(server, settings, policy, _scale_target(server, over))
 
 
-def _target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
+def _scale_target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
     if over.nodes > 1:
         return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": group_name(server)}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}

@@ -95,7 +95,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
-    sidecar = [_watch(server, settings)] if server.options.sidecar else []
+    sidecar = [_watch_container(server, settings)] if server.options.sidecar else []
     pod["containers"] = [first or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)
     return pod
@@ -108,7 +108,7 @@ def container(
     command."""
     why, pre_stop = _pre_stop(server)
     return {
-        **_program(server, settings, more, wrapper),
+        **_command_and_env(server, settings, more, wrapper),
         "ports": [{"name": "http", "containerPort": server.port}],
         "resources": resources(server),
         **probes(server),
@@ -127,14 +127,14 @@ def worker_container(
         "which need every rank."
     )
     return {
-        **_program(server, settings, more, wrapper),
+        **_command_and_env(server, settings, more, wrapper),
         "resources": resources(server),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
         "volumeMounts": _mounts(server, settings),
     }
 
 
-def _program(
+def _command_and_env(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
     command = [literal(word) for word in containers.entrypoint(server)]
@@ -242,10 +242,10 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
         return [shm, *model_volumes(server), *own, *more, *file_volumes(server)]
-    return [shm, *_cache(server, settings), *more, *file_volumes(server)]
+    return [shm, *_cache_volume(server, settings), *more, *file_volumes(server)]
 
 
-def _cache(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
+def _cache_volume(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
     if settings.cache == "pod":
         template = {"spec": claim_spec(server, "ReadWriteOnce")}
         volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
@@ -260,14 +260,14 @@ def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
     return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
 
 
-def _watch(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def _watch_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     watch: dict[str, Any] = {
         "name": "legroom-watch",
         "image": containers.image(server),
         "command": ["legroom", "watch", "--daemon", "--config", f"{_WATCH_FOLDER}/{_WATCH_FILE}"],
         "ports": [Commented("Its /metrics.", {"name": WATCH_PORT_NAME, "containerPort": WATCH_PORT})],
         "volumeMounts": [
-            _journal(server, settings),
+            _journal_mount(server, settings),
             {"name": _WATCH_VOLUME, "mountPath": _WATCH_FOLDER, "readOnly": True},
         ],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
@@ -291,7 +291,7 @@ def watch_settings(server: ExportedServer, settings: ClusterSettings) -> dict[st
     }
 
 
-def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def _journal_mount(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """The volume mount of the sidecar's journal, in the cache volume where there is one: incidents outlive the pod."""
     if server.local_model:
         return {"name": "legroom", "mountPath": settings.journal}

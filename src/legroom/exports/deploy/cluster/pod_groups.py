@@ -46,8 +46,8 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
             "Ranks that lost one of them wait for it forever: the whole group starts anew.", "RecreateGroupOnPodRestart"
         ),
         "leaderTemplate": leader,
-        "workerTemplate": _worker(server, settings, over),
-        **_claims(server, settings),
+        "workerTemplate": _worker_template(server, settings, over),
+        **_claim_templates(server, settings),
     }
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
     spec: dict[str, Any] = {
@@ -68,7 +68,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
     )
 
 
-def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """Volume claims that outlive a pod: the whole group restarts with any of its pods, and would download again."""
     if settings.cache != "kept" or server.local_model:
         return {}
@@ -77,7 +77,7 @@ def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]
     return {"volumeClaimTemplates": Commented(why, [claim])}
 
 
-def _worker(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def _worker_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The pod template of all pods but the first."""
     about, spec_of = pod_metadata(server, scraped=over.answers_everywhere), server
     if over.answers_everywhere:
@@ -116,7 +116,7 @@ _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 
 
 def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    head = _head(server, settings, over)
+    head = _ray_head(server, settings, over)
     worker = worker_container(server, settings, ())
     worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_own_probes()}
     others = {
@@ -127,7 +127,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
         "rayStartParams": {},
         "template": {
             "metadata": _with_role(pod_metadata(server, scraped=False), WORKER),
-            "spec": pod_spec(_without_watch(server), settings, _addressed(worker)),
+            "spec": pod_spec(_without_watch(server), settings, _with_host_ip(worker)),
         },
     }
     about = metadata(server, settings)
@@ -138,7 +138,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
         "rayStartParams": {"dashboard-host": "0.0.0.0"},
         "template": {
             "metadata": _with_role(pod_metadata(server), LEADER),
-            "spec": pod_spec(server, settings, _addressed(head)),
+            "spec": pod_spec(server, settings, _with_host_ip(head)),
         },
     }
     return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
@@ -152,7 +152,7 @@ def _own_probes() -> dict[str, Any]:
     return {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
 
 
-def _head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def _ray_head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few."""
     cards = server.gpus * over.nodes
     wait = (
@@ -165,7 +165,7 @@ def _head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -
     return first
 
 
-def _addressed(first: dict[str, Any]) -> dict[str, Any]:
+def _with_host_ip(first: dict[str, Any]) -> dict[str, Any]:
     address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     why = Commented("The address by which Ray's other nodes reach it.", address)
     return {**first, "env": [why, *first.get("env", [])]}
