@@ -20,7 +20,9 @@ from legroom.facts.metrics import exposed_names
 from legroom.facts.releases import release
 
 RELEASES = ("0.4.0", "0.6.6", "0.8.5", "0.10.2", "0.20.0", "0.32.0")
-WRITTEN_FOR = [(version, version) for version in RELEASES] + [("any", version) for version in RELEASES[1::2]]
+SAME_RULES = ("0.20.0", "0.32.0")
+FIRED = [version for version in RELEASES if version != SAME_RULES[0]]
+WRITTEN_FOR = [(version, version) for version in FIRED] + [("any", version) for version in RELEASES[1::2]]
 
 
 def exported(written_for, folder, **options):
@@ -87,6 +89,11 @@ def fire_exactly(promtool, tmp_path, cases, written_for, version):
         (folder / "test.yml").write_text(json.dumps(document))
         code, output = run(promtool, "test", "rules", "test.yml", cwd=folder)
         assert code == 0, output
+
+
+def test_releases_with_the_same_metrics_have_the_same_rules():
+    older, newer = (prometheus.files(ExportRequest(release(version)))[0].text for version in SAME_RULES)
+    assert older.replace(*SAME_RULES) == newer
 
 
 @pytest.mark.parametrize(("written_for", "version"), WRITTEN_FOR, ids=lambda value: value)

@@ -35,7 +35,7 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
     port = place.port or (443 if place.scheme == "https" else 80)
     try:
         record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
-        what = _UNDER_WAY.get(str(record.get("state"))) or _after_death(record)
+        what = _UNDER_WAY.get(str(record.get("state"))) or _death_seen(record)
         if what is None or process_identity(int(record["pid"])) is None:
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -43,7 +43,7 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
     return f"`legroom run` (pid {record['pid']}) {what}"
 
 
-def _after_death(record: dict[str, Any]) -> str | None:
+def _death_seen(record: dict[str, Any]) -> str | None:
     """What follows the death of the server or an engine, which the run file shows only seconds later: an API server
     that lost an engine core stops listening and ends (0.32)."""
     parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]
@@ -67,7 +67,7 @@ class RunChild:
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> platform.State:
-        record = self._record()
+        record = self._run_record()
         if process_identity(int(record["pid"])) is None:
             raise platform.ActionFailed(f"the {self.name} is gone (process {record['pid']})")
         child = int(record.get("child_pid") or 0)
@@ -77,8 +77,8 @@ class RunChild:
     async def restart(self, request: platform.RestartRequest) -> None:
         """Sends SIGHUP and waits for a new vLLM process."""
         before = await self.state()
-        pid = int(self._record()["pid"])
-        if self._record().get("state") == "starting" and not self._flags_file().exists():
+        pid = int(self._run_record()["pid"])
+        if self._run_record().get("state") == "starting" and not self._flags_file().exists():
             # `legroom run` does not restart a server that is starting without changes.
             raise platform.ActionFailed(f"the {self.name} is starting its server already")
         identity = process_identity(pid)
@@ -99,7 +99,7 @@ class RunChild:
 
     async def override_place(self) -> platform.Override:
         """The file that `legroom run` reads at its next restart; the content before is the running command."""
-        words = self._record().get("command")
+        words = self._run_record().get("command")
         if not isinstance(words, list) or not words:
             raise platform.ActionFailed(f"the {self.name} does not say which command it runs")
         return platform.Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
@@ -112,7 +112,7 @@ class RunChild:
     async def restore_flags(self, override: platform.Override) -> None:
         """Writes the flags that lead from the running command back to the earlier one."""
         back = changes_back(
-            [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
+            [str(word) for word in self._run_record().get("command") or []], json.loads(override.before or "[]")
         )
         if back:
             await self.write_flags(platform.FlagChange(back))
@@ -122,7 +122,7 @@ class RunChild:
     def _flags_file(self) -> Path:
         return runs_folder(self.home) / f"{self.port}.flags.json"
 
-    def _record(self) -> dict[str, Any]:
+    def _run_record(self) -> dict[str, Any]:
         path = runs_folder(self.home) / f"{self.port}.json"
         text = platform.read_optional(path)
         if text is None:

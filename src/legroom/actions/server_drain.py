@@ -188,7 +188,7 @@ async def wait_until_empty(
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:
-        left = await _left(drain_method, busy)
+        left = await _remaining_requests(drain_method, busy)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
         if zeros >= _ZERO_POLLS:
@@ -206,7 +206,9 @@ async def count_in_flight(drain_method: DrainMethod) -> float | None:
         return None
 
 
-async def _left(drain_method: DrainMethod, busy: Callable[[], Awaitable[float | None]] | None) -> float | None:
+async def _remaining_requests(
+    drain_method: DrainMethod, busy: Callable[[], Awaitable[float | None]] | None
+) -> float | None:
     in_flight = await count_in_flight(drain_method)
     if busy is None:
         return in_flight

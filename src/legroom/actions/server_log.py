@@ -50,7 +50,7 @@ class ServerLog:
         with self._lock:
             self._unwritten += lines
             try:
-                self._write_out()
+                self._write_buffered()
             except OSError:
                 self._keep_newest()
 
@@ -98,7 +98,7 @@ class ServerLog:
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 
-    def _write_out(self) -> None:
+    def _write_buffered(self) -> None:
         if self._file is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self._dropped:

@@ -301,7 +301,7 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixC
         if not reason:
             changed = read_command([*assignments(env), *words], command.stated_release or None, case.environ)
             expected = expect(changed, case.environ, case.gpus)
-            reason = _below_minimum(fix, expected, case, diagnosed.is_memory)
+            reason = _minimum_violated(fix, expected, case, diagnosed.is_memory)
         if not reason:
             why = masked(fix.why)
             return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
@@ -352,7 +352,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
     return ""
 
 
-def _below_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
+def _minimum_violated(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")

@@ -75,11 +75,11 @@ class IncidentRecorder:
 
     def close_done(self, outcome: str) -> None:
         """Closes the incident: the server is up again."""
-        self._finish(DONE, outcome)
+        self._close_incident(DONE, outcome)
 
     def close_failed(self, outcome: str) -> None:
         """Closes the incident: no further action follows."""
-        self._finish(FAILED, outcome)
+        self._close_incident(FAILED, outcome)
 
     def fail_action(self) -> None:
         """Records that the last action did not help; the incident stays open."""
@@ -87,7 +87,7 @@ class IncidentRecorder:
         if action is not None:
             self._write(lambda journal: journal.finish_action(action, FAILED))
 
-    def _finish(self, result: str, outcome: str) -> None:
+    def _close_incident(self, result: str, outcome: str) -> None:
         action, incident, self._action, self._incident = self._action, self._incident, None, None
         if action is not None:
             self._write(lambda journal: journal.finish_action(action, result))

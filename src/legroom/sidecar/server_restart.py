@@ -124,16 +124,16 @@ class ServerRestart:
             await self._launch()
             await self._wait_until_back(before, started_s)
         except _Abandoned as given_up:
-            return await self._undone(str(given_up))
+            return await self._record_undone(str(given_up))
         except (ActionFailed, JournalUnavailable) as error:
-            return await (self._failed(error.message) if self._launched else self._undone(error.message))
+            return await (self._record_failed(error.message) if self._launched else self._record_undone(error.message))
         except asyncio.CancelledError:
             # A restart that reached the server stays unfinished in the journal, for the next process.
             if not self._launched:
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(asyncio.shield(self._undone("legroom was stopped")), 20.0)
+                    await asyncio.wait_for(asyncio.shield(self._record_undone("legroom was stopped")), 20.0)
             raise
-        return await self._done(f"{order.server.name} was restarted by {self._platform.name}")
+        return await self._record_done(f"{order.server.name} was restarted by {self._platform.name}")
 
     def _detail(self, before: State, started_s: float | None) -> dict[str, Any]:
         order = self._order
@@ -165,7 +165,9 @@ class ServerRestart:
         if isinstance(drain_method, PlatformDrain):
             await self._stage("drained", {"waited": False, "why": drain_method.name})
             return
-        drained = await wait_until_empty(drain_method, self._busy, order.limits.drain_deadline_s, self._context.poll_s)
+        drained = await wait_until_empty(
+            drain_method, self._unfinished_requests, order.limits.drain_deadline_s, self._context.poll_s
+        )
         if not drained.empty:
             no_drain = isinstance(drain_method, NoDrain)
             more = ", and there is no guard or other way to stop new work" if no_drain else ""
@@ -212,7 +214,7 @@ class ServerRestart:
             return (await self._platform.state()).identity not in (None, before.identity)
         return False
 
-    async def _busy(self) -> float | None:
+    async def _unfinished_requests(self) -> float | None:
         result = await self._context.scrape(self._order.server)
         if not isinstance(result, Sample) or result.running is None:
             return None
@@ -227,7 +229,7 @@ class ServerRestart:
 
     # Outcomes, and recovery after a kill
 
-    async def _done(self, text: str) -> RestartOutcome:
+    async def _record_done(self, text: str) -> RestartOutcome:
         text = await self._end_drain(text)
         if self._order.restore is not None:
             taken_back = self._order.restore[0]
@@ -235,10 +237,10 @@ class ServerRestart:
             forget_override(taken_back, self._context.home)
         return await self._finish(DONE, text)
 
-    async def _failed(self, text: str) -> RestartOutcome:
+    async def _record_failed(self, text: str) -> RestartOutcome:
         return await self._finish(FAILED, await self._end_drain(text, patient=False))
 
-    async def _undone(self, text: str) -> RestartOutcome:
+    async def _record_undone(self, text: str) -> RestartOutcome:
         override = kept_override(self._id, self._context.home)
         if override is not None:
             with contextlib.suppress(ActionFailed):
@@ -268,23 +270,25 @@ class ServerRestart:
         self._id = action.id
         launched = action.stage("launched")
         if launched is None:
-            return await self._undone("legroom was killed before the server was touched")
+            return await self._record_undone("legroom was killed before the server was touched")
         self._launched = True
         await self._wait_for_program(launched.detail)
         before = State(action.detail.get("identity_before"))
         started_s = action.detail.get("process_start_before_s")
         try:
-            if await self._happened(before, started_s, launched.time_s):
+            if await self._has_restarted(before, started_s, launched.time_s):
                 await self._wait_until_back(before, started_s)
-                return await self._done("legroom was killed during the restart, which had happened")
+                return await self._record_done("legroom was killed during the restart, which had happened")
             if (await self._platform.state()).running is False:
                 # It was stopped and never started.
                 await self._launch()
                 await self._wait_until_back(before, started_s)
-                return await self._done("legroom was killed during the restart; the server was down and is started")
+                return await self._record_done(
+                    "legroom was killed during the restart; the server was down and is started"
+                )
         except (ActionFailed, JournalUnavailable) as error:
-            return await self._failed(error.message)
-        return await self._undone("legroom was killed before the restart took effect")
+            return await self._record_failed(error.message)
+        return await self._record_undone("legroom was killed before the restart took effect")
 
     async def _wait_for_program(self, launched: Mapping[str, Any]) -> None:
         """Waits for the restart program, which outlives legroom."""
@@ -293,7 +297,7 @@ class ServerRestart:
         while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
             await asyncio.sleep(min(self._context.poll_s, 0.2))
 
-    async def _happened(self, before: State, started_s: float | None, launched_s: float) -> bool:
+    async def _has_restarted(self, before: State, started_s: float | None, launched_s: float) -> bool:
         """Whether the server was restarted, checked until the platform's settle time is over."""
         end_s = time.monotonic() + max(0.0, self._platform.settle_s - max(0.0, time.time() - launched_s))
         while True:

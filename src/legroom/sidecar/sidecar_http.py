@@ -98,22 +98,22 @@ def make_app(served: Sidecar) -> web.Application:
         return web.json_response(health, status=200 if health["ok"] else 503)
 
     async def incidents(request: web.Request) -> web.Response:
-        since_s = _number(request.query.get("since_s"), "since_s")
-        limit = min(int(_number(request.query.get("limit"), "limit") or 100), 1000)
+        since_s = _query_number(request.query.get("since_s"), "since_s")
+        limit = min(int(_query_number(request.query.get("limit"), "limit") or 100), 1000)
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:
-        body = await _body(request)
-        number = _id(body.get("incident"))
+        body = await _json_body(request)
+        number = _row_id(body.get("incident"))
         if number is None:
             raise LegroomError("`incident` must be the number of one")
         await served.acknowledge(number, str(body.get("by", "somebody"))[:100])
         return web.json_response({"acknowledged": number})
 
     async def act(request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await _json_body(request)
         undo = body.get("undo")
-        if undo is not None and _id(undo) is None:
+        if undo is not None and _row_id(undo) is None:
             raise LegroomError("`undo` must be the number of an action")
         answer = await served.act_on_request(str(body.get("action", "restart")), str(body.get("server", "")), undo)
         return web.json_response(answer, status=202 if answer["accepted"] else 409)
@@ -153,7 +153,7 @@ def _unauthorised(request: web.Request, token: str | None) -> web.Response | Non
     return None
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _json_body(request: web.Request) -> dict[str, Any]:
     try:
         document = json.loads(await request.text() or "{}")
     except ValueError as error:
@@ -163,12 +163,12 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return document
 
 
-def _id(given: Any) -> int | None:
+def _row_id(given: Any) -> int | None:
     """A valid SQLite row id, else None."""
     return given if isinstance(given, int) and not isinstance(given, bool) and 0 < given < 2**63 else None
 
 
-def _number(text: str | None, name: str) -> float | None:
+def _query_number(text: str | None, name: str) -> float | None:
     if text is None:
         return None
     try:

@@ -88,7 +88,7 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    pod = _pod(server, settings, over)
+    pod = _pod_template(server, settings, over)
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{server.model}", "name": server.served_name},
         "replicas": settings.replicas,
@@ -97,7 +97,7 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
         "template": pod,
     }
     if over.nodes > 1:
-        spec["worker"] = _pod(headless(server), settings, over)
+        spec["worker"] = _pod_template(headless(server), settings, over)
     return manifest(
         "serving.kserve.io/v1alpha2",
         "LLMInferenceService",
@@ -115,15 +115,15 @@ def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
     return sizes
 
 
-def _pod(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     main: dict[str, Any] = {
         "name": "main",
         "image": containers.image(server),
         "args": [*_args(server, over)],
         "resources": resources(server),
     }
-    downloading = [*environment(replace(server, env=(), secrets=_only(server, _DOWNLOADING)), settings)]
-    env = [*environment(replace(server, secrets=_only(server, set(server.secrets) - _DOWNLOADING)), settings)]
+    downloading = [*environment(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
+    env = [*environment(replace(server, secrets=_secrets_among(server, set(server.secrets) - _DOWNLOADING)), settings)]
     if server.options.image is None:
         why = "The template refuses root, which vLLM's image would run as."
         main["securityContext"] = Commented(why, {"runAsUser": USER_ID, "runAsGroup": USER_ID})
@@ -148,7 +148,7 @@ def _pod(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) ->
     return pod
 
 
-def _only(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
+def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in server.secrets if name in names)
 
 

@@ -75,8 +75,8 @@ class ClusterSettings:
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
     """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
-    replicas = _count(options, "replicas", 1)
-    most = _count(options, "autoscale", 0)
+    replicas = _positive_count(options, "replicas", 1)
+    most = _positive_count(options, "autoscale", 0)
     if most and most <= replicas:
         hint = f"name more than {replicas}, or leave it out"
         raise LegroomError(f"--autoscale {most} leaves nothing to scale: {replicas} run already", hint)
@@ -93,11 +93,11 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
         cache=str(cache),
         restricted=bool(options.get("restricted")),
         network_policy=bool(options.get("network_policy")),
-        gpus_per_node=_count(options, "gpus_per_node", DEFAULT_GPUS_PER_NODE),
+        gpus_per_node=_positive_count(options, "gpus_per_node", DEFAULT_GPUS_PER_NODE),
     )
 
 
-def _count(options: Mapping[str, Any], name: str, default: int) -> int:
+def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
     text = options.get(name)
     if text is None:
         return default
@@ -174,10 +174,10 @@ def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSprea
         running = pod_groups.leader_worker_set(server, settings, over)
     else:
         running = _deployment(server, settings)
-    return [*claim, running, service(server, settings, over), *_beside(server, settings, over)]
+    return [*claim, running, service(server, settings, over), *_optional_objects(server, settings, over)]
 
 
-def _beside(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[dict[str, Any]]:
+def _optional_objects(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[dict[str, Any]]:
     if server.options.sidecar:
         yield watch_settings(server, settings)
     if settings.several:

@@ -24,7 +24,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def script_text(server: ExportedServer) -> str:
     arguments = ["arguments=(", *(f"  {line}" for line in argument_lines(server)), ")"] if server.lines else []
-    parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(arguments), _start(server)]
+    parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(arguments), _exec_line(server)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -61,7 +61,7 @@ def argument_lines(server: ExportedServer) -> Iterator[str]:
         yield shlex.join(line.phrase.words)
 
 
-def _start(server: ExportedServer) -> str:
+def _exec_line(server: ExportedServer) -> str:
     words = shlex.join((*server.words.head, *server.words.model_words))
     arguments = ' "${arguments[@]}"' if server.lines else ""
     return f'exec {words}{arguments} "$@"'

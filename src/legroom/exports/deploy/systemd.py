@@ -88,7 +88,7 @@ def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
     cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
     yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
     yield from _environment(server)
-    yield f"ExecStart={_command(server, folder)}"
+    yield f"ExecStart={_exec_start(server, folder)}"
     yield from _waiting(server)
     yield from _stopping(server)
     yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
@@ -116,7 +116,7 @@ def _environment(server: ExportedServer) -> Iterator[str]:
             yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
 
 
-def _command(server: ExportedServer, folder: str) -> str:
+def _exec_start(server: ExportedServer, folder: str) -> str:
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]

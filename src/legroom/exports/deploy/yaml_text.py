@@ -61,15 +61,15 @@ def _block(value: Any, indent: int) -> Iterator[str]:
         yield from _block(value.value, indent)
     elif isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _entry(f"{_scalar(str(key))}:", inner, indent)
+            yield from _mapping_entry(f"{_scalar(str(key))}:", inner, indent)
     elif isinstance(value, (list, tuple)) and value:
         for inner in value:
-            yield from _item(inner, indent)
+            yield from _list_item(inner, indent)
     else:
         yield " " * indent + _scalar(value)
 
 
-def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
+def _mapping_entry(lead: str, value: Any, indent: int) -> Iterator[str]:
     if isinstance(value, Commented):
         yield from _comment(value.comment, indent)
         value = value.value
@@ -77,21 +77,21 @@ def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
     if (isinstance(value, (list, tuple)) and value) or (isinstance(value, Mapping) and value):
         yield f"{space}{lead}"
         yield from _block(value, indent + 2)
-    elif isinstance(value, str) and (lines := _lines(value)):
+    elif isinstance(value, str) and (lines := _block_lines(value)):
         yield f"{space}{lead} |{'' if value.endswith(_NEWLINE) else '-'}"
         yield from (f"{space}  {line}" if line else "" for line in lines)
     else:
         yield f"{space}{lead} {_scalar(value)}"
 
 
-def _lines(text: str) -> list[str]:
+def _block_lines(text: str) -> list[str]:
     """The lines of a multi-line text that a block scalar represents exactly; none for other texts."""
     lines = text.removesuffix(_NEWLINE).split(_NEWLINE)
     plain_lines = all(line.isprintable() and not line.startswith(" ") for line in lines)
     return lines if len(lines) > 1 and plain_lines and lines[0] and lines[-1] else []
 
 
-def _item(value: Any, indent: int) -> Iterator[str]:
+def _list_item(value: Any, indent: int) -> Iterator[str]:
     if isinstance(value, Commented):
         yield from _comment(value.comment, indent)
         value = value.value

@@ -87,7 +87,7 @@ def _dashboard(request: ExportRequest) -> Any:
         builder.with_row(dashboard.Row(title).id(number))
         for panel in row.panels:
             number += 1
-            builder.with_panel(_panel(panel).id(number))
+            builder.with_panel(_panel_builder(panel).id(number))
     built: Any = builder.build()
     for variable in built.templating.list_val:
         # The SDK writes these settings of interval variables for every kind of variable.
@@ -127,7 +127,7 @@ def _variables(measures: Measures) -> list[Any]:
     return [dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"), *queries]
 
 
-def _panel(panel: Panel) -> Any:
+def _panel_builder(panel: Panel) -> Any:
     from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
@@ -137,7 +137,7 @@ def _panel(panel: Panel) -> Any:
     if panel.max is not None:
         builder.max(panel.max)
     if panel.kind == "timeseries":
-        _as_lines(builder, panel)
+        _style_lines(builder, panel)
     if panel.kind == "bargauge":
         from grafana_foundation_sdk.models.common import VizOrientation
 
@@ -147,7 +147,7 @@ def _panel(panel: Panel) -> Any:
     return builder
 
 
-def _as_lines(builder: Any, panel: Panel) -> None:
+def _style_lines(builder: Any, panel: Panel) -> None:
     from grafana_foundation_sdk.builders import common as build
     from grafana_foundation_sdk.models import common
 

@@ -60,17 +60,19 @@ def page(condition: AlertCondition, levels: AlertLevels) -> str:
         f"Severity: **{texts['severity']}**. It fires {holds}.",
         fill(texts["meaning"], slots),
         f"**What it costs.** {fill(texts['harm'], slots)}",
-        _listed("Look", texts["look"]),
-        _listed("Fix", texts["fix"]),
-        _listed("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
-        _listed("The long story", [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]),
+        _list_section("Look", texts["look"]),
+        _list_section("Fix", texts["fix"]),
+        _list_section("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
+        _list_section(
+            "The long story", [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]
+        ),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
         f"{MARK}: `legroom export alert-runbooks`.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _listed(title: str, lines: Sequence[str]) -> str:
+def _list_section(title: str, lines: Sequence[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 

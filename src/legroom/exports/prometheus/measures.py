@@ -68,12 +68,10 @@ class Measures:
 
     def quantile(self, role: str, share: float, window: str) -> str:
         """A percentile of a histogram over a window."""
-        labels = self._labels(role).replace("by (", "by (le, ")
-        return self._each(
-            role,
-            lambda name: (
-                f"histogram_quantile({share:g}, sum {labels} (rate({name}_bucket{self._matching()}[{window}]))) >= 0"
-            ),
+        labels = self._aggregation(role).replace("by (", "by (le, ")
+        inner = f"_bucket{self._braced_selector()}[{window}]"
+        return self._any_of_names(
+            role, lambda name: f"histogram_quantile({share:g}, sum {labels} (rate({name}{inner}))) >= 0"
         )
 
     def observed(self, role: str, window: str) -> str:
@@ -95,7 +93,7 @@ class Measures:
     def prefix_hit_ratio(self, window: str) -> str:
         """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
         hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
-        labels, inner = self._labels("prefix_hits"), f"{self._matching()}[{window}]"
+        labels, inner = self._aggregation("prefix_hits"), f"{self._braced_selector()}[{window}]"
         ratios = [
             f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
             for hit, query in zip(hits, queries, strict=True)
@@ -115,21 +113,21 @@ class Measures:
 
     def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
         """An aggregation over a gauge, or over a function of a window."""
-        labels, inner = self._labels(role), f"{suffix}{self._matching()}{f'[{window}]' if window else ''}"
+        labels, inner = self._aggregation(role), f"{suffix}{self._braced_selector()}{f'[{window}]' if window else ''}"
         if not function:
-            return self._each(role, lambda name: f"{how} {labels} ({name}{inner})")
-        return self._each(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
+            return self._any_of_names(role, lambda name: f"{how} {labels} ({name}{inner})")
+        return self._any_of_names(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
 
     def _where(self, matcher: str) -> Measures:
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
-    def _each(self, role: str, expression: Callable[[str], str]) -> str:
+    def _any_of_names(self, role: str, expression: Callable[[str], str]) -> str:
         return either(*(expression(name) for name in self.series(role)))
 
-    def _matching(self) -> str:
+    def _braced_selector(self) -> str:
         return f"{{{self.selector}}}" if self.selector else ""
 
-    def _labels(self, role: str) -> str:
+    def _aggregation(self, role: str) -> str:
         return self.keep or f"without ({', '.join(_parts().get(role, ()))})"
 
 

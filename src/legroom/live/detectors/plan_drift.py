@@ -37,7 +37,7 @@ def compare(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) ->
     if tokens is None:
         return ()
     low, high = _tolerated_deviation(plan, levels)
-    engine = _furthest_engine(sample, tokens)
+    engine = _most_deviating_engine(sample, tokens)
     figures: list[tuple[ComparedName, float, float | None]] = [
         ("num_blocks", plan.kv.num_blocks, engine.num_blocks if engine else None),
         ("pool_tokens", tokens, _block_tokens(engine) if engine else None),
@@ -69,7 +69,7 @@ class PlanDrift(Detector):
         planned = _planned_tokens(self.plan) if self.plan else None
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
-        engine = _furthest_engine(window.latest, planned)
+        engine = _most_deviating_engine(window.latest, planned)
         return self._condition(engine, self.plan, planned, window) if engine else None
 
     def _condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
@@ -92,7 +92,7 @@ class PlanDrift(Detector):
         return Condition(True, reason, numbers, which, severity="warning" if deviation < 0 else "info")
 
 
-def _furthest_engine(sample: Sample, planned: float) -> EngineSample | None:
+def _most_deviating_engine(sample: Sample, planned: float) -> EngineSample | None:
     shown = [engine for engine in sample.engines if _block_tokens(engine)]
     return max(shown, key=lambda engine: abs((_block_tokens(engine) or 0) / planned - 1), default=None)
 

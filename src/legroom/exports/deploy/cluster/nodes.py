@@ -70,13 +70,16 @@ class NodeSpread:
         if self.ray:
             return ()
         if not self.engines_per_node:
-            return (_line("The first node of the group.", "--node-rank", "0"), _line(_OWN_WHY, "--master-addr", _OWN))
+            return (
+                _commented_flag("The first node of the group.", "--node-rank", "0"),
+                _commented_flag(_OWN_WHY, "--master-addr", _OWN),
+            )
         rank: tuple[CommentedFlag, ...] = ()
         if self.external:
-            rank = (_line("Its copy.", "--data-parallel-rank", "0"),)
+            rank = (_commented_flag("Its copy.", "--data-parallel-rank", "0"),)
         elif self.answers_everywhere:
-            rank = (_line("Its first copy.", "--data-parallel-start-rank", "0"),)
-        return (_line(_OWN_WHY, "--data-parallel-address", _OWN), _RPC, *rank)
+            rank = (_commented_flag("Its first copy.", "--data-parallel-start-rank", "0"),)
+        return (_commented_flag(_OWN_WHY, "--data-parallel-address", _OWN), _RPC, *rank)
 
     def worker_lines(self) -> tuple[CommentedFlag, ...]:
         """The additional flags of every other pod."""
@@ -84,14 +87,16 @@ class NodeSpread:
             return ()
         headless = () if self.answers_everywhere else (_HEADLESS,)
         if not self.engines_per_node:
-            rank = _line("Which node of the group it is.", "--node-rank", _INDEX)
-            leader = _line("The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER)
+            rank = _commented_flag("Which node of the group it is.", "--node-rank", _INDEX)
+            leader = _commented_flag(
+                "The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER
+            )
             return (rank, leader, *headless)
-        lines = (_line("Where the first node listens.", "--data-parallel-address", _LEADER), _RPC)
+        lines = (_commented_flag("Where the first node listens.", "--data-parallel-address", _LEADER), _RPC)
         if self.external:
-            return (*lines, _line("Its copy.", "--data-parallel-rank", _INDEX))
+            return (*lines, _commented_flag("Its copy.", "--data-parallel-rank", _INDEX))
         if self.engines_per_node == 1:
-            return (*lines, _line("Its copy.", "--data-parallel-start-rank", _INDEX), *headless)
+            return (*lines, _commented_flag("Its copy.", "--data-parallel-start-rank", _INDEX), *headless)
         return (*lines, *headless)
 
     @property
@@ -102,11 +107,11 @@ class NodeSpread:
         return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.engines_per_node}))"'
 
 
-def _line(why: str, flag: str, *values: str) -> CommentedFlag:
+def _commented_flag(why: str, flag: str, *values: str) -> CommentedFlag:
     return CommentedFlag(Phrase(flag, values), why)
 
 
-_RPC = _line("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
+_RPC = _commented_flag("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
 _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
 
 
@@ -191,16 +196,16 @@ def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[st
         names = ("tensor", "pipeline", "prefill_context", "data")
         cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
         server = replace(server, gpus=math.ceil(cards / spread_.nodes))
-    return replace(server, lines=(*lines, *_patience(server)))
+    return replace(server, lines=(*lines, *_collective_timeouts(server)))
 
 
-def _patience(server: ExportedServer) -> Iterator[CommentedFlag]:
+def _collective_timeouts(server: ExportedServer) -> Iterator[CommentedFlag]:
     """Longer collective timeouts: the first node that has loaded waits for the last."""
     limit_s = server.times.limit_s
     for flag, default_s in _COLLECTIVES:
         if limit_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
             why = f"Nodes load apart; the first to be done waits for the last, not {default_s} s but the whole start."
-            yield _line(why, flag, str(limit_s))
+            yield _commented_flag(why, flag, str(limit_s))
 
 
 def headless(server: ExportedServer) -> ExportedServer:
