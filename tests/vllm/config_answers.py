@@ -81,7 +81,7 @@ COMPARED = (
 def drawn(seed: int, count: int, release: Release) -> Iterator[dict[str, Any]]:
     """Settings of which about half are valid: values at and beyond the bounds of their fields come often."""
     rng = random.Random(seed)
-    names = [name for name in bundled_names() if find(name)]
+    names = [name for name in bundled_names() if _is_text_generator(name)]
     for _ in range(count):
         card = named_gpu(rng.choice(CARDS))
         flags: list[str] = []
@@ -102,6 +102,12 @@ def drawn(seed: int, count: int, release: Release) -> Iterator[dict[str, Any]]:
             "gpus": ranks,
             "flags": flags,
         }
+
+
+def _is_text_generator(name: str) -> bool:
+    """Whether the bundled config says all that vLLM reads; encoders and poolers have more files."""
+    model = load(name, offline=True)
+    return not (model.modalities or model.is_pooling)
 
 
 def _flag(rng: random.Random, release: Release) -> list[str]:
@@ -146,7 +152,7 @@ def record(cases: Iterable[dict[str, Any]], judge: Path, python: Path, src: Path
             assert model is not None
             config = Path(folder, "models", case["model"].replace("/", "--"), "config.json")
             config.parent.mkdir(parents=True, exist_ok=True)
-            config.write_text(json.dumps(expanded(model)))
+            config.write_text(json.dumps(expanded(model, model.ids[0])))
             asked.append({**case, "id": str(number), "config": str(config.parent)})
         listed, answers = Path(folder, "cases.jsonl"), Path(folder, "answers.jsonl")
         listed.write_text("".join(json.dumps(case) + "\n" for case in asked))

@@ -26,6 +26,7 @@ from legroom.vllm.traits import (
     is_pooling,
     replicates_encoders,
     uses_mla,
+    uses_sparse_mla,
 )
 
 _VOCABULARY_STEP = 64
@@ -235,6 +236,8 @@ def _context_parallel(settings: EngineSettings, model: Model, release: Release) 
         return
     if is_compressed_mla(model):
         yield "DCP not support sliding window.", "leave --decode-context-parallel-size out"
+    if uses_mla(model) and settings.prefill_context_parallel_size > 1 and not uses_sparse_mla(model):
+        yield "MLAAttention does not support PCP+DCP.", "leave --decode-context-parallel-size out"
     if uses_mla(model) or not attentions or heads is None:
         return
     kv_heads = attentions[0].kv_heads
@@ -370,6 +373,18 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
     ):
         message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."
         yield message, "use --kv-cache-dtype fp8 or leave it out"
+    method = model.quantization.method if model.quantization else ""
+    if settings.kv_cache_dtype == "fp8_e5m2" and method.startswith(("fp8", "modelopt")):
+        yield "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", "use --kv-cache-dtype fp8"
+    named = (settings.given.attention_backend or "").upper()
+    if is_compressed_mla(model) and settings.kv_cache_dtype != "fp8_ds_mla" and "FLASHINFER" not in named:
+        yield (
+            f"DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {settings.kv_cache_dtype}.",
+            "use --kv-cache-dtype fp8",
+        )
+    if is_compressed_mla(model) and settings.prefill_context_parallel_size > 1:
+        message = "PCP requires attention backend support, but DEEPSEEK_SPARSE_SWA does not support PCP."
+        yield message, "leave --prefill-context-parallel-size out"
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
     packed = settings.kv_cache_dtype not in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
     if packed and any(attention.v_head_dim != attention.head_dim for attention in attentions):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from legroom.facts.attention_backends import backend_table
-from legroom.facts.config_classes import accepted_quantizations
+from legroom.facts.config_classes import accepted_quantizations, config_class
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Experts, Model, Quantization
+from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
     amd_methods,
     is_deprecated,
@@ -171,7 +171,10 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
         return
     flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
-    if declared is not None and accepted_quantizations(_checkpoint_kind(declared, model), release) == ():
+    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
+    if accepted == () or (
+        accepted and "no_such_method" in accepted and quantization_method(flag or "", release) is None
+    ):
         # The checkpoint's method overrides the flag, whatever it says.
         flag = None
     method = _method_in_use(flag, model, gpu, release)
@@ -203,6 +206,7 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
         message = "Requantizing checkpoint-quantized MoE layers is not supported."
         yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
     yield from _mx_groups(method, settings, model, release)
+    yield from _dense_groups(settings, model, release)
     yield from _expert_blocks(settings, model, gpu, release)
 
 
@@ -237,7 +241,7 @@ def _on_plain(method: str, declared: str | None, model: Model, release: Release)
         name = _CONFIG_CLASSES.get(method, f"the config of {method}")
         message = f"{name}.__init__() missing required positional arguments"
     hint = f"{method} takes a checkpoint that was quantized before: use one, or --quantization fp8"
-    yield Unsupported(_ID, message, hint, certain=_is_own_config(model))
+    yield Unsupported(_ID, message, hint, certain=model.source != "the given config.json" or _is_own_config(model))
 
 
 def _on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
@@ -319,6 +323,20 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
         yield Unsupported(_ID, message, "add --enable-expert-parallel, or use a smaller --tensor-parallel-size")
 
 
+def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """Weights with a scale per block or group: a rank's part of a feed-forward block holds whole ones."""
+    scheme = model.quantization
+    if scheme is None or not config_class("SchedulerConfig", release):
+        return
+    step = scheme.block[1] if scheme.block else scheme.group_size if scheme.number == "int" else None
+    for block in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Dense)}:
+        shard = block.intermediate_size // settings.tensor_parallel_size
+        if step and settings.tensor_parallel_size > 1 and shard % step:
+            name = f"weight quantization block_n = {step}" if scheme.block else f"group_size = {step}"
+            message = f"Weight input_size_per_partition = {shard} is not divisible by {name}."
+            yield Unsupported(_ID, message, "use a smaller --tensor-parallel-size")
+
+
 def _mx_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
     """Online MXFP4 and MXFP8 quantize groups of 32 inputs, in the encoders too."""
     if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
@@ -398,8 +416,9 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is a checkpoint's; one given as a dictionary may name the quantization imprecisely."""
-    return model.source != "the given config.json" or "transformers_version" in model.config
+    """Whether the config is the checkpoint's own, which transformers marks with its version; a hand-written config may
+    name the quantization imprecisely."""
+    return model.source.startswith("bundled") or "transformers_version" in model.config
 
 
 def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
