@@ -94,7 +94,9 @@ class BackendTable:
         if needs.attention_type not in backend["attention_types"]:
             yield f"attention type {needs.attention_type} not supported"
         for key, reason in _SWITCHES.items():
-            if getattr(needs, key) and backend[key] is False:
+            # Releases without the question have no backend with prefill context parallelism.
+            unable = backend[key] is False or (key == "prefill_context_parallel" and not backend[key])
+            if getattr(needs, key) and unable:
                 yield reason
         for row in backend["refused_combinations"]:
             if _applies(row, needs):

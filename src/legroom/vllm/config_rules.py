@@ -325,7 +325,14 @@ def _lora(settings: EngineSettings, model: Model, release: Release) -> Iterator[
 
 def _scheduler(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     threshold = other_value(settings.given, "--long-prefill-token-threshold")
-    if threshold and threshold.isdecimal() and int(threshold) > settings.max_model_len:
+    partial = (
+        other_value(settings.given, name) for name in ("--max-num-partial-prefills", "--max-long-partial-prefills")
+    )
+    if any(value and value.isdecimal() and int(value) > 1 for value in partial):
+        message = "Concurrent Partial Prefill is not supported. We recommend to remove it from your config."
+        yield message, "leave --max-num-partial-prefills and --max-long-partial-prefills out"
+    too_long = threshold and threshold.isdecimal() and int(threshold) > settings.max_model_len
+    if too_long and release.at_least("0.28.0"):
         yield (
             f"long_prefill_token_threshold ({threshold}) cannot be greater than the max_model_len "
             f"({settings.max_model_len}).",
