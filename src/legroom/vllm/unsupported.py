@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from legroom.facts.attention_backends import backend_table
-from legroom.facts.config_classes import accepted_quantizations, config_class
+from legroom.facts.config_classes import accepted_quantizations, config_class, interfaces
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
@@ -90,7 +90,7 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
         return
     if settings.engine == "V0" or release.before("0.11.0") or uses_mla(model):
         return
-    if backend_table(release, gpu.compute_capability) is not None:
+    if release.at_least("0.24.0") and backend_table(release, gpu.compute_capability) is not None:
         return  # `_attention` knows
     capability = _version(gpu.compute_capability)
     flashinfer_from = (8, 0) if release.at_least("0.24.0") else (7, 5)
@@ -110,6 +110,13 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
 
 def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """A model that a later release of vLLM introduced."""
+    if (
+        is_hybrid(model)
+        and interfaces(model.architecture, release) is None
+        and config_class("SchedulerConfig", release)
+    ):
+        message = f"Model architectures ['{model.architecture}'] are not supported for now."
+        yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
     if release.version == latest().version:
         return
     since = first_release(model.architecture)
@@ -193,6 +200,9 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
             "add --allow-deprecated-quantization, or use another checkpoint",
         )
     yield from _on_plain(method, declared, model, release)
+    if method == "online" and declared is None and not is_given(settings.given, "--quantization-config"):
+        message = "OnlineQuantizationConfig.__init__() missing 1 required positional argument: 'args'"
+        yield Unsupported(_ID, message, "add --quantization-config, or use --quantization fp8_per_tensor")
     if declared == "gptq" and model.quantization and model.quantization.act_order and release.at_least("0.32.0"):
         yield Unsupported(
             _ID,
