@@ -297,7 +297,7 @@ def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterat
 
 def _routed_experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """--enable-return-routed-experts hands the experts of each token to the client."""
-    if not is_given(settings.given, "--enable-return-routed-experts"):
+    if release.before("0.32.0") or not is_given(settings.given, "--enable-return-routed-experts"):
         return
     reasons = (
         (settings.runner != "V2", "requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."),
