@@ -8,15 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import H200, models, settle
 
+from legroom.facts.bundled import find
 from legroom.facts.gpus import gpu
 from legroom.facts.model import Modality
-from legroom.memory.activation.profile_run import activation, cublas_workspace, sampling, scratch_rows
+from legroom.facts.model_sources import from_bundled
+from legroom.memory.activation.layer_peaks import expert_scratch
+from legroom.memory.activation.profile_run import activation, cublas_workspace, forward_bytes, sampling, scratch_rows
 from legroom.units import MIB
+from legroom.vllm.args import ServeArgs
 
 LLAMA = models()["t-llama-3.1-8b"]
 QWEN_MOE = models()["t-qwen3-30b-a3b"]
 GPT_OSS = models()["g-gptoss"]
 EAGER = {"enforce_eager": True, "max_model_len": 8192}
+BUNDLED_V4 = find("deepseek-v4-flash")
+assert BUNDLED_V4
+V4 = from_bundled(BUNDLED_V4)
 
 
 def label(figure: object) -> list[str]:
@@ -171,3 +178,17 @@ def test_tokens_of_all_data_parallel_ranks_are_gathered_before_the_experts() -> 
     dense = settle(LLAMA, max_num_batched_tokens=8192, max_num_seqs=16)
     copies = dataclasses.replace(dense, data_parallel_size=2)
     assert activation(LLAMA, copies, H200).bytes == activation(LLAMA, dense, H200).bytes
+
+
+def test_deepseek_v4_expands_no_latents_and_reserves_its_indexers_logits() -> None:
+    settings = settle(V4, max_num_batched_tokens=8192, max_num_seqs=64, max_model_len=131072)
+    few, many = settings, dataclasses.replace(settings, max_num_seqs=256)
+    assert forward_bytes(V4, few, H200) == forward_bytes(V4, many, H200)  # MLA's expansion is 256 tokens a sequence
+    env = ServeArgs(env={"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "1512"})
+    larger = dataclasses.replace(settings, given=env)
+    assert forward_bytes(V4, larger, H200) - forward_bytes(V4, settings, H200) == 1000 * MIB
+
+
+def test_a_sparse_indexer_reserves_the_keys_of_forty_requests() -> None:
+    settings = settle(V4, max_num_batched_tokens=64, max_num_seqs=16, max_model_len=131072)
+    assert expert_scratch(V4, settings, H200).kept_elements == 40 * (131072 // 4) * (128 + 4) // 2

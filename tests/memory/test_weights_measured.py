@@ -91,6 +91,13 @@ def test_qwen3_adapts_its_embeddings_from_0_16_on() -> None:
     assert lora_bytes(QWEN3_30B, "0.16.0") - lora_bytes(QWEN3_30B, "0.15.0") == pytest.approx(2 * table, abs=4 * MIB)
 
 
+def test_a_tied_head_of_qwen3_is_adapted_under_both_names_before_0_28() -> None:
+    tied = QWEN3_30B | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True}
+    pair = 64 * (151936 + QWEN3_30B["hidden_size"]) * 2
+    twice, once = lora_bytes(tied, "0.27.1"), lora_bytes(tied, "0.28.0")
+    assert twice - once == pytest.approx(pair, abs=4 * MIB)
+
+
 def test_adapters_of_tied_embeddings_are_an_estimate() -> None:
     given = ServeArgs(enable_lora=True, max_loras=1, max_lora_rank=64)
     kinds = [

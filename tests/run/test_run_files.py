@@ -64,7 +64,7 @@ def test_a_bug_is_reported_without_the_keys_of_the_call(words, monkeypatch, caps
     def fails(_: object) -> int:
         raise RuntimeError("asked http://u:topsecret@h")
 
-    monkeypatch.setattr(cli, "_run", fails)
+    monkeypatch.setattr(cli, "_run_command", fails)
     assert cli.main(["verify", *words]) == 70
     error = capsys.readouterr().err
     assert "This is a bug" in error and "RuntimeError" in error

@@ -42,8 +42,9 @@ def _with_usual_list(scheme: Quantization, config: Config) -> Quantization:
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
-    """The scheme with DeepSeek-V4's 4-bit routed experts, which `expert_dtype` outside quantization_config declares."""
-    if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype"), section.get("expert_dtype")):
+    """The scheme with DeepSeek-V4's 4-bit routed experts: vLLM's default where `expert_dtype` is not declared."""
+    default = "fp4" if config.get("model_type") == "deepseek_v4" else None
+    if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype", default), section.get("expert_dtype")):
         return scheme
     nvfp4 = str(section.get("moe_quant_algo")).upper() == "NVFP4"
     experts = _MODELOPT["NVFP4"] if nvfp4 else Quantization("mxfp4", 4, 32, scale_bits=8, number="float")

@@ -15,6 +15,7 @@ from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER, Gpu
 from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Mixer, Model, StateSpace, recurrent
 from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import cached_by_model
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
@@ -256,13 +257,40 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
     if not blocks:
         return ExpertScratch()
     scratches = [_of_block(block, model, settings, gpu) for block in blocks]
-    return max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
+    largest = max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
+    if known_release(settings.release).before("0.13.0"):
+        return largest
+    # Attention and experts take turns with one workspace.
+    sparse = max(_sparse_workspace(layer.mixer, settings, gpu) for layer, _ in kinds)
+    return replace(largest, kept_elements=max(largest.kept_elements, sparse // dtype_bytes(settings.dtype)))
+
+
+_PREFILL_CHUNK_SIZE = 4
+"""Requests whose latents DeepSeek-V4 gathers at once (DeepseekV4Attention.PREFILL_CHUNK_SIZE)."""
+_INDEXED_REQUESTS = 40
+"""Requests of max_model_len whose keys a sparse indexer gathers (get_max_prefill_buffer_size)."""
+
+
+def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -> int:
+    """Bytes that DeepSeek's sparse attention reserves of the workspace: the indexer's keys with their scales, and in
+    DeepSeek-V4 the 16-bit latents that FlashMLA gathers (FlashInfer's kernel on SM 12 gathers none)."""
+    if not isinstance(mixer, LatentAttention):
+        return 0
+    ratio = mixer.compress_ratio or 1
+    keys = _INDEXED_REQUESTS * settings.max_model_len // ratio * (mixer.index_head_dim + FLOAT32_BYTES)
+    if not mixer.compress_ratio or gpu.compute_capability[0] == 12:
+        return keys if mixer.index_head_dim else 0
+    compressed = cdiv(settings.max_model_len, ratio) if ratio > 1 else 0
+    rows = compressed + (mixer.window or 0) + settings.max_num_batched_tokens
+    return max(keys if mixer.index_head_dim else 0, _PREFILL_CHUNK_SIZE * rows * mixer.latent_width * 2)
 
 
 def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:
     """Whether DeepGEMM runs block-wise fp8 experts and pads their rows (Hopper, data-centre Blackwell; 0.20+)."""
     scheme = model.quantization
-    if scheme is None or scheme.block is None or scheme.weight_bits != 8 or gpu.compute_capability[0] not in (9, 10):
+    if scheme is None or scheme.block is None or (scheme.experts_bits or scheme.weight_bits) != 8:
+        return False
+    if gpu.compute_capability[0] not in (9, 10):
         return False
     switches = {settings.given.env.get(name) for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")}
     aligned = inner % _DEEP_GEMM_ROWS == 0 and width % _DEEP_GEMM_ROWS == 0

@@ -188,7 +188,20 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
         elements += passing
     if moment.where == "latent attention":
         elements += _expanded_prefill(model, settings, gpu)
+        return elements * element_bytes(settings) + _indexer_logits(model, settings)
     return elements * element_bytes(settings)
+
+
+def _indexer_logits(model: Model, settings: EngineSettings) -> int:
+    """The largest logits of a sparse indexer, which the profile run allocates from 0.20 on."""
+    mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
+    if not any(mixer.index_head_dim for mixer in mixers) or known_release(settings.release).before("0.20.0"):
+        return 0
+    return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", _INDEXER_LOGITS_MB)) * MIB
+
+
+_INDEXER_LOGITS_MB = 512
+"""vLLM's default of VLLM_SPARSE_INDEXER_MAX_LOGITS_MB."""
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:

@@ -63,8 +63,9 @@ def lora_buffers(
         if module.part == "embeddings" and module.name == "embed_tokens":
             if not embeddings:
                 continue
-            yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
-            yield Module("lora", "embed_b", slots * model.hidden_size, rank)
+            for _ in range(2 if model.tie_word_embeddings and _ties_one_module(model, settings) else 1):
+                yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
+                yield Module("lora", "embed_b", slots * model.hidden_size, rank)
         elif module.quantizable and module.name != "lm_head" and (module.copies == 1 or experts):
             slices = module.slices or (module.outputs,)
             for _ in slices:
@@ -80,6 +81,12 @@ def lora_buffers(
     tokens = settings.max_num_batched_tokens
     # Index tensors of the LoRA kernels: five of 64-bit and four of 32-bit numbers per token.
     yield Module("lora", "indices", 14 * tokens, dtype="float32")
+
+
+def _ties_one_module(model: Model, settings: EngineSettings) -> bool:
+    """Whether a tied lm_head is embed_tokens itself, which LoRA then wraps under both names: Qwen3 before 0.28."""
+    family = model.model_type.removesuffix("_text")
+    return family in ("qwen3", "qwen3_vl") and known_release(settings.release).before("0.28.0")
 
 
 _VOCABULARY_PADDING = 64

@@ -112,9 +112,9 @@ def _is_mrope(anatomy: Anatomy, rope: Mapping[str, Any]) -> bool:
 
 
 def _mrope_factor(model: Model, settings: EngineSettings) -> int:
-    """The factor on the length of M-RoPE tables: 4 from 0.7.3 on, and 1 for Qwen3-VL and Qwen3.5 from 0.28 on."""
+    """The factor on the length of M-RoPE tables: 4 from 0.7.3 on; 1 for Qwen3-VL and Qwen3.5 in 0.32 (0.28.0: 4)."""
     release = known_release(settings.release)
-    if release.before("0.7.3") or (release.at_least("0.28.0") and model.model_type.startswith("qwen3")):
+    if release.before("0.7.3") or (release.at_least("0.32.0") and model.model_type.startswith("qwen3")):
         return 1
     return 4
 
