@@ -111,3 +111,17 @@ def test_a_message_broken_after_a_space_is_read_whole() -> None:
     )
     assert causes(log)[0] in ("profiling_activation_peak", "cudagraph_capture_oom")
     assert diagnosis(log).verdict == "cause found"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve", "no_cache_blocks"),
+        (
+            "RuntimeError: CUDA out of memory occurred when warming up pooler (task=embed) with 256 dummy requests.",
+            "profiling_activation_peak",
+        ),
+    ],
+)
+def test_a_message_alone_is_enough(line: str, cause: str) -> None:
+    assert causes(line + "\n")[0] == cause
