@@ -37,7 +37,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
     """The kind of failure that comes first in the log; errors count before warnings."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
-        items = [item for item in case.all(*kind.evidence) if item.role != "stop" or not _failed_before(case, item)]
+        items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]
         if not items:
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
@@ -47,10 +47,10 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
     return (first[1], first[2]) if first and first[1].cause == cause else None
 
 
-def _failed_before(case: Case, stop: Evidence) -> bool:
-    """Whether something had failed before the server was stopped."""
-    reasons = (item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning)
-    return any(item.line < stop.line for item in reasons)
+def _explains_errors(case: Case, stop: Evidence) -> bool:
+    """Whether a stop from outside is why errors follow: nothing failed before it, and a server that served has some."""
+    failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
+    return not any(item.line < stop.line for item in failed) and bool(failed or not case.was_ready)
 
 
 def assess_lookalike(case: Case, cause: str) -> Assessment | None:

@@ -141,8 +141,8 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
     if model.draft is not None:
         # A draft model keeps its keys in the target's format.
         drafted = common | {"kv_cache_dtype": _draft_dtype(settings, model)}
-        for mixer in with_kv_heads(layer.mixer for layer in model.draft.layers):
-            yield LayerNeeds(mixer.head_dim, sliding_window=mixer.window is not None, **drafted)
+        for draft in with_kv_heads(layer.mixer for layer in model.draft.layers):
+            yield LayerNeeds(draft.head_dim, sliding_window=draft.window is not None, **drafted)
     for mixer in attending(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)):
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):
