@@ -193,9 +193,12 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
 
 
 def _indexer_logits(model: Model, settings: EngineSettings) -> int:
-    """The largest logits of a sparse indexer, which the profile run allocates from 0.20 on."""
+    """The largest logits of DeepSeek-V4's indexer, which the profile run allocates from 0.20 on; GLM-5's measured start
+    has none."""
     mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
-    if not any(mixer.index_head_dim for mixer in mixers) or known_release(settings.release).before("0.20.0"):
+    if not any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers) or known_release(
+        settings.release
+    ).before("0.20.0"):
         return 0
     return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", _INDEXER_LOGITS_MB)) * MIB
 
