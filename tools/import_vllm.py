@@ -1,15 +1,14 @@
-"""Ask one vLLM release's own code what it supports, and write the answers into the data files of `legroom.facts`.
+"""Ask one vLLM release's own code what it supports, and write the answers into `facts/data/vllm/RELEASE.json`.
 
-    PYTHON tools/import_vllm.py RELEASE --judge FOLDER [--src FOLDER] [--out src/legroom/facts/data]
+    PYTHON tools/import_vllm.py RELEASE --judge FOLDER [--src FOLDER] [--out src/legroom/facts/data/vllm]
 
 PYTHON is an interpreter that has vLLM's dependencies, FOLDER of --judge holds `fakecuda.py` (a CUDA platform that
-only answers questions), FOLDER of --src the `vllm` package of the release. Four files are updated, the other releases
-in them are kept:
+only answers questions), FOLDER of --src the `vllm` package of the release. The parts of the file:
 
-- attention_backends.json: what each attention backend takes, by compute capability, and the order of preference;
-- model_interfaces.json: what each model class implements (pipeline parallelism, LoRA, EAGLE-3, ...);
-- config_fields.json: bounds and choices of the fields of vLLM's config classes, with their source lines;
-- quantization_overrides.json: the values of --quantization that each kind of quantized checkpoint accepts.
+- attention_backends: what each attention backend takes, by compute capability, and the order of preference;
+- model_interfaces: what each model class implements (pipeline parallelism, LoRA, EAGLE-3, ...);
+- config_fields: bounds and choices of the fields of vLLM's config classes, with their source lines;
+- quantization_overrides: the values of --quantization that each kind of quantized checkpoint accepts.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ def main() -> int:
         return 0
     if not options.only or "attention_backends" in options.only:
         by_capability = {name: _ask_in_process(options, name) for name in CAPABILITIES}
-        _update(options.out / "attention_backends.json", options.release, _by_backend(by_capability))
+        _update(options.out, options.release, "attention_backends", _by_backend(by_capability))
     _pretend(options, "9.0")
     for name, ask in _PARTS.items():
         if not options.only or name in options.only:
-            _update(options.out / f"{name}.json", options.release, ask())
+            _update(options.out, options.release, name, ask())
     return 0
 
 
@@ -70,8 +69,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("release")
     parser.add_argument("--judge", type=Path, required=True)
     parser.add_argument("--src", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("src/legroom/facts/data"))
-    parser.add_argument("--only", action="append", help="one of the files, without .json")
+    parser.add_argument("--out", type=Path, default=Path("src/legroom/facts/data/vllm"))
+    parser.add_argument("--only", action="append", help="one of the parts")
     parser.add_argument("--capability", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -517,15 +516,18 @@ def _method_of(kind: str, config: dict[str, Any], flag: str | None) -> str | Non
 _PARTS = {"model_interfaces": _interfaces, "config_fields": _fields, "quantization_overrides": _overrides}
 
 
-def _update(path: Path, release: str, answers: dict[str, Any]) -> None:
-    document = json.loads(path.read_text()) if path.exists() else {"releases": {}}
-    document["source"] = "vLLM's own code of each release, asked by tools/import_vllm.py"
-    document["releases"][release] = answers
-    rows = ",\n".join(
-        f"{json.dumps(name)}: {{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in facts.items()) + "\n}"
-        for name, facts in sorted(document["releases"].items(), key=lambda item: [int(n) for n in item[0].split(".")])
-    )
-    path.write_text(f'{{\n"source": {json.dumps(document["source"])},\n"releases": {{\n{rows}\n}}\n}}\n')
+def _update(folder: Path, release: str, part: str, answers: dict[str, Any]) -> None:
+    path = folder / f"{release}.json"
+    document = json.loads(path.read_text()) if path.exists() else {}
+    document["source"] = f"the code of vLLM {release}, asked by tools/import_vllm.py"
+    document[part] = answers
+    rows = []
+    for name, facts in sorted(document.items()):
+        lines = (
+            ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in facts.items()) if isinstance(facts, dict) else ""
+        )
+        rows.append(f"{json.dumps(name)}: " + (f"{{\n{lines}\n}}" if lines else json.dumps(facts)))
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
 if __name__ == "__main__":

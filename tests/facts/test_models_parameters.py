@@ -27,7 +27,9 @@ BASES = tuple(name for name in bundled_names() if bundled._bundled(name).base is
 def parameters(name: str) -> int:
     model = replace(load(name), quantization=None)
     card, version = gpu("h100"), release("0.26.0")
-    settings = resolve(ServeArgs(model=name, dtype="bfloat16", max_model_len=448), model, card, version)
+    cache = "fp8" if name.startswith("deepseek-v4") else None
+    args = ServeArgs(model=name, dtype="bfloat16", max_model_len=448, kv_cache_dtype=cache)
+    settings = resolve(args, model, card, version)
     return parameter_bytes(model, settings, card) // 2
 
 

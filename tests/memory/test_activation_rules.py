@@ -181,7 +181,7 @@ def test_tokens_of_all_data_parallel_ranks_are_gathered_before_the_experts() -> 
 
 
 def test_deepseek_v4_expands_no_latents_and_reserves_its_indexers_logits() -> None:
-    settings = settle(V4, max_num_batched_tokens=8192, max_num_seqs=64, max_model_len=131072)
+    settings = settle(V4, max_num_batched_tokens=8192, max_num_seqs=64, max_model_len=131072, kv_cache_dtype="fp8")
     few, many = settings, dataclasses.replace(settings, max_num_seqs=256)
     assert forward_bytes(V4, few, H200) == forward_bytes(V4, many, H200)  # MLA's expansion is 256 tokens a sequence
     env = ServeArgs(env={"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "1512"})
@@ -190,5 +190,5 @@ def test_deepseek_v4_expands_no_latents_and_reserves_its_indexers_logits() -> No
 
 
 def test_a_sparse_indexer_reserves_the_keys_of_forty_requests() -> None:
-    settings = settle(V4, max_num_batched_tokens=64, max_num_seqs=16, max_model_len=131072)
+    settings = settle(V4, max_num_batched_tokens=64, max_num_seqs=16, max_model_len=131072, kv_cache_dtype="fp8")
     assert expert_scratch(V4, settings, H200).kept_elements == 40 * (131072 // 4) * (128 + 4) // 2

@@ -37,7 +37,7 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
     """The kind of failure that comes first in the log; errors count before warnings."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
-        items = case.all(*kind.evidence)
+        items = [item for item in case.all(*kind.evidence) if item.role != "stop" or not _failed_before(case, item)]
         if not items:
             continue
         evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
@@ -45,6 +45,12 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
         if first is None or key < first[0]:
             first = (key, kind, evidence)
     return (first[1], first[2]) if first and first[1].cause == cause else None
+
+
+def _failed_before(case: Case, stop: Evidence) -> bool:
+    """Whether something had failed before the server was stopped."""
+    reasons = (item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning)
+    return any(item.line < stop.line for item in reasons)
 
 
 def assess_lookalike(case: Case, cause: str) -> Assessment | None:

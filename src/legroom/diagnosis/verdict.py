@@ -13,11 +13,13 @@ from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.errors import LegroomError
+from legroom.facts.diagnosis_texts import other_engine_text, other_engines
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.records import dataclass
 from legroom.units import gib
 from legroom.vllm.args import ServeArgs
+from legroom.vllm_logs.evidence import Evidence
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
 
@@ -40,7 +42,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     """With the verdict "cause above" these are possibilities, not answers."""
     notes: tuple[str, ...] = ()
-    """Assumptions about the GPU."""
+    """Assumptions about the GPU, or which other engine wrote the log."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -66,7 +68,9 @@ class Diagnosis:
 def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     """Examines one run with every cause and computes the fixes of the likely ones."""
     planner = FixPlanner(case, hints)
-    likely = _likely_causes(case) or ([] if case.was_ready else _guessed_cause(case))
+    if (other := _other_engine(case)) is not None:
+        return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"),))
+    likely = _likely_causes(case, planner) or ([] if case.was_ready else _guessed_cause(case))
     findings = tuple(_make_finding(cause, assessment, planner) for cause, assessment in likely)
     return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else ())
 
@@ -83,10 +87,18 @@ def _notes(planner: FixPlanner) -> tuple[str, ...]:
     return (card.note,)
 
 
-def _likely_causes(case: Case) -> list[tuple[Cause, Assessment]]:
+def _other_engine(case: Case) -> Evidence | None:
+    """A line of another engine, where nothing in the text is vLLM's."""
+    by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation or case.frames
+    return None if by_vllm else case.first(*other_engines())
+
+
+def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
     """The causes with enough confidence, the likeliest first."""
     assessed = [
-        (cause, _discount_later_failure(assessment, case)) for cause in causes() if (assessment := cause.examine(case))
+        (cause, _discount_later_failure(assessment, case))
+        for cause in causes()
+        if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
     assessed.sort(key=lambda pair: -pair[1].confidence)
     return [pair for pair in assessed if pair[1].confidence >= _MIN_CONFIDENCE][:MAX_FINDINGS]

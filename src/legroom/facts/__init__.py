@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).with_name("data")
+DATA_FOLDER = Path(__file__).with_name("data")
 
 
 @cache
 def read_data(name: str) -> Any:
     """The parsed content of `data/NAME`; by path, because importing `importlib.resources` takes a tenth of a plan."""
-    return json.loads(_FOLDER.joinpath(name).read_text(encoding="utf-8"))
+    return json.loads(DATA_FOLDER.joinpath(name).read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts import read_data
+from legroom.facts.config_classes import release_facts
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 
@@ -65,6 +65,10 @@ class BackendTable:
             self._reasons({key: self._value(entry) for key, entry in self.facts["backends"][name].items()}, needs)
         )
 
+    def runs(self, name: str) -> bool:
+        """Whether a backend has kernels for the card."""
+        return bool(self._value(self.facts["backends"][name]["runs"]))
+
     def masks_images(self, name: str) -> bool:
         """Whether a backend lets the tokens of one image see each other."""
         return bool(self._value(self.facts["backends"][name]["mm_prefix"]))
@@ -90,7 +94,9 @@ class BackendTable:
         if needs.attention_type not in backend["attention_types"]:
             yield f"attention type {needs.attention_type} not supported"
         for key, reason in _SWITCHES.items():
-            if getattr(needs, key) and backend[key] is False:
+            # Releases without the question have no backend with prefill context parallelism.
+            unable = backend[key] is False or (key == "prefill_context_parallel" and not backend[key])
+            if getattr(needs, key) and unable:
                 yield reason
         for row in backend["refused_combinations"]:
             if _applies(row, needs):
@@ -112,12 +118,7 @@ def _applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
 @cache
 def backend_table(release: Release, capability: tuple[int, int]) -> BackendTable | None:
     """The table of the newest release up to this one; None where neither the release nor the card was asked."""
-    tables = read_data("attention_backends.json")["releases"]
-    name = next((name for name in reversed(tables) if not release.before(name)), None)
+    facts = release_facts("attention_backends", release)
     card = f"{capability[0]}.{capability[1]}"
-    known = (
-        {card for capabilities, _ in next(iter(tables[name]["order"].values())) for card in capabilities}
-        if name
-        else ()
-    )
-    return BackendTable(tables[name], card) if name and card in known else None
+    known = {name for cards, _ in next(iter(facts["order"].values())) for name in cards} if facts else set()
+    return BackendTable(facts, card) if card in known else None

@@ -6,42 +6,48 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts import read_data
+from legroom.facts import DATA_FOLDER, read_data
 from legroom.facts.releases import Release
 
 
-def _table(file: str, release: Release) -> Mapping[str, Any]:
-    """The answers of the newest release up to this one; empty where none was asked."""
-    tables = read_data(file)["releases"]
-    name = next((name for name in reversed(tables) if not release.before(name)), None)
-    return tables[name] if name else {}
+@cache
+def _asked_releases() -> tuple[str, ...]:
+    """The releases whose code was asked, the oldest first."""
+    names = (path.stem for path in DATA_FOLDER.joinpath("vllm").glob("*.json"))
+    return tuple(sorted(names, key=lambda name: [int(number) for number in name.split(".")]))
+
+
+def release_facts(part: str, release: Release) -> Mapping[str, Any]:
+    """One part of the answers of the newest asked release up to this one; empty where none was asked."""
+    name = next((name for name in reversed(_asked_releases()) if not release.before(name)), None)
+    return dict(read_data(f"vllm/{name}.json").get(part, {})) if name else {}
 
 
 def config_class(name: str, release: Release) -> Mapping[str, Any]:
     """Bounds (ge, gt, le, lt) and choices of a class's fields; empty for a release whose code was not asked."""
-    return dict(_table("config_fields.json", release).get(name, {}))
+    return dict(release_facts("config_fields", release).get(name, {}))
 
 
 @cache
 def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
     """The rule of the config field that a flag sets; empty where no class has one."""
-    classes = _table("config_fields.json", release)
+    classes = release_facts("config_fields", release)
     found = (fields[dest] for name, fields in classes.items() if name != "names" and dest in fields)
     return next(found, {})
 
 
 def known_names(kind: str, release: Release) -> tuple[str, ...]:
     """connectors, attention_backends, or model types without_float16; empty where the release was not asked."""
-    return tuple(_table("config_fields.json", release).get("names", {}).get(kind, ()))
+    return tuple(release_facts("config_fields", release).get("names", {}).get(kind, ()))
 
 
 def interfaces(architecture: str, release: Release) -> frozenset[str] | None:
     """What a model class implements (pipeline_parallel, lora, mtp, ...); None where it is not known."""
-    words = _table("model_interfaces.json", release).get(architecture)
+    words = release_facts("model_interfaces", release).get(architecture)
     return None if words is None else frozenset(words.split())
 
 
 def accepted_quantizations(kind: str, release: Release) -> tuple[str, ...] | None:
     """Values of --quantization that a kind of checkpoint accepts, () for every value; None where not known."""
-    row = _table("quantization_overrides.json", release).get(kind)
+    row = release_facts("quantization_overrides", release).get(kind)
     return None if row is None else () if row["every_flag"] else tuple(row["flags"])

@@ -27,6 +27,16 @@ def how_to_verify(kind: str, language: Language) -> str:
     return str(read_data("diagnosis_texts.json")["verify"][kind][language])
 
 
+def other_engines() -> tuple[str, ...]:
+    """Ids of the messages that only engines other than vLLM print."""
+    return tuple(name for name in read_data("diagnosis_texts.json")["other_engines"] if name != "source")
+
+
+def other_engine_text(id_: str, language: Language) -> str:
+    """What to say of a log of another engine."""
+    return str(read_data("diagnosis_texts.json")["other_engines"][id_][language])
+
+
 @dataclass(frozen=True, slots=True)
 class LookalikeFix:
     """One fix. `{name}` in a text is filled from the log line or from facts of the release."""

@@ -87,6 +87,15 @@ def deployment_memory(
     if kv.shape.is_empty:
         # Bidirectional encoders have no KV cache.
         ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
+    override = settings.num_gpu_blocks_override
+    if override is not None and not kv.shape.is_empty and not kv.shape.era.override_forgotten:
+        # The blocks that are asked for are allocated, whatever is left.
+        why = f"{override:,} blocks, as given"
+        widths = (stage.bytes_per_block for stage in kv.shape.stages)
+        ranks = tuple(
+            replace(rank, kv_cache=exact(override * width, "num_gpu_blocks_override", why))
+            for rank, width in zip(ranks, widths, strict=True)
+        )
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
     refused = unsupported(settings, model, gpu)
     if refused and refused.certain:
@@ -270,7 +279,7 @@ def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings,
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
     if needed <= free:
         return None
-    if graphs.bytes == 0:
+    if graphs.bytes == 0 or needed - graphs.bytes > free:
         return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
     return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
 

@@ -12,7 +12,14 @@ from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
-from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
+from legroom.facts.diagnosis_texts import (
+    Language,
+    heading,
+    how_to_verify,
+    other_engine_text,
+    other_engines,
+    phase_title,
+)
 from legroom.facts.releases import logged_release
 from legroom.render.plan_parts import parts, scale_bytes
 from legroom.units import gib
@@ -301,7 +308,10 @@ def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iter
 
 def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     if diagnosis.verdict == "not understood":
-        yield heading("not_understood", language)
+        other = diagnosis.case.first(*other_engines()) if diagnosis.notes else None
+        yield from wrap(
+            other_engine_text(other.id, language) if other else heading("not_understood", language), style.width
+        )
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
     yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)

@@ -174,6 +174,12 @@ def json_value(args: ServeArgs, name: str) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
+def redundant_experts(args: ServeArgs) -> int:
+    """Copies of experts that --eplb-config asks for; 0 without load balancing."""
+    count = (json_value(args, "--eplb-config") or {}).get("num_redundant_experts")
+    return count if isinstance(count, int) and is_given(args, "--enable-eplb") else 0
+
+
 def is_given(args: ServeArgs, name: str) -> bool:
     """Whether a flag is among `others`."""
     return other_values(args, name) is not None

@@ -11,7 +11,10 @@ from legroom.facts.model import Attention, LatentAttention, Model, attending, wi
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.precision import requested_cache_dtype
-from legroom.vllm.traits import has_state, masks_images
+from legroom.vllm.traits import has_state, masks_images, uses_mla
+
+_OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
+"""Backends that vLLM takes on any card when they are named; what they then do is not known here."""
 
 
 def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[tuple[str, str]]:
@@ -19,12 +22,17 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
-    if settings.prefill_context_parallel_size > 1 and has_state(model):
+    if settings.prefill_context_parallel_size > 1 and has_state(model) and release.at_least("0.28.0"):
         yield (
             "PCP requires attention backend support, but the backend of the recurrent layers does not support PCP.",
             "leave --prefill-context-parallel-size out",
         )
     named = _named(settings) or _forced(model, table)
+    if named.startswith(_OTHER_VENDORS):
+        if ("MLA" in named) != uses_mla(model):
+            reason = "non-MLA not supported" if "MLA" in named else "MLA not supported"
+            yield _not_valid(named, [reason]), "leave --attention-backend out"
+        return
     if named and named not in table.names:
         message = (
             f"Backend {named} must be registered before use. Use register_backend(Backend.{named}, 'your.module.Class')"
@@ -32,17 +40,19 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         yield message, "leave --attention-backend out"
         return
     for needs in dict.fromkeys(_needs(settings, model, gpu, release)):
-        yield from _refusal(needs, named, table, gpu)
+        yield from _refusal(needs, named, table, gpu, release)
 
 
-def _refusal(needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _refusal(
+    needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu, release: Release
+) -> Iterator[tuple[str, str]]:
     if named:
         reasons = table.reasons_against(named, needs)
         if reasons:
-            message = (
-                f"Selected backend AttentionBackendEnum.{named} is not valid for this configuration. Reason: {reasons}"
+            yield (
+                _not_valid(named, reasons),
+                f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}",
             )
-            yield message, f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}"
             return
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
     chosen = next((name for name, reasons in against.items() if not reasons), None)
@@ -50,8 +60,12 @@ def _refusal(needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu) -> It
         shown = ", ".join(f"{name}: [{', '.join(reasons)}]" for name, reasons in against.items())
         message = f"No valid attention backend found for cuda with {_shown(needs)}. Reasons: {{{shown}}}."
         yield message, _hint(needs, table)
-    elif chosen in ("TRITON_ATTN", "TRITON_MLA"):
+    elif chosen in ("TRITON_ATTN", "TRITON_MLA") and release.at_least("0.24.0"):
         yield from _triton_on_old_card(chosen, needs, gpu)
+
+
+def _not_valid(named: str, reasons: list[str]) -> str:
+    return f"Selected backend AttentionBackendEnum.{named} is not valid for this configuration. Reason: {reasons}"
 
 
 def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -124,6 +138,11 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
         "decode_context_parallel": settings.decode_context_parallel_size > 1,
     }
     prefix = masks_images(settings.given, model, release)
+    if model.draft is not None:
+        # A draft model keeps its keys in the target's format.
+        drafted = common | {"kv_cache_dtype": _draft_dtype(settings, model)}
+        for mixer in with_kv_heads(layer.mixer for layer in model.draft.layers):
+            yield LayerNeeds(mixer.head_dim, sliding_window=mixer.window is not None, **drafted)
     for mixer in attending(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)):
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):
@@ -138,6 +157,14 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
                 sliding_window=mixer.window is not None,
                 **common,
             )
+
+
+def _draft_dtype(settings: EngineSettings, model: Model) -> str:
+    own = (settings.given.speculative_config or {}).get("kv_cache_dtype")
+    by_default = settings.given.kv_cache_dtype is None and model.architecture == "GlmMoeDsaForCausalLM"
+    return (
+        str(own) if own else "auto" if by_default and settings.kv_cache_dtype == "fp8_e4m3" else settings.kv_cache_dtype
+    )
 
 
 def _shape(mixer: LatentAttention) -> str:

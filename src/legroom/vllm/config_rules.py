@@ -13,6 +13,7 @@ from legroom.facts.config_classes import config_class, field_of_flag, interfaces
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
+from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, other_value
 from legroom.vllm.flag_values import FIELDS
 from legroom.vllm.traits import (
@@ -25,8 +26,11 @@ from legroom.vllm.traits import (
     is_pooling,
     replicates_encoders,
     uses_mla,
+    uses_sparse_mla,
 )
 
+_VOCABULARY_STEP = 64
+"""vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
 Refusal = tuple[str, str]
 """vLLM's message, and what to do."""
 
@@ -196,6 +200,9 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
     ranks = settings.tensor_parallel_size
     expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
     hint = "use another --tensor-parallel-size"
+    padded = cdiv(model.vocab_size, _VOCABULARY_STEP) * _VOCABULARY_STEP
+    if padded % ranks:
+        yield f"{padded} is not divisible by {ranks}", hint
     for layer in dict.fromkeys(model.layers):
         mixer, block = layer.mixer, layer.feedforward
         if isinstance(mixer, Attention) and max(mixer.kv_heads, ranks) % min(mixer.kv_heads, ranks):
@@ -229,6 +236,8 @@ def _context_parallel(settings: EngineSettings, model: Model, release: Release) 
         return
     if is_compressed_mla(model):
         yield "DCP not support sliding window.", "leave --decode-context-parallel-size out"
+    if uses_mla(model) and settings.prefill_context_parallel_size > 1 and not uses_sparse_mla(model):
+        yield "MLAAttention does not support PCP+DCP.", "leave --decode-context-parallel-size out"
     if uses_mla(model) or not attentions or heads is None:
         return
     kv_heads = attentions[0].kv_heads
@@ -288,7 +297,7 @@ def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterat
 
 def _routed_experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """--enable-return-routed-experts hands the experts of each token to the client."""
-    if not is_given(settings.given, "--enable-return-routed-experts"):
+    if release.before("0.32.0") or not is_given(settings.given, "--enable-return-routed-experts"):
         return
     reasons = (
         (settings.runner != "V2", "requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."),
@@ -316,7 +325,14 @@ def _lora(settings: EngineSettings, model: Model, release: Release) -> Iterator[
 
 def _scheduler(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     threshold = other_value(settings.given, "--long-prefill-token-threshold")
-    if threshold and threshold.isdecimal() and int(threshold) > settings.max_model_len:
+    partial = (
+        other_value(settings.given, name) for name in ("--max-num-partial-prefills", "--max-long-partial-prefills")
+    )
+    if any(value and value.isdecimal() and int(value) > 1 for value in partial):
+        message = "Concurrent Partial Prefill is not supported. We recommend to remove it from your config."
+        yield message, "leave --max-num-partial-prefills and --max-long-partial-prefills out"
+    too_long = threshold and threshold.isdecimal() and int(threshold) > settings.max_model_len
+    if too_long and release.at_least("0.28.0"):
         yield (
             f"long_prefill_token_threshold ({threshold}) cannot be greater than the max_model_len "
             f"({settings.max_model_len}).",
@@ -364,6 +380,26 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
     ):
         message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."
         yield message, "use --kv-cache-dtype fp8 or leave it out"
+    method = model.quantization.method if model.quantization else ""
+    if settings.kv_cache_dtype == "fp8_e5m2" and method.startswith(("fp8", "modelopt")):
+        yield "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", "use --kv-cache-dtype fp8"
+    named = (settings.given.attention_backend or "").upper()
+    if is_compressed_mla(model) and settings.kv_cache_dtype != "fp8_ds_mla" and "FLASHINFER" not in named:
+        yield (
+            f"DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {settings.kv_cache_dtype}.",
+            "use --kv-cache-dtype fp8",
+        )
+    if is_compressed_mla(model) and settings.prefill_context_parallel_size > 1:
+        message = "PCP requires attention backend support, but DEEPSEEK_SPARSE_SWA does not support PCP."
+        yield message, "leave --prefill-context-parallel-size out"
+    attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    packed = settings.kv_cache_dtype not in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
+    if packed and any(attention.v_head_dim != attention.head_dim for attention in attentions):
+        yield (
+            "TritonAttentionDiffKVBackend supports only fp8/fp8_e4m3 quantized KV cache (got "
+            f"kv_cache_dtype='{settings.kv_cache_dtype}').",
+            "use --kv-cache-dtype fp8",
+        )
     if settings.disable_hybrid_kv_cache_manager and has_state(model) and not is_attention_free(model):
         yield (
             "Failed to promote local KV cache specs to one unified type.",

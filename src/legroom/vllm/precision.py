@@ -45,8 +45,9 @@ def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     """The KV cache dtype that is stored: sparse latent attention packs its own formats."""
     dtype = requested_cache_dtype(args, model, gpu, release)
-    if is_compressed_mla(model) and release.at_least("0.28.0"):
-        return "fp8_ds_mla" if dtype == "auto" or dtype.startswith("fp8") else dtype
+    if is_compressed_mla(model):
+        packed = dtype.startswith("fp8") or (dtype == "auto" and release.at_least("0.32.0"))
+        return "fp8_ds_mla" if packed else dtype
     return _sparse_dtype(dtype, gpu, release) if uses_sparse_mla(model) else dtype
 
 

@@ -72,6 +72,9 @@ _LONGROPE_KEY = "original_max_position_embeddings"
 def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
     """The given length, or the one that the release derives from the config."""
     derived, limit = _derived_and_limit(args, model, release)
+    window = model.config.get("sliding_window")
+    if isinstance(window, int) and is_given(args, "--disable-sliding-window") and release.at_least("0.32.0"):
+        derived, limit = min(derived, window), min(limit, window)
     if args.max_model_len is None or args.max_model_len == -1:
         return derived
     check_length(args, limit, model, release)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.facts.attention_backends import backend_table
-from legroom.facts.config_classes import accepted_quantizations
+from legroom.facts.config_classes import accepted_quantizations, config_class, interfaces
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Experts, Model, Quantization
+from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
     amd_methods,
     is_deprecated,
@@ -27,7 +27,7 @@ from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.attention_selection import backend_refusals
-from legroom.vllm.traits import built_encoders, is_hybrid, is_moe, replicates_encoders, uses_mla
+from legroom.vllm.traits import built_encoders, is_compressed_mla, is_hybrid, is_moe, replicates_encoders, uses_mla
 
 _UNKNOWN = (0, 0)
 
@@ -91,7 +91,7 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
         return
     if settings.engine == "V0" or release.before("0.11.0") or uses_mla(model):
         return
-    if backend_table(release, gpu.compute_capability) is not None:
+    if release.at_least("0.24.0") and backend_table(release, gpu.compute_capability) is not None:
         return  # `_attention` knows
     capability = _version(gpu.compute_capability)
     flashinfer_from = (8, 0) if release.at_least("0.24.0") else (7, 5)
@@ -111,6 +111,13 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
 
 def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """A model that a later release of vLLM introduced."""
+    if (
+        is_hybrid(model)
+        and interfaces(model.architecture, release) is None
+        and config_class("SchedulerConfig", release)
+    ):
+        message = f"Model architectures ['{model.architecture}'] are not supported for now."
+        yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
     if release.version == latest().version:
         return
     since = first_release(model.architecture)
@@ -154,7 +161,7 @@ _REQUANTIZING = ("fp8_per_", "int8_per_", "nvfp4_per_")
 _ONLINE_SHORTHANDS = ("online", *_REQUANTIZING)
 _ONLINE_ANY_DTYPE = {"mxfp4"}
 """Methods whose online form takes dtypes that their checkpoints do not."""
-_MXFP4_GROUP = 32
+_MX_GROUP = 32
 _SMALLEST_BLOCK = 32
 """The rows of the smallest block into which 0.32 cuts the scales of experts."""
 _CONFIG_CLASSES = {
@@ -178,7 +185,10 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
         return
     flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
-    if declared is not None and accepted_quantizations(_checkpoint_kind(declared, model), release) == ():
+    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
+    if accepted == () or (
+        accepted and "no_such_method" in accepted and quantization_method(flag or "", release) is None
+    ):
         # The checkpoint's method overrides the flag, whatever it says.
         flag = None
     method = _method_in_use(flag, model, gpu, release)
@@ -197,6 +207,9 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
             "add --allow-deprecated-quantization, or use another checkpoint",
         )
     yield from _on_plain(method, declared, model, release)
+    if method == "online" and declared is None and not is_given(settings.given, "--quantization-config"):
+        message = "OnlineQuantizationConfig.__init__() missing 1 required positional argument: 'args'"
+        yield Unsupported(_ID, message, "add --quantization-config, or use --quantization fp8_per_tensor")
     if declared == "gptq" and model.quantization and model.quantization.act_order and release.at_least("0.32.0"):
         yield Unsupported(
             _ID,
@@ -209,7 +222,8 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     if declared and is_moe(model) and (settings.given.quantization or "").startswith(_REQUANTIZING):
         message = "Requantizing checkpoint-quantized MoE layers is not supported."
         yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
-    yield from _mxfp4_groups(method, settings, model, release)
+    yield from _mx_groups(method, settings, model, release)
+    yield from _dense_groups(settings, model, release)
     yield from _expert_blocks(settings, model, gpu, release)
 
 
@@ -242,7 +256,7 @@ def _on_plain(method: str, declared: str | None, model: Model, release: Release)
         name = _CONFIG_CLASSES.get(method, f"the config of {method}")
         message = f"{name}.__init__() missing required positional arguments"
     hint = f"{method} takes a checkpoint that was quantized before: use one, or --quantization fp8"
-    yield Unsupported(_ID, message, hint, certain=_is_own_config(model))
+    yield Unsupported(_ID, message, hint, certain=model.source != "the given config.json" or _is_own_config(model))
 
 
 def _on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
@@ -324,16 +338,31 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
         yield Unsupported(_ID, message, "add --enable-expert-parallel, or use a smaller --tensor-parallel-size")
 
 
-def _mxfp4_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """Online MXFP4 quantizes groups of 32 inputs, in the encoders too."""
-    if method != "mxfp4" or model.quantization is not None:
+def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """Weights with a scale per block or group: a rank's part of a feed-forward block holds whole ones."""
+    scheme = model.quantization
+    if scheme is None or not config_class("SchedulerConfig", release):
+        return
+    step = scheme.block[1] if scheme.block else scheme.group_size if scheme.number == "int" else None
+    for block in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Dense)}:
+        shard = block.intermediate_size // settings.tensor_parallel_size
+        if step and settings.tensor_parallel_size > 1 and shard % step:
+            name = f"weight quantization block_n = {step}" if scheme.block else f"group_size = {step}"
+            message = f"Weight input_size_per_partition = {shard} is not divisible by {name}."
+            yield Unsupported(_ID, message, "use a smaller --tensor-parallel-size")
+
+
+def _mx_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """Online MXFP4 and MXFP8 quantize groups of 32 inputs, in the encoders too."""
+    if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
         return
     ranks = 1 if replicates_encoders(settings.given) else settings.tensor_parallel_size
     for encoder in built_encoders(settings.given, model, release):
         for weight in encoder.weights:
             inputs = weight.inputs // ranks if weight.split == "in" else weight.inputs
-            if inputs % _MXFP4_GROUP and weight.split:
-                message = f"MXFP4 requires input_size_per_partition ({inputs}) to be divisible by {_MXFP4_GROUP}."
+            if inputs % _MX_GROUP and weight.split:
+                name = method.upper()
+                message = f"{name} requires input_size_per_partition ({inputs}) to be divisible by {_MX_GROUP}."
                 yield Unsupported(_ID, message, "use --quantization fp8")
                 return
 
@@ -402,10 +431,17 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the quantization is stated by the checkpoint's own config: not guessed from a name, and not in a config
-    written by hand, which lacks the `transformers_version` that save_pretrained writes."""
-    by_hand = model.source.startswith(("the given config.json", "folder ", "file "))
-    return not model.assumed and (not by_hand or "transformers_version" in model.config)
+    """Whether the config is the checkpoint's own, which transformers marks with its version: a quantization guessed
+    from a name or written by hand may be imprecise."""
+    return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
+
+
+def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """DeepSeek-V4 names its backend itself, so that a card without the kernels is noticed when they first run."""
+    table = backend_table(release, gpu.compute_capability) if is_compressed_mla(model) else None
+    if table is not None and not any(table.runs(name) for name in table.names if name.endswith("_DSV4")):
+        message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
+        yield Unsupported("unsupported_gpu", message, "it may not run there: use Hopper or Blackwell", certain=False)
 
 
 def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
@@ -413,4 +449,4 @@ def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Releas
         yield Unsupported("unsupported_attention_backend", message, hint)
 
 
-_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _card)
+_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _compressed_latents, _card)

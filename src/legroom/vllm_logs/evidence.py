@@ -78,7 +78,7 @@ class LogPassage:
 def evidence_in(passage: LogPassage) -> list[Evidence]:
     """Every known message that begins in the first line of a passage."""
     line = passage.line
-    first = line.text[:_WINDOW_CHARS]
+    first = line.text[:_WINDOW_CHARS].rstrip()
     # INFO messages have one line; errors may be wrapped or have several.
     wrapped = () if _SINGLE_LINE.search(line.raw[:200]) else passage.following
     following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)

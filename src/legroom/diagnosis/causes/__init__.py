@@ -1,4 +1,5 @@
-"""The causes, one file each. A file defines `CAUSE`, `examine(case)` and `remedies(planner)`."""
+"""The causes, one file each. A file defines `CAUSE`, `examine(case)`, `remedies(planner)` and, where
+arithmetic can exclude the cause, `is_ruled_out(planner)`."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from legroom.records import dataclass
 
 __all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized", "cause_of", "causes", "proof"]
 """Also what a file of this folder needs from other modules, so that it has one import."""
+
+_RULES = ("examine", "is_ruled_out", "remedies")
 
 Domain = Literal["gpu", "host", "settings", "other"]
 
@@ -41,6 +44,8 @@ class Cause:
     """The name of its file; set, like the two functions, by `causes`."""
     examine: Callable[[Case], Assessment | None] = lambda case: None
     """The assessment of a case; None where this cause does not apply."""
+    is_ruled_out: Callable[[FixPlanner], bool] = lambda planner: False
+    """Whether the model, the flags or the sizes of the failed run exclude this cause."""
     remedies: Callable[[FixPlanner], Iterator[Fix | None]] = lambda planner: iter(())
     """The fixes, best first; None for one that does not apply."""
 
@@ -56,7 +61,8 @@ def causes() -> tuple[Cause, ...]:
     every: list[Cause] = []
     for name in (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py")):
         module = importlib.import_module(f"{__name__}.{name}")
-        every.append(replace(module.CAUSE, label=name, examine=module.examine, remedies=module.remedies))
+        rules = {rule: getattr(module, rule) for rule in _RULES if hasattr(module, rule)}
+        every.append(replace(module.CAUSE, label=name, **rules))
     return tuple(sorted(every, key=lambda cause: (cause.priority, cause.entry)))
 
 

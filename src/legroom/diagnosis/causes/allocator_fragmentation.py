@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import GIB, gib
 
@@ -35,6 +36,17 @@ def examine(case: Case) -> Assessment | None:
         "single piece is that large."
     )
     return Assessment(confidence, proof(case.first("torch_oom")), why)
+
+
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """While weights load nothing is freed: the pieces are what rounding left, and joined they hold no more layers."""
+    oom = planner.case.oom
+    if oom is None or planner.case.site not in ("build", "load"):
+        return False
+    plan, joined = planner.failed_plan, (oom.unallocated_bytes or 0) + (oom.free_bytes or 0)
+    if plan is None or oom.torch_bytes is None:
+        return nothing_was_freed(planner.case)
+    return plan.layout.weights.bytes - oom.torch_bytes > joined
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -23,7 +23,7 @@ _CERTAIN = (
     "too_large_swap",
 )
 _LIKELY = ("oom_killer", "bus_error", "core_bus_error")
-_POSSIBLE = ("core_killed", "sigkill", "killed_word")
+_POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
 
 
@@ -116,11 +116,16 @@ def _explanation(case: Case) -> str:
         )
     if case.first("died_silently") and not case.first("sigkill", "killed_word", "oom_killer", "ray_worker_died"):
         return "The engine process ended without a Python error, as it does when the kernel kills it."
-    if case.first("sigkill", "killed_word") and not case.first("oom_killer", "ray_worker_died"):
+    signal = case.first("sigkill", "killed_word")
+    if signal and "oom" in signal.text.lower():
+        return "The platform reports that the container or job went over its memory limit and was killed."
+    if signal and not case.first("oom_killer", "ray_worker_died"):
         return (
-            "The process was ended by SIGKILL, most often by the kernel's or the "
-            "container's memory limit; exit code 137 alone proves only the signal."
+            "The process was ended by SIGKILL, and no line of the kernel's OOM killer is in this text. A memory limit "
+            "of the container or job sends it most often; a stop by hand, a probe or a time limit send the same signal."
         )
+    if case.first("lmcache_no_memory"):
+        return "LMCache's buffer in host RAM is full: what it should receive has no room there."
     return "A process on the host ran out of RAM and was killed; no GPU setting changes that."
 
 
@@ -141,6 +146,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
+    elif case.has("lmcache_no_memory"):
+        yield Fix(
+            "more_host_ram_or_shm",
+            "LMCache keeps its own buffer in host RAM, of a fixed size.",
+            steps=("LMCACHE_MAX_LOCAL_CPU_SIZE=20 (GB; max_local_cpu_size in its config file) before the command",),
+            confidence=0.6,
+        )
+        return
     else:
         yield from _pinned_memory_fixes(planner)
         yield _more_ram_fix(planner)

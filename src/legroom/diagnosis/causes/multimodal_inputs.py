@@ -16,8 +16,8 @@ def examine(case: Case) -> Assessment | None:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
         return Assessment(0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}")
-    if not case.is_oom:
-        return None
+    if not case.is_oom or case.site == "kv":
+        return None  # KV tensors are no media
     oom, vision = case.oom, bool(case.frames & {"frame_vision"})
     confidence = 0.0
     if oom and oom.larger_than_card:
@@ -51,6 +51,11 @@ def _explanation(case: Case) -> str:
         "The vision or audio encoder runs over all patches of its "
         "inputs at once; their number and size set what it needs."
     )
+
+
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether the model is known and takes no media."""
+    return planner.model is not None and not planner.model.modalities and not planner.model.encoder_layers
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -31,11 +31,12 @@ def examine(case: Case) -> Assessment | None:
             f"process uses {gib(-int(failed_check.facts['requested_bytes']))} more than that before any KV cache."
         )
         return Assessment(0.93, proof(failed_check), why)
-    if (pool := _given_pool_bytes(case)) is not None and case.oom is not None:
+    if (pool := _given_pool(case)) is not None and case.oom is not None:
         oom = case.oom
         free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
+        flag, size = pool
         why = (
-            f"--kv-cache-memory-bytes asks for a pool of {gib(pool)}, and vLLM takes such a pool as it is, without "
+            f"{flag} asks for a pool of {size}, and vLLM takes such a pool as it is, without "
             f"looking at what the card has left: {gib(oom.wanted_bytes)} of it were asked for{free}."
         )
         return Assessment(0.9, proof(case.first("torch_oom", "black_box")), why)
@@ -49,13 +50,15 @@ def examine(case: Case) -> Assessment | None:
     return Assessment(0.85 if known else 0.6, proven, _explanation(case))
 
 
-def _given_pool_bytes(case: Case) -> int | None:
-    """Of a pool that is given in bytes and could not be allocated."""
+def _given_pool(case: Case) -> tuple[str, str] | None:
+    """Flag and size of a pool that is given in bytes or blocks and could not be allocated."""
     if case.oom is None or case.site != "kv":
         return None
+    if (blocks := case.startup.args.num_gpu_blocks_override) is not None:
+        return "--num-gpu-blocks-override", f"{blocks:,} blocks"
     recorded = case.black_box.settings.get("kv_cache_memory_bytes") if case.black_box else None
     given = case.startup.args.kv_cache_memory_bytes or recorded
-    return int(given) if isinstance(given, int) and given > 0 else None
+    return ("--kv-cache-memory-bytes", gib(given)) if isinstance(given, int) and given > 0 else None
 
 
 def cpu_check_failed(case: Case) -> Evidence | None:
@@ -91,7 +94,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if failed_check:
         yield _larger_cpu_share_fix(planner, failed_check)
         return
-    if _given_pool_bytes(planner.case) is not None and (oom := planner.case.oom) is not None:
+    if (pool := _given_pool(planner.case)) is not None and (oom := planner.case.oom) is not None:
+        if pool[0] == "--num-gpu-blocks-override":
+            yield _measured_pool_fix(planner)
+            return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.", 0.7)
         yield Fix(
@@ -136,6 +142,23 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from budget_for_weights(planner)
     else:
         yield other_hardware(planner, 0.4)
+
+
+def _measured_pool_fix(planner: FixPlanner) -> Fix:
+    """Without the override vLLM counts the blocks that fit."""
+    flags = {"num_gpu_blocks_override": None}
+    plan = planner.plan_with(flags)
+    room = f" The plan has {plan.memory.kv.num_blocks:,}." if plan is not None else ""
+    return Fix(
+        "kv_cache_memory_bytes",
+        f"Without the flag vLLM measures what is left and takes as many blocks as fit.{room}",
+        flags=flags,
+        confidence=0.85,
+        plan=plan,
+        before=planner.failed_plan.layout if plan is not None and planner.failed_plan is not None else None,
+        command=planner.command(flags),
+        proven=True,
+    )
 
 
 def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:

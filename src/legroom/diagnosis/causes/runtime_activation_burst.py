@@ -72,6 +72,15 @@ def _explanation(case: Case) -> str:
     )
 
 
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether torch held more than weights, pool and one step of the plan: no frame shows serving, and the budget
+    forbids it."""
+    oom, plan = planner.case.oom, planner.failed_plan
+    if oom is None or oom.torch_bytes is None or plan is None or planner.case.has_site_frame or planner.case.was_ready:
+        return False
+    return planner.utilization_known and oom.torch_bytes > plan.layout.budget_bytes + plan.layout.activation.bytes
+
+
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, smaller steps, fewer log-probabilities, more GPUs."""
     case, args = planner.case, planner.known.args

@@ -35,8 +35,11 @@ def examine(case: Case) -> Assessment | None:
             "asked for. The card is not short: what backs its memory is - the RAM of a WSL or virtual machine, or the "
             "one memory that CPU and GPU share."
         )
+        has_other_reason = case.platform.trainer or case.has("cumem_oom", "sleep_on", "frame_wake")
         return Assessment(
-            0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
+            0.3 if has_other_reason else 0.88,
+            proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")),
+            why,
         )
     return _assess_shared_memory(case) or _assess_unnamed_platform(case)
 

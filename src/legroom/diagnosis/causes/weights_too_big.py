@@ -30,15 +30,15 @@ def _confidence(case: Case) -> float:
         return 0.8
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        return 0.6 if case.last("shards") else 0.8 if _nothing_was_freed(case) else 0.6 if case.oom is None else 0.5
+        return 0.6 if case.last("shards") else 0.8 if nothing_was_freed(case) else 0.6 if case.oom is None else 0.5
     if case.site == "quant":
         return 0.45
     if case.site:
         return 0.0
-    return 0.7 if _nothing_was_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
+    return 0.7 if nothing_was_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
 
 
-def _nothing_was_freed(case: Case) -> bool:
+def nothing_was_freed(case: Case) -> bool:
     """Hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:

@@ -20,11 +20,13 @@ from legroom.diagnosis.fixes.failed_run import (
     plan_of_failed_run,
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
+from legroom.errors import LegroomError
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
+    from legroom.facts.model import Model
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
 
@@ -64,6 +66,18 @@ class FixPlanner:
     def failed_plan(self) -> Plan | None:
         """The failed run as a plan; None where model or GPU is not known."""
         return plan_of_failed_run(self.case, self.known)
+
+    @cached_property
+    def model(self) -> Model | None:
+        """The model of the failed run, whatever its card; None where its name or config is not known."""
+        from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
+
+        if self.failed_plan is not None:
+            return self.failed_plan.target.model
+        try:
+            return load_logged_model(self.known.args.model) if self.known.args.model else None
+        except LegroomError:
+            return None
 
     @cached_property
     def accounting(self) -> LogAccounting:
@@ -225,7 +239,7 @@ class FixPlanner:
             return None
         if made.verdict == "tight" and self.failed_plan.verdict == "tight":
             return None  # a tight plan has just failed
-        if not made.starts or not self._frees_enough(made):
+        if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
         return made
 
@@ -312,6 +326,11 @@ class FixPlanner:
             confidence=0.55,
             trades="less of the card is left for what vLLM does not count",
         )
+
+
+def _is_same_start(made: Plan, failed: Plan) -> bool:
+    """Whether no byte moves and the KV cache is cut up as before, so that the same start fails again."""
+    return made.layout == failed.layout and made.memory.kv == failed.memory.kv
 
 
 def bytes_without_kv(layout: Layout) -> int:

@@ -11,6 +11,7 @@ from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings
+from legroom.vllm.traits import masks_images
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's CacheConfig.DEFAULT_BLOCK_SIZE."""
@@ -34,6 +35,9 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
         return _latent_backend(latents[0], settings, gpu, release)
     if any(mixer.index_head_dim for mixer in with_kv_heads(mixers)):
         return Backend("MINIMAX_M3_SPARSE", 128, 128)
+    composite = gpu.compute_capability[0] == 10 and release.at_least("0.32.0")
+    if composite and masks_images(settings.given, model, release):
+        return Backend("TRITON_FLASHINFER", 16, 64)
     return Backend("FLASH_ATTN", 16, DEFAULT_BLOCK_SIZE)
 
 

@@ -144,10 +144,10 @@ def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int
 
 
 def _block_size(shape: KvShape, length: int) -> int:
-    """The block size, which is a whole request where every layer keeps a recurrent state (0.32+)."""
+    """The block size, which is a whole request where every layer keeps a recurrent state (0.20+)."""
     groups = shape.stages[0].groups
     whole = groups and all(group.block_size == WHOLE_REQUEST for group in groups)
-    return length if whole and shape.release.at_least("0.32.0") else shape.block_size
+    return length if whole and shape.release.at_least("0.20.0") else shape.block_size
 
 
 def _concurrency(shape: KvShape, blocks: int, length: int) -> float:

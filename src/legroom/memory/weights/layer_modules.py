@@ -315,7 +315,7 @@ def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
 def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
     """Routed experts: whole ones with expert parallelism (the first ranks hold one more), else a slice of each."""
     spread = ranks.expert > 1
-    experts = cdiv(block.num_experts, ranks.expert) if spread else block.num_experts
+    experts = cdiv(block.num_experts + ranks.redundant_experts, ranks.expert) if spread else block.num_experts
     width = block.intermediate_size
     if not spread:
         width = share(width, ranks.expert_slices, "the expert width", "--tensor-parallel-size x --data-parallel-size")

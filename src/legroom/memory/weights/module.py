@@ -49,6 +49,8 @@ class Ranks:
     """Ranks that whole experts are distributed over; 1: they are not."""
     expert_slices: int = 1
     """Slices of every expert where whole experts are not distributed."""
+    redundant_experts: int = 0
+    """Copies of busy experts that load balancing adds to each layer."""
 
 
 def share(total: int, ranks: int, what: str, sizes: str = "--tensor-parallel-size") -> int:

@@ -19,7 +19,7 @@ from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
-from legroom.vllm.args import EngineSettings, draft_method, head_kind, predicts_itself
+from legroom.vllm.args import EngineSettings, draft_method, head_kind, predicts_itself, redundant_experts
 from legroom.vllm.traits import is_pooling
 
 
@@ -129,7 +129,9 @@ def loaded_modules(
     """Every module of one rank: encoders, embeddings, layers, output layer, LoRA, draft."""
     shape = anatomy(model.model_type, model.architecture, model.config)
     tp, experts = settings.tensor_parallel_size, settings.expert_ranks
-    ranks = Ranks(tp, expert=experts) if settings.enable_expert_parallel else Ranks(tp, expert_slices=experts)
+    ranks = Ranks(tp, expert_slices=experts)
+    if settings.enable_expert_parallel:
+        ranks = Ranks(tp, expert=experts, redundant_experts=redundant_experts(settings.given))
     scheme = scheme_in_use(model, settings)
     last = settings.pipeline_parallel_size - 1
     build = _Build(

@@ -1,0 +1,127 @@
+"""Sizes, flags and the model exclude causes that the messages alone would suggest."""
+
+from __future__ import annotations
+
+import pytest
+
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
+from legroom.diagnosis.verdict import Diagnosis
+
+FULL_CARD = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 2 has a total capacity of 14.62 GiB "
+    "of which 3.31 MiB is free. Including non-PyTorch memory, this process has 14.61 GiB memory in use. Of the "
+    "allocated memory 14.42 GiB is allocated by PyTorch, and 23.14 MiB is reserved by PyTorch but unallocated.\n"
+)
+WANTS_TERABYTE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 GiB.\n"
+
+
+def diagnosis(log: str, command: str = "") -> Diagnosis:
+    return read_log([log.encode()], "log", Hints(command=command)).runs[0]
+
+
+def causes(log: str, command: str = "") -> list[str]:
+    return [finding.cause for finding in diagnosis(log, command).findings]
+
+
+def test_pieces_that_rounding_leaves_while_weights_load_are_no_fragmentation() -> None:
+    log = FULL_CARD + "ERROR 03-02 19:49:43 Exception in worker VllmWorkerProcess while processing method load_model.\n"
+    assert causes(log)[0] == "weights_too_big"
+    assert "allocator_fragmentation" not in causes(log)
+
+
+def test_a_text_model_never_fails_by_its_images() -> None:
+    assert causes(WANTS_TERABYTE)[0] == "multimodal_inputs"
+    assert "multimodal_inputs" not in causes(WANTS_TERABYTE, "vllm serve Qwen/Qwen3-8B")
+    assert "multimodal_inputs" in causes(WANTS_TERABYTE, "vllm serve Qwen/Qwen2.5-VL-7B-Instruct")
+
+
+def test_an_oversized_block_override_is_named_and_taken_away() -> None:
+    log = (
+        "INFO 01-02 03:04:00 [utils.py:233] non-default args: {'model': 'Qwen/Qwen3-8B', "
+        "'num_gpu_blocks_override': 1000000}\n"
+        '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 1, in _allocate_kv_cache_tensors\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 146.00 GiB. GPU 0 has a total capacity of "
+        "79.15 GiB of which 60.00 GiB is free.\n"
+    )
+    finding = diagnosis(log).findings[0]
+    assert finding.cause == "no_cache_blocks"
+    assert "--num-gpu-blocks-override asks for a pool of 1,000,000 blocks" in finding.why
+    assert finding.fixes[0].flags == {"num_gpu_blocks_override": None}
+    assert "--num-gpu-blocks-override" not in finding.fixes[0].command
+
+
+def test_free_memory_beside_a_trainer_is_not_shared_memory() -> None:
+    free = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 7 has a total capacity of "
+        "79.11 GiB of which 66.43 GiB is free. Of the allocated memory 8.51 GiB is allocated by PyTorch, and "
+        "856.16 MiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert causes(free)[0] == "unified_memory_or_wsl"
+    assert causes('  File "/x/swift/llm/train/rlhf.py", line 200, in rlhf_main\n' + free)[0] != "unified_memory_or_wsl"
+
+
+@pytest.mark.parametrize(
+    "stop",
+    ["(EngineCore pid=7) KeyboardInterrupt\n", "INFO 08-01 21:34:51 [core.py:1] trigger received signal=SIGTERM\n"],
+)
+def test_a_stop_from_outside_is_named_unless_something_failed_before(stop: str) -> None:
+    after = "(APIServer pid=1) RuntimeError: Engine core initialization failed. Failed core proc(s): {}\n"
+    stopped = diagnosis(stop + after)
+    assert stopped.verdict == "not a memory problem"
+    assert "stopped from outside" in stopped.findings[0].why
+    assert causes(FULL_CARD + stop)[0] != "not_memory"
+    assert "stopped" not in diagnosis("ValueError: no such thing\n" + stop + after).findings[0].why
+
+
+def test_sigkill_without_the_kernels_word_says_so() -> None:
+    assert "no line of the kernel's OOM killer" in diagnosis("process exited with code 137\n").findings[0].why
+    assert "no line of" not in diagnosis("State: Terminated, Reason: OOMKilled, exit code 137\n").findings[0].why
+
+
+@pytest.mark.parametrize(
+    ("log", "engine"),
+    [
+        ('  File "/x/sglang/srt/managers/scheduler.py", line 1, in run\n' + FULL_CARD, "SGLang"),
+        ("[TensorRT-LLM][ERROR] Assertion failed: out of memory\n", "TensorRT-LLM"),
+        ("ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory\n", "llama.cpp"),
+        ('level=INFO source=server.go:105 msg="system memory" total="62.7 GiB"\n' + WANTS_TERABYTE, "Ollama"),
+    ],
+)
+def test_a_log_of_another_engine_is_named_and_not_judged(log: str, engine: str) -> None:
+    named = diagnosis(log)
+    assert (named.verdict, named.findings) == ("not understood", ())
+    assert f"This is {engine}'s log" in named.notes[0]
+
+
+def test_raylets_shared_memory_sentence_takes_a_line_break() -> None:
+    log = (
+        "System memory request exceeds memory available in /dev/shm.\n"
+        "The request is for 10200547328 bytes, and the amount available is 9663676416 bytes.\n"
+    )
+    finding = diagnosis(log).findings[0]
+    assert finding.cause == "host_ram_oom"
+    assert "9.00 GiB" in finding.why
+
+
+def test_a_message_broken_after_a_space_is_read_whole() -> None:
+    log = (
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 \ndummy requests. Please try "
+        "lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.\n"
+    )
+    assert causes(log)[0] in ("profiling_activation_peak", "cudagraph_capture_oom")
+    assert diagnosis(log).verdict == "cause found"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve", "no_cache_blocks"),
+        (
+            "RuntimeError: CUDA out of memory occurred when warming up pooler (task=embed) with 256 dummy requests.",
+            "profiling_activation_peak",
+        ),
+    ],
+)
+def test_a_message_alone_is_enough(line: str, cause: str) -> None:
+    assert causes(line + "\n")[0] == cause
