@@ -65,10 +65,18 @@ def test_a_flag_that_names_another_method_than_the_checkpoint_is_taken_for_a_mis
 
 
 def test_a_config_that_nobody_signed_leaves_a_doubt_instead_of_a_refusal():
-    typed = replace(AWQ, source="the given config.json", config={})
-    found = refused("0.19.0", typed, A100, quantization="compressed-tensors")
+    by_name = replace(AWQ, assumed=True)
+    typed = [replace(AWQ, source=source, config={}) for source in ("the given config.json", "folder awq")]
+    for model in (by_name, *typed):
+        found = refused("0.19.0", model, A100, quantization="compressed-tensors")
+        assert found is not None
+        assert not found.certain
+        too_old = refused("0.19.0", model, T4)
+        assert too_old is None or not too_old.certain
+    saved = replace(typed[1], config={"transformers_version": "4.57.0"})
+    found = refused("0.19.0", saved, A100, quantization="compressed-tensors")
     assert found is not None
-    assert not found.certain
+    assert found.certain
 
 
 @pytest.mark.parametrize(

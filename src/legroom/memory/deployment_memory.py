@@ -11,7 +11,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory.activation.profile_run import activation, activation_cold
-from legroom.memory.bands import band_class, banded, kv_band
+from legroom.memory.bands import band_class, banded, kv_band, spare_on_larger_card
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.memory.layout import Failure, Layout
@@ -199,6 +199,36 @@ def first_failure(
         or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
         or kv.failure
         or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
+    )
+
+
+def failure_at_best(
+    model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, held_by_others_bytes: int = 0
+) -> Failure | None:
+    """The first start-up check that fails even at the favourable end of every error band, or None."""
+    free = gpu.total_bytes - held_at_start(settings, gpu).low - held_by_others_bytes
+    larger = spare_on_larger_card(settings, gpu)
+    pools = [max(rank.kv_cache.bytes, rank.kv_cache.high - larger) for rank in memory.ranks]
+    best = [_at_best(rank, pool) for rank, pool in zip(memory.ranks, pools, strict=True)]
+    graphs = replace(memory.graphs, bytes=memory.graphs.low)
+    return (
+        _free_at_start(memory.ranks[0], free, settings, gpu)
+        or _first_of(_weights_load(rank, free, gpu) for rank in best)
+        or _first_of(_profile_run(rank, free, gpu) for rank in best)
+        or kv_plan(model, settings, gpu, pools).failure
+        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in memory.ranks)
+    )
+
+
+def _at_best(rank: Layout, pool: int) -> Layout:
+    """A layout with the least weights, whose other parts are as much smaller as its KV cache may be larger."""
+    lighter = rank.weights.bytes - rank.weights.low
+    activation = max(0, rank.activation.bytes - max(0, pool - rank.kv_cache.bytes - lighter))
+    return replace(
+        rank,
+        weights=replace(rank.weights, bytes=rank.weights.low),
+        activation=replace(rank.activation, bytes=activation, low=min(activation, rank.activation.low)),
+        loading_peak_bytes=rank.loading_peak_bytes - lighter,
     )
 
 

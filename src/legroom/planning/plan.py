@@ -13,7 +13,7 @@ from legroom.facts.known_bugs import KnownBug
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.memory.bands import spare_on_larger_card
-from legroom.memory.deployment_memory import DeploymentMemory, Measurements, deployment_memory
+from legroom.memory.deployment_memory import DeploymentMemory, Measurements, deployment_memory, failure_at_best
 from legroom.memory.host_needs import HostNeeds, deployment_host, host_failure, read_bytes
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.memory.layout import Layout
@@ -31,11 +31,6 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 """Share of the error band that a policy holds back: all of it, half of it, none."""
 
 
-NEAR_MISS = BAND_KEPT["balanced"]
-"""Share of the upper half of the error band within which a failing check is `tight`, not `does_not_fit`: one command
-started and failed minutes apart, with KV caches that differed by 0.08 GiB."""
-
-
 def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """The verdict and its reason.
 
@@ -44,7 +39,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     """
     model, gpu = target.model, target.gpu
     if memory.failure:
-        short = _near_miss(model, gpu, settings, memory)
+        short = _near_miss(target, settings, memory)
         return ("tight", short) if short else ("does_not_fit", memory.failure.id)
     if memory.unsupported:
         return "tight", f"vLLM may not start it: {memory.unsupported.hint}"
@@ -81,21 +76,33 @@ def _least_headroom(memory: DeploymentMemory) -> int:
     return min(rank.headroom_bytes for rank in memory.ranks)
 
 
-def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> str:
-    """Why a KV cache that is too small may be large enough within the error band; empty where it may not."""
-    failure = memory.failure
-    if failure is None or failure is not memory.kv.failure:
+def _near_miss(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> str:
+    """Why a start-up check that fails may pass within the error band; empty where it may not."""
+    failure, model, gpu = memory.failure, target.model, target.gpu
+    if failure is None or not failure.needed_bytes:
         return ""
-    pools = [rank.kv_cache for rank in memory.ranks]
-    other_card = spare_on_larger_card(settings, gpu)
-    larger_pools = [pool.bytes + int(NEAR_MISS * (pool.high - other_card - pool.bytes)) for pool in pools]
     short = failure.needed_bytes - failure.available_bytes
+    passes = failure_at_best(model, gpu, settings, memory, target.held_by_others_bytes) is None
+    if failure is not memory.kv.failure:
+        less = f"{human_bytes(short)} more than the card has, less than the estimate may be wrong by"
+        return f"{_NEEDS.get(failure.id, 'the start')} needs {less}" if passes else ""
     by = f"{human_bytes(short)} too small" if short > 0 else "too small"
-    if not kv_plan(model, settings, gpu, larger_pools).failure:
+    if passes:
         return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
+    other_card, pools = spare_on_larger_card(settings, gpu), [rank.kv_cache for rank in memory.ranks]
     if other_card and not kv_plan(model, settings, gpu, [pool.bytes + other_card for pool in pools]).failure:
         return f"two cards have that name: on {gpu.name} the KV cache is {by}, on {gpu.larger} it is large enough"
     return ""
+
+
+_NEEDS = {
+    "free_memory_lt_requested": "the budget",
+    "weights_too_big": "loading the weights",
+    "loading_oom": "loading the weights",
+    "profiling_activation_peak": "the profile run",
+    "kv_allocation_oom": "allocating the KV cache",
+    "cudagraph_capture_oom": "capturing CUDA graphs",
+}
 
 
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:

@@ -7,6 +7,7 @@ dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from legroom.facts.attention_backends import backend_table
 from legroom.facts.config_classes import accepted_quantizations, config_class, interfaces
@@ -173,7 +174,13 @@ _CONFIG_CLASSES = {
 
 
 def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """The quantization method of --quantization and of the checkpoint's config."""
+    """The quantization method of --quantization and of the checkpoint's config; a guessed one refuses nothing."""
+    guessed = model.quantization is not None and not _is_own_config(model)
+    for reason in _quantization_reasons(settings, model, gpu, release):
+        yield replace(reason, certain=False) if guessed else reason
+
+
+def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     if not (settings.quantization or settings.given.quantization):
         return
     flag = (settings.given.quantization or "").lower() or None
@@ -236,9 +243,7 @@ def _mismatch(flag: str | None, declared: str | None, model: Model, gpu: Gpu, re
         f"Quantization method specified in the model config ({declared}) does not match the quantization method "
         f"specified in the `quantization` argument ({flag})."
     )
-    return Unsupported(
-        _ID, message, "leave --quantization out: the checkpoint says what it is", certain=_is_own_config(model)
-    )
+    return Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
 
 
 def _on_plain(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
@@ -426,9 +431,9 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own, which transformers marks with its version; a hand-written config may
-    name the quantization imprecisely."""
-    return model.source.startswith("bundled") or "transformers_version" in model.config
+    """Whether the config is the checkpoint's own, which transformers marks with its version: a quantization guessed
+    from a name or written by hand may be imprecise."""
+    return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
 
 
 def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
