@@ -145,15 +145,15 @@ def _unlink_dead_segments(dead: Sequence[Holder], rescan: Callable[[], MachineSn
         return []
     now = rescan()
     mapped = {path for process in now.processes.values() for path in process.shared}
-    present = {segment.path: segment.inode for segment in now.segments}
-    return [_unlink_segment(holder, present, mapped) for holder in wanted]
+    inodes = {segment.path: segment.inode for segment in now.segments}
+    return [_unlink_segment(holder, inodes, mapped) for holder in wanted]
 
 
-def _unlink_segment(holder: Holder, present: dict[str, int], mapped: set[str]) -> Freed:
+def _unlink_segment(holder: Holder, inodes: dict[str, int], mapped: set[str]) -> Freed:
     """Unlinks one /dev/shm file unless it changed (`inodes` by path) or a process maps it by now."""
     segment = holder.segment
     assert segment is not None
-    if present.get(segment.path) != segment.inode:
+    if inodes.get(segment.path) != segment.inode:
         return Freed(holder, "gone by itself")
     if segment.path in mapped:
         return Freed(holder, "changed", "a process maps it now: left alone")
