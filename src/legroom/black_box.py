@@ -227,6 +227,7 @@ def is_record(head: bytes) -> bool:
 
 
 def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
+    """A worker's black box (the memory record it writes when it runs out) from its JSON."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -268,7 +269,7 @@ def _restored(kind: Any, value: Any) -> Any:
             raise TypeError(f"{value!r:.40} is no {kind.__name__}")
         known = _types_of(kind)
         return kind(**{name: _restored(known[name], inner) for name, inner in value.items() if name in known})
-    return _checked(kind, origin, value)
+    return _checked_value(kind, origin, value)
 
 
 @cache
@@ -278,7 +279,8 @@ def _types_of(kind: type) -> dict[str, Any]:
     return {entry.name: hints[entry.name] for entry in fields(kind)}
 
 
-def _checked(kind: Any, origin: Any, value: Any) -> Any:
+def _checked_value(kind: Any, origin: Any, value: Any) -> Any:
+    """The JSON value if it has the declared type of the record's field; raises otherwise."""
     if origin is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{value!r:.40} is none of {get_args(kind)}")

@@ -98,7 +98,7 @@ class TomlTable:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(key, f"must be {_NAMES[kind]}, not {_shown(value)}")
+            raise self.error(key, f"must be {_NAMES[kind]}, not {_value_for_message(value)}")
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
@@ -132,7 +132,7 @@ class TomlTable:
         for value in values:
             if value not in choices:
                 hint = _closest(str(value), choices)
-                raise self.error(key, f"must be among {', '.join(choices)}, not {_shown(value)}", hint)
+                raise self.error(key, f"must be among {', '.join(choices)}, not {_value_for_message(value)}", hint)
         return tuple(values)
 
     def path(self, key: str) -> Path | None:
@@ -232,7 +232,8 @@ def _closest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _shown(value: Any) -> str:
+def _value_for_message(value: Any) -> str:
+    """The value as an error message names it; the type alone for text, which may be a secret."""
     if isinstance(value, str):
         return "text"  # it may be a secret in the wrong place
     return _kind(value) if isinstance(value, (list, dict, bool)) else str(value)

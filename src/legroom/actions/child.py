@@ -69,6 +69,7 @@ class Child:
 
     @property
     def keeper_pid(self) -> int:
+        """The PID of the keeper, the process between legroom and the server that reaps its children."""
         return self._keeper.pid
 
     @property
@@ -98,7 +99,7 @@ class Child:
             return
         *lines, self._pending = (self._pending + received).split(b"\n")
         for line in lines:
-            self._on_keeper_line(line.decode())
+            self._parse_keeper_line(line.decode())
 
     def send(self, number: int) -> None:
         """Sends a signal to the server's first process, if it still runs."""
@@ -150,7 +151,7 @@ class Child:
             hint = "is it installed, and on the PATH?" if self._refusal == errno.ENOENT else ""
             raise LegroomError(f"{self.words[0]} could not be started: {reason}", hint, UNREACHABLE)
 
-    def _on_keeper_line(self, line: str) -> None:
+    def _parse_keeper_line(self, line: str) -> None:
         what, _, value = line.partition(" ")
         if what == "pid":
             self.pid = int(value)

@@ -33,7 +33,7 @@ class DockerContainer:
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
-        return _state(await _inspect(self.container))
+        return _state_from_inspect(await _inspect_state(self.container))
 
     async def restart(self, request: platform.RestartRequest) -> None:
         words = ["docker", "restart", "--time", str(self.stop_s), self.container]
@@ -67,13 +67,13 @@ class ComposeService:
 
     async def state(self) -> platform.State:
         """The state of its first container."""
-        words = self._compose("ps", "--all", "--quiet", self.service)
+        words = self._compose_command("ps", "--all", "--quiet", self.service)
         ids = (await run_checked(words, f"asking for {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)).split()
-        return _state(await _inspect(ids[0])) if ids else platform.State(None, False)
+        return _state_from_inspect(await _inspect_state(ids[0])) if ids else platform.State(None, False)
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Recreates the container, which applies changed arguments."""
-        words = self._compose(
+        words = self._compose_command(
             "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
         )
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
@@ -81,7 +81,7 @@ class ComposeService:
     async def override_place(self) -> platform.Override:
         """An override file beside the Compose file."""
         await self._words()
-        return platform.Override(str(self._override()), platform.read_optional(self._override()))
+        return platform.Override(str(self._override_file()), platform.read_optional(self._override_file()))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes an override file with the whole new command."""
@@ -93,7 +93,7 @@ class ComposeService:
             changed["environment"] = env
         # JSON is valid YAML.
         platform.write_atomically(
-            self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600
+            self._override_file(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600
         )
 
     async def restore_flags(self, override: platform.Override) -> None:
@@ -101,7 +101,7 @@ class ComposeService:
 
     async def _words(self) -> list[str]:
         """The service's command. Raises where it does not contain vLLM's flags."""
-        words = self._compose("config", "--format", "json")
+        words = self._compose_command("config", "--format", "json")
         text = await run_checked(words, f"reading {self.file.name}", timeout_s=platform.QUERY_TIMEOUT_S)
         service = _json(text, self.file.name).get("services", {}).get(self.service)
         if service is None:
@@ -115,30 +115,33 @@ class ComposeService:
         return words
 
     async def replicas(self) -> int:
-        words = self._compose("ps", "--quiet", self.service)
+        words = self._compose_command("ps", "--quiet", self.service)
         return len((await run_checked(words, f"counting {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)).split())
 
     async def scale(self, replicas: int) -> None:
         """Starts or stops containers; the others keep running."""
-        await run_checked(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
+        await run_checked(self._scale_command(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:
-        return " ".join(self._scale(replicas))
+        """The `docker compose` command line that would set this number of replicas."""
+        return " ".join(self._scale_command(replicas))
 
-    def _scale(self, replicas: int) -> list[str]:
-        return self._compose("up", "--detach", "--no-recreate", "--scale", f"{self.service}={replicas}", self.service)
+    def _scale_command(self, replicas: int) -> list[str]:
+        return self._compose_command(
+            "up", "--detach", "--no-recreate", "--scale", f"{self.service}={replicas}", self.service
+        )
 
-    def _override(self) -> Path:
+    def _override_file(self) -> Path:
         return self.file.with_name(f"{self.file.stem}.legroom.yaml")
 
-    def _compose(self, *words: str) -> list[str]:
+    def _compose_command(self, *words: str) -> list[str]:
         files = ["--file", str(self.file)]
-        if self._override().exists():
-            files += ["--file", str(self._override())]
+        if self._override_file().exists():
+            files += ["--file", str(self._override_file())]
         return ["docker", "compose", *files, *words]
 
 
-async def _inspect(container: str) -> dict[str, Any]:
+async def _inspect_state(container: str) -> dict[str, Any]:
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
     done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
     if done.code:
@@ -146,7 +149,7 @@ async def _inspect(container: str) -> dict[str, Any]:
     return _json(done.output, "docker inspect")
 
 
-def _state(state: dict[str, Any]) -> platform.State:
+def _state_from_inspect(state: dict[str, Any]) -> platform.State:
     running = bool(state.get("Running")) and not state.get("Paused")
     started = state.get("StartedAt") or ""
     known = started and not started.startswith("0001-")

@@ -39,9 +39,9 @@ def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
     server = _start(words, control)
     if server:
         _close_output()
-        _report(control, f"pid {server}")
-        _watch(control, server, ended, leftover_grace_s)
-    _report(control, "gone")
+        _write_control(control, f"pid {server}")
+        _relay_until_exit(control, server, ended, leftover_grace_s)
+    _write_control(control, "gone")
 
 
 def _start(words: list[str], control: int) -> int:
@@ -71,7 +71,7 @@ def _start(words: list[str], control: int) -> int:
     if not reason:
         return pid
     os.waitpid(pid, 0)
-    _report(control, f"failed {reason}")
+    _write_control(control, f"failed {reason}")
     return 0
 
 
@@ -83,12 +83,13 @@ def _close_output() -> None:
     os.close(nothing)
 
 
-def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> None:
+def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: float) -> None:
+    """Passes legroom's signals to the server until the server ends or legroom dies; then kills what is left."""
     pending = b""
     while True:
         readable, _, _ = select.select([control, ended], [], [])
         if control in readable:
-            received = _read(control)
+            received = _read_control(control)
             if not received:
                 break  # legroom is dead
             pending += received
@@ -103,7 +104,7 @@ def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> No
             os.read(ended, 4096)
             status = reap().get(server)
             if status is not None:
-                _report(control, f"exit {status}")
+                _write_control(control, f"exit {status}")
                 _wait_until_empty(leftover_grace_s, control)
                 break
     # Resource trackers end last, because they clean up after the others.
@@ -122,14 +123,14 @@ def _wait_until_empty(timeout_s: float, control: int | None = None) -> None:
         time.sleep(0.02)
 
 
-def _read(control: int) -> bytes:
+def _read_control(control: int) -> bytes:
     try:
         return os.read(control, 4096)
     except OSError:
         return b""
 
 
-def _report(control: int, text: str) -> None:
+def _write_control(control: int, text: str) -> None:
     with contextlib.suppress(OSError):  # legroom has died; the next read shows it
         os.write(control, text.encode() + b"\n")
 

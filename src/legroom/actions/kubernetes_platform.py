@@ -41,7 +41,7 @@ class Workload:
 
     async def state(self) -> platform.State:
         """The identity is the token of the last restart, and a hash of images and arguments."""
-        workload = await self._read()
+        workload = await self._read_manifest()
         template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)
         behind = status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0)
@@ -54,14 +54,14 @@ class Workload:
             await request.launched(0, "")
         restarted_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         marks = {RESTARTED_BY: request.token, "kubectl.kubernetes.io/restartedAt": restarted_at}
-        workload = await self._read()
+        workload = await self._read_manifest()
         if _annotations(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
-            await self._patch({"spec": {"template": {"metadata": {"annotations": marks}}}})
-        await self._rolled_out(request.deadline_s)
+            await self._patch_manifest({"spec": {"template": {"metadata": {"annotations": marks}}}})
+        await self._wait_for_rollout(request.deadline_s)
 
     async def override_place(self) -> platform.Override:
         """The container's arguments and environment in the workload."""
-        container = self._container(await self._read())
+        container = self._server_container(await self._read_manifest())
         self._words(container)
         before = {"args": container.get("args"), "command": container.get("command"), "env": container.get("env")}
         return platform.Override(
@@ -70,7 +70,7 @@ class Workload:
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Patches the container. Kubernetes starts the rollout at once, and the following restart joins it."""
-        container = self._container(await self._read())
+        container = self._server_container(await self._read_manifest())
         field, words = self._words(container)
         changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
         env = {entry["name"]: entry for entry in container.get("env") or []}
@@ -81,7 +81,7 @@ class Workload:
                 *(entry for name, entry in env.items() if name not in dropped),
                 *({"name": name, "$patch": "delete"} for name in dropped),
             ]
-        await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
+        await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     def _words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
         """The field with the arguments (`args` or `command`) and its words. Raises where they lack vLLM's flags."""
@@ -102,26 +102,27 @@ class Workload:
             "command": before.get("command"),
         }
         changed["env"] = [*before["env"], {"$patch": "replace"}] if before.get("env") is not None else None
-        await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
+        await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     async def replicas(self) -> int:
-        return int((await self._read())["spec"].get("replicas", 1))
+        return int((await self._read_manifest())["spec"].get("replicas", 1))
 
     async def scale(self, replicas: int) -> None:
-        await self._patch({"spec": {"replicas": replicas}})
+        await self._patch_manifest({"spec": {"replicas": replicas}})
 
     def scale_words(self, replicas: int) -> str:
+        """The `kubectl scale` command line that would set this number of replicas."""
         kind = self.kind.replace("_", "")
         return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
 
-    def _container(self, workload: dict[str, Any]) -> dict[str, Any]:
+    def _server_container(self, workload: dict[str, Any]) -> dict[str, Any]:
         containers: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]
         for container in containers:
             if self.container in (None, container["name"]):
                 return container
         raise platform.ActionFailed(f"{self.name} has no container {self.container}")
 
-    async def _rolled_out(self, deadline_s: float) -> None:
+    async def _wait_for_rollout(self, deadline_s: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         while (await self.state()).underway:
@@ -129,14 +130,14 @@ class Workload:
                 raise platform.ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
             await asyncio.sleep(self.poll_s)
 
-    async def _read(self) -> dict[str, Any]:
+    async def _read_manifest(self) -> dict[str, Any]:
         def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
             return _plain(api, method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S))
 
         return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
-    async def _patch(self, change: dict[str, Any]) -> None:
+    async def _patch_manifest(self, change: dict[str, Any]) -> None:
         def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
             method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
@@ -154,16 +155,16 @@ class KubernetesLease:
     async def take(self, group: str, holder: str, seconds: float) -> bool:
         """Takes or prolongs the lease; returns whether `holder` has it."""
         return await asyncio.to_thread(
-            _call_api, self.context, "taking the lease", lambda api: self._take(api, group, holder, seconds)
+            _call_api, self.context, "taking the lease", lambda api: self._take_lease(api, group, holder, seconds)
         )
 
     async def release(self, group: str, holder: str) -> None:
         """Releases the lease, if `holder` has it."""
         await asyncio.to_thread(
-            _call_api, self.context, "giving back the lease", lambda api: self._release(api, group, holder)
+            _call_api, self.context, "giving back the lease", lambda api: self._release_lease(api, group, holder)
         )
 
-    def _take(self, api: Any, group: str, holder: str, seconds: float) -> bool:
+    def _take_lease(self, api: Any, group: str, holder: str, seconds: float) -> bool:
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         now = datetime.datetime.now(datetime.UTC)
         spec = api.V1LeaseSpec(
@@ -181,7 +182,7 @@ class KubernetesLease:
         lease.spec = spec  # the API server refuses an outdated resourceVersion
         return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
-    def _release(self, api: Any, group: str, holder: str) -> None:
+    def _release_lease(self, api: Any, group: str, holder: str) -> None:
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         try:
             lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
@@ -231,6 +232,7 @@ def _annotations(template: dict[str, Any]) -> dict[str, str]:
 
 
 def _template_identity(template: dict[str, Any]) -> str:
+    """A digest of images, commands and env, with the restart annotation: changes with each rollout."""
     parts = [
         [container.get("image"), container.get("command"), container.get("args"), container.get("env")]
         for container in template["spec"]["containers"]
@@ -247,6 +249,7 @@ def _has_expired(spec: Any, now: datetime.datetime) -> bool:
 
 
 def _unless_conflict(api: Any, call: Callable[[], object]) -> bool:
+    """Makes the API call; False if another writer was faster (HTTP 409)."""
     try:
         call()
     except api.ApiException as error:

@@ -79,6 +79,7 @@ async def run_program(
 
 
 async def _open_gate(process: asyncio.subprocess.Process) -> None:
+    """Writes to the stdin of the started shell, which waits for it before it runs the program."""
     if process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -123,6 +123,7 @@ class RunChild:
         return runs_folder(self.home) / f"{self.port}.flags.json"
 
     def _run_record(self) -> dict[str, Any]:
+        """The record that `legroom run` keeps of the server on this port; raises if there is none."""
         path = runs_folder(self.home) / f"{self.port}.json"
         text = platform.read_optional(path)
         if text is None:

@@ -46,19 +46,19 @@ class GuardDrain:
     ca_file: str | None = None
 
     async def begin(self) -> None:
-        await self._ask("POST", "drain", {"on": True})
+        await self._call_guard("POST", "drain", {"on": True})
 
     async def end(self) -> None:
-        await self._ask("POST", "drain", {"on": False})
+        await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
         """Running and waiting requests of the guard."""
-        status = await self._ask("GET", "status", None)
+        status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
         return sum(known) if known else None
 
-    async def _ask(self, method: str, path: str, body: dict[str, bool] | None) -> dict[str, object]:
+    async def _call_guard(self, method: str, path: str, body: dict[str, bool] | None) -> dict[str, object]:
         import aiohttp
 
         url = f"{self.url.rstrip('/')}/-/legroom/{path}"
@@ -209,6 +209,7 @@ async def count_in_flight(drain_method: DrainMethod) -> float | None:
 async def _remaining_requests(
     drain_method: DrainMethod, busy: Callable[[], Awaitable[float | None]] | None
 ) -> float | None:
+    """The larger count of the drain method and of `busy`; None if `busy` does not know."""
     in_flight = await count_in_flight(drain_method)
     if busy is None:
         return in_flight

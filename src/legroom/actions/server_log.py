@@ -52,7 +52,7 @@ class ServerLog:
             try:
                 self._write_buffered()
             except OSError:
-                self._keep_newest()
+                self._drop_oldest_unwritten()
 
     def started(self) -> None:
         """Marks the end of the start-up, whose lines are never dropped."""
@@ -73,28 +73,28 @@ class ServerLog:
         with self._lock:
             if not self._unwritten or not hasattr(os, "memfd_create"):
                 return self.path
-            self._forget_copy()
+            self._close_copy()
             self._copy = os.memfd_create("legroom-log")
             with contextlib.suppress(OSError), self.path.open("rb") as written:
                 # The file may be of an earlier run, where this one could not create its own.
-                _copy(written.fileno(), self._append, 0, self.size)
+                _copy(written.fileno(), self._append_to_copy, 0, self.size)
             if self._dropped:
-                self._append(_CUT % self._dropped)
-            self._append(self._unwritten)
+                self._append_to_copy(_CUT % self._dropped)
+            self._append_to_copy(self._unwritten)
             return Path(f"/proc/{os.getpid()}/fd/{self._copy}")
 
     def forget(self) -> None:
         """Frees the buffer and the copy."""
         with self._lock:
-            self._forget_copy()
+            self._close_copy()
             self._unwritten = b""
 
-    def _forget_copy(self) -> None:
+    def _close_copy(self) -> None:
         if self._copy is not None:
             os.close(self._copy)
         self._copy = None
 
-    def _append(self, piece: bytes) -> None:
+    def _append_to_copy(self, piece: bytes) -> None:
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 
@@ -112,7 +112,7 @@ class ServerLog:
         if self._head is not None and self.size > max(self._head + 2 * TAIL_BYTES, self._shorten_at):
             self._shorten(self._head)
 
-    def _keep_newest(self) -> None:
+    def _drop_oldest_unwritten(self) -> None:
         over = len(self._unwritten) - UNWRITTEN_BYTES
         if over > 0:
             cut = self._unwritten.find(b"\n", over) + 1 or over
@@ -128,6 +128,7 @@ class ServerLog:
         self._shorten_at = 0
 
     def _rewrite(self, head: int) -> None:
+        """Replaces the file by its first `head` bytes and its tail, to bound its size."""
         shorter = self.path.with_name(f"{self.path.name}.new")
         try:
             with self.path.open("rb") as old, open(shorter, "wb", opener=partial(os.open, mode=0o600)) as new:

@@ -31,7 +31,9 @@ class SupervisordProgram:
 
     async def state(self) -> platform.State:
         # The exit code is 3 where the program does not run.
-        done = await run_program(self._ctl("status", self.program), timeout_s=platform.QUERY_TIMEOUT_S)
+        done = await run_program(
+            self._supervisorctl_command("status", self.program), timeout_s=platform.QUERY_TIMEOUT_S
+        )
         status = _STATUS.search(done.output)
         if status is None or "ERROR (no such" in done.output:
             raise platform.ActionFailed(f"supervisord does not answer about {self.program}: {done.last_output}")
@@ -42,18 +44,20 @@ class SupervisordProgram:
     async def restart(self, request: platform.RestartRequest) -> None:
         """Reloads the configuration, then restarts the program."""
         done = await run_program(
-            self._ctl("update", self.program.partition(":")[0]), timeout_s=request.deadline_s, request=request
+            self._supervisorctl_command("update", self.program.partition(":")[0]),
+            timeout_s=request.deadline_s,
+            request=request,
         )
         if "updated process group" in done.output or "added process group" in done.output:
             return  # `update` has restarted a changed program
-        words = self._ctl("restart", self.program)
+        words = self._supervisorctl_command("restart", self.program)
         output = await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
         if "ERROR" in output:
             raise platform.ActionFailed(f"restarting {self.name} failed: {output.strip()}")
 
     async def override_place(self) -> platform.Override:
         """The file with the program's section, because supervisord has no overrides."""
-        path = self._file()
+        path = self._config_file()
         text = platform.read_optional(path)
         if text is None:
             raise platform.ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
@@ -62,7 +66,7 @@ class SupervisordProgram:
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Rewrites the `command` of the program's section."""
-        path = self._file()
+        path = self._config_file()
         platform.write_atomically(
             path, with_command(platform.read_optional(path) or "", self.program.rpartition(":")[2], change)
         )
@@ -71,10 +75,10 @@ class SupervisordProgram:
         if override.before is not None:
             platform.write_atomically(Path(override.place), override.before)
 
-    def _ctl(self, *words: str) -> list[str]:
+    def _supervisorctl_command(self, *words: str) -> list[str]:
         return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
 
-    def _file(self) -> Path:
+    def _config_file(self) -> Path:
         path = self.program_file or self.config
         if path is None:
             hint = "name `config` or `program_file` in watch.toml"

@@ -30,7 +30,7 @@ class SystemdUnit:
 
     async def state(self) -> platform.State:
         """The identity is systemd's invocation id."""
-        shown = await self._show("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
+        shown = await self._show_properties("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
         if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
             raise platform.ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
         active = shown.get("ActiveState", "")
@@ -43,12 +43,15 @@ class SystemdUnit:
     async def restart(self, request: platform.RestartRequest) -> None:
         """Runs `systemctl restart`, which ends when the unit has started."""
         await run_checked(
-            self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=request.deadline_s, request=request
+            self._systemctl_command("restart", self.unit),
+            f"restarting {self.name}",
+            timeout_s=request.deadline_s,
+            request=request,
         )
 
     async def override_place(self) -> platform.Override:
         await self._words()
-        return platform.Override(str(self._drop_in()), platform.read_optional(self._drop_in()))
+        return platform.Override(str(self._drop_in_file()), platform.read_optional(self._drop_in_file()))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes a drop-in with the whole new ExecStart."""
@@ -60,37 +63,41 @@ class SystemdUnit:
         env = platform.with_doubled_signs(change.env, "%")
         lines += [f"UnsetEnvironment={name}" for name, value in env.items() if value is None]
         lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
-        platform.write_atomically(self._drop_in(), "\n".join(lines) + "\n")
-        await self._reload()
+        platform.write_atomically(self._drop_in_file(), "\n".join(lines) + "\n")
+        await self._daemon_reload()
 
     async def restore_flags(self, override: platform.Override) -> None:
         platform.restore_file(Path(override.place), override.before)
-        await self._reload()
+        await self._daemon_reload()
 
     async def _words(self) -> list[str]:
         """The words of ExecStart. Raises where they lack vLLM's flags."""
         words = exec_start(
-            await run_checked(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)
+            await run_checked(
+                self._systemctl_command("cat", self.unit), f"reading {self.name}", timeout_s=platform.QUERY_TIMEOUT_S
+            )
         )
         platform.require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
         return words
 
-    async def _reload(self) -> None:
+    async def _daemon_reload(self) -> None:
         await run_checked(
-            self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=platform.QUERY_TIMEOUT_S
+            self._systemctl_command("daemon-reload"),
+            "reading systemd's units again",
+            timeout_s=platform.QUERY_TIMEOUT_S,
         )
 
-    async def _show(self, *names: str) -> dict[str, str]:
-        words = self._ctl("show", self.unit, *(f"--property={name}" for name in names))
+    async def _show_properties(self, *names: str) -> dict[str, str]:
+        words = self._systemctl_command("show", self.unit, *(f"--property={name}" for name in names))
         done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
         if done.code:
             raise platform.ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
         return dict(line.partition("=")[::2] for line in done.output.splitlines())
 
-    def _ctl(self, *words: str) -> list[str]:
+    def _systemctl_command(self, *words: str) -> list[str]:
         return ["systemctl", *(["--user"] if self.user else []), "--no-pager", *words]
 
-    def _drop_in(self) -> Path:
+    def _drop_in_file(self) -> Path:
         if self.folder is not None:
             folder = self.folder
         elif self.user:

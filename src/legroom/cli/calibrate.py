@@ -51,16 +51,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom calibrate`: stores what startup logs measured, for later plans; returns the exit status."""
     if args.show:
         return _print_observations(args.json)
     if args.forget is not None:
-        return _forget(args.forget, args.json)
+        return _forget_observations(args.forget, args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    return _calibrate(args)
+    return _calibrate_from_logs(args)
 
 
-def _calibrate(args: argparse.Namespace) -> int:
+def _calibrate_from_logs(args: argparse.Namespace) -> int:
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 
@@ -162,7 +163,7 @@ def _print_observations(as_json: bool) -> int:
     return OK
 
 
-def _forget(key: str, as_json: bool) -> int:
+def _forget_observations(key: str, as_json: bool) -> int:
     from legroom.home import store_path
     from legroom.planning import calibration_store as store
 

@@ -36,13 +36,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"validate": _validate, "export": _export, "import": _import}
+    """`legroom catalog`: validates, exports or imports entries of the error catalog; returns the exit status."""
+    actions = {"validate": _validate_catalog, "export": _export_entries, "import": _import_entry}
     if args.action not in actions:
         raise LegroomError("do what with the catalog?", "legroom catalog validate, export or import FILE")
     return actions[args.action](args)
 
 
-def _validate(args: argparse.Namespace) -> int:
+def _validate_catalog(args: argparse.Namespace) -> int:
     from legroom.explain.catalog_entries import bundled_documents, catalog_problems
     from legroom.explain.deadends import stored_records
 
@@ -59,7 +60,7 @@ def _validate(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if wrong else OK
 
 
-def _export(args: argparse.Namespace) -> int:
+def _export_entries(args: argparse.Namespace) -> int:
     from legroom.explain.catalog_entries import entries, entry
     from legroom.explain.deadends import records_of
 
@@ -75,7 +76,7 @@ def _export(args: argparse.Namespace) -> int:
     return OK
 
 
-def _import(args: argparse.Namespace) -> int:
+def _import_entry(args: argparse.Namespace) -> int:
     from legroom.explain.deadends import import_record
 
     target = import_record(args.file)

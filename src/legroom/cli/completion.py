@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom completion`: prints the completion script of a shell; returns the exit status."""
     sys.stdout.write(completion_script(args.shell))
     return OK
 

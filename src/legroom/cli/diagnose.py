@@ -51,13 +51,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom diagnose`: names the cause of a failure in logs, and fixes; returns the exit status."""
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.render.diagnosis_text import readings_text
 
     hints = Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
-    readings = [read_log(pieces, name, hints) for name, pieces in _sources(args)]
+    readings = [read_log(pieces, name, hints) for name, pieces in _log_sources(args)]
     print_answer(
         args.json,
         lambda: readings_json(readings),
@@ -74,7 +75,8 @@ def exit_code(readings: list[LogReading]) -> int:
     return OK if any(verdict == "no problem found" for verdict in verdicts) else BAD_INPUT
 
 
-def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _log_sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """(name, pieces of the log) of each journal unit, container, file or stdin that the options name."""
     from legroom.vllm_logs import log_sources
 
     for name, value in (("--systemd", args.systemd), ("--docker", args.docker)):

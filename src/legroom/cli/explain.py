@@ -34,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom explain`: prints or searches entries of the error catalog; returns the exit status."""
     from legroom.explain.catalog_entries import entries, entry
     from legroom.explain.entry import entry_json, summary_json
     from legroom.render.explain_text import explain_text, list_text
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if sum((args.id is not None, args.list, args.search is not None)) != 1:
         raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
     if args.search is not None:
-        return _search(args)
+        return _print_search_hits(args)
     if args.list:
         print_answer(
             args.json,
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _search(args: argparse.Namespace) -> int:
+def _print_search_hits(args: argparse.Namespace) -> int:
     from legroom.explain.catalog_entries import entries
     from legroom.explain.catalog_search import search, search_json
     from legroom.render.explain_text import hits_text

@@ -75,7 +75,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     if words and words[0] in ("-h", "--help"):
         _list_formats(parser)
         parser.parse_args(["--help"])
-    module = _format(words[0] if words else "")
+    module = _format_module(words[0] if words else "")
     chosen = _format_parser(module)
     own, rest, after = split_words(chosen, words[1:])
     args = chosen.parse_args(own)
@@ -84,6 +84,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
     from legroom.exports.export_request import ExportRequest
 
     module = args.module
@@ -103,7 +104,7 @@ def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
     """Writes the files to stdout, a file or a folder; with --json prints them as a document."""
     is_written = args.output not in (None, "-")
     if is_written:
-        _write(files, args.output, args.force)
+        _write_files(files, args.output, args.force)
     if args.json:
         named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
         print_json({"format": args.module.NAME, "files": named})
@@ -118,7 +119,7 @@ def _joined(files: Sequence[ExportedFile]) -> str:
     return "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
 
 
-def _write(files: Sequence[ExportedFile], output: str, force: bool) -> None:
+def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> None:
     target = Path(output)
     as_folder = len(files) > 1 or output.endswith("/") or target.is_dir()
     if as_folder and target.exists() and not target.is_dir():
@@ -160,7 +161,7 @@ def _check_replaced(path: Path, text: str) -> None:
         )
 
 
-def _format(name: str) -> Any:
+def _format_module(name: str) -> Any:
     if name in FORMATS:
         return importlib.import_module(FORMATS[name])
     if not name or name.startswith("-"):
@@ -175,7 +176,7 @@ def _format(name: str) -> Any:
 def _list_formats(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
     for name in FORMATS:
-        table.add_argument(name, nargs="?", help=_format(name).HELP)
+        table.add_argument(name, nargs="?", help=_format_module(name).HELP)
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:

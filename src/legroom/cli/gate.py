@@ -88,6 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom gate`: serves the Kubernetes admission webhook until it is stopped; returns the exit status."""
     from legroom.facts.gpus import gpu
 
     if not 0.1 <= args.deadline <= 30:

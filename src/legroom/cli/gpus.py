@@ -31,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom gpus`: lists the known GPUs that match the words; returns the exit status."""
     from legroom.facts.gpus import all_gpus, gpu_names
 
     words = [word.lower() for word in args.words]
@@ -43,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
     print_answer(
         args.json,
         lambda: {"gpus": [card.as_json(names[card.name]) for card in cards]},
-        lambda style: _text(cards, names, style),
+        lambda style: _table_text(cards, names, style),
     )
     return OK if cards else ANSWER_IS_NO
 
 
-def _text(cards: list[Gpu], names: dict[str, tuple[str, ...]], style: Style) -> str:
+def _table_text(cards: list[Gpu], names: dict[str, tuple[str, ...]], style: Style) -> str:
     from legroom.drawing.text import columns
     from legroom.units import gib
 

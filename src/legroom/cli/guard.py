@@ -56,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom guard`: runs the admission proxy in front of a server; returns the exit status."""
     if args.check is not None or args.print_policy:
         return _print_policy(args)
     if not args.upstream:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             "--upstream is missing: which server should the guard protect?",
             "legroom guard --upstream http://127.0.0.1:8000",
         )
-    return _serve(args)
+    return _serve_proxy(args)
 
 
 def _print_policy(args: argparse.Namespace) -> int:
@@ -82,7 +83,7 @@ def _print_policy(args: argparse.Namespace) -> int:
     return OK
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve_proxy(args: argparse.Namespace) -> int:
     from legroom.guard.log import log_to_stderr
     from legroom.guard.serving.proxy import ProxyOptions, serve
     from legroom.guard.serving.upstream import is_itself, upstream_of

@@ -38,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom incidents`: lists the incidents of the journal; returns the exit status."""
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
-    incidents = _incidents(journal, args, since_s) if journal else []
+    incidents = _newest_incidents(journal, args, since_s) if journal else []
     print_answer(
         args.json,
         lambda: {"incidents": [incident.to_json() for incident in incidents]},
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
+def _newest_incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
     limit = min(args.limit, _MOST)
     names = _names(args.server)
     incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]

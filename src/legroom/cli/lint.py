@@ -59,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom lint`: checks deployment files, alert rules and dashboards; returns the exit status."""
     from legroom.facts.releases import release as known_release
     from legroom.lint.linter import LintOptions, lint_files
     from legroom.lint.rules import rules
@@ -82,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
     _print_report(report, args)
     if report.unread:
         return BAD_INPUT
-    return ANSWER_IS_NO if _fails(report, args.fail_on) else OK
+    return ANSWER_IS_NO if _has_failing_finding(report, args.fail_on) else OK
 
 
-def _fails(report: LintReport, fail_on: str) -> bool:
+def _has_failing_finding(report: LintReport, fail_on: str) -> bool:
     from legroom.lint.rule import SEVERITIES
 
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]

@@ -239,6 +239,7 @@ def _run_command(words: list[str]) -> int:
 
 
 def _command_named(name: str) -> CommandEntry:
+    """The command with this name; raises with the nearest name if there is none."""
     for command in COMMANDS:
         if command.name == name:
             return command

@@ -31,18 +31,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom models`: lists the bundled models that match the words; returns the exit status."""
     from legroom.facts.bundled import bundled_names, find
 
     words = [word.lower() for word in args.words]
     every = (model for name in bundled_names() if (model := find(name)))
     models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
     print_answer(
-        args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _text(models, style)
+        args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _table_text(models, style)
     )
     return OK if models else ANSWER_IS_NO
 
 
-def _text(models: list[Bundled], style: Style) -> str:
+def _table_text(models: list[Bundled], style: Style) -> str:
     from legroom.drawing.text import columns
 
     if not models:

@@ -60,16 +60,16 @@ def print_text(text: Callable[[Style], str]) -> None:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document."""
-    sys.stdout.write(_json(document, 1) + "\n")
+    sys.stdout.write(_json_text(document, 1) + "\n")
 
 
 def print_json_line(document: Any) -> None:
     """Prints one JSON document of a stream as a line and flushes it."""
-    sys.stdout.write(_json(document, None) + "\n")
+    sys.stdout.write(_json_text(document, None) + "\n")
     sys.stdout.flush()
 
 
-def _json(document: Any, indent: int | None) -> str:
+def _json_text(document: Any, indent: int | None) -> str:
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")

@@ -95,11 +95,12 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom pack`: places several servers on shared GPUs; returns the exit status."""
     from legroom.planning.packing.gpu_packing import pack, pack_json
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.render.pack_text import pack_text
 
-    request = _request(args)
+    request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
     files = _files(args, result)
@@ -124,7 +125,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
     return files
 
 
-def _request(args: argparse.Namespace) -> PackRequest:
+def _pack_request(args: argparse.Namespace) -> PackRequest:
     from legroom.planning.packing.gpu_packing import PackRequest
 
     if args.gpu is None:
@@ -133,7 +134,7 @@ def _request(args: argparse.Namespace) -> PackRequest:
         raise LegroomError(
             "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
         )
-    cards = _cards(args)
+    cards = _offered_cards(args)
     servers = _with_ports(_with_unique_names([_packed_server(args, words, cards[0]) for words in args.groups]))
     for remark in args.remarks:
         note(f"note: {remark}")
@@ -144,7 +145,8 @@ def _request(args: argparse.Namespace) -> PackRequest:
     return PackRequest(tuple(servers), cards, shifts, args.policy)
 
 
-def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
+def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
+    """The cards, or MIG slices, that --gpu and --gpus offer, with what other programs hold on them."""
     from legroom.facts.gpus import gpu, with_total
     from legroom.memory.overhead import desktop_bytes, reserve_bytes
     from legroom.planning.machine import with_measured_total
@@ -197,6 +199,7 @@ def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
 
 
 def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
+    """The server that one group of words describes, planned for the first card."""
     from legroom.planning.machine import Machine, make_target, with_measurements
     from legroom.planning.packing.needs import PackedServer
 

@@ -93,6 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom plan`: predicts a server's memory and whether it starts; returns the exit status."""
     from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if args.want_context or args.want_concurrency:
         return _run_search(args, deployment.args, deployment.release, where)
     if args.sleep:
-        deployment = replace(deployment, args=_with_sleep_mode(deployment.args))
+        deployment = replace(deployment, args=_enable_sleep_mode(deployment.args))
     made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
     made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))
     if args.cold:
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
 
 
-def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
+def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
     from legroom.facts.sleep_mode import FLAG
     from legroom.vllm.args import is_given
 
@@ -258,7 +259,7 @@ def _run_diff(args: argparse.Namespace) -> int:
     if args.vllm_words or args.command_words or args.line or args.file or args.python:
         raise LegroomError("--diff says what runs: two files", "leave the model and vLLM's flags out")
     old, new = args.diff
-    diffs = server_diffs(_servers_of(old, args), _servers_of(new, args))
+    diffs = server_diffs(_plans_of_file(old, args), _plans_of_file(new, args))
     broken = any(diff.is_broken for diff in diffs)
     print_answer(
         args.json,
@@ -268,7 +269,8 @@ def _run_diff(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if broken else OK
 
 
-def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
+def _plans_of_file(named: str, args: argparse.Namespace) -> list[FileServer]:
+    """A plan of each vLLM server that the named file (or its git revision) starts."""
     from legroom.facts.releases import release as known_release
     from legroom.planning.file_plans import planned_servers, started_servers
     from legroom.planning.machine import Machine

@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom preflight`: checks this machine against the plan of a server; returns the exit status."""
     from legroom.verify.node_preflight import preflight, this_node
 
     args.vllm = args.vllm or _installed_release()

@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom recover`: finds and frees memory that dead vLLM processes hold; returns the exit status."""
     from legroom.recover.machine_snapshot import read_machine
     from legroom.recover.orphans import classify_holders
     from legroom.render.recover_text import hidden_text, snapshot_text
@@ -60,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print_text(lambda style: snapshot_text(snapshot, holders, style))
         sys.stdout.flush()
-    freed = _free(dead) if dead and _is_confirmed(args, dead) else ()
+    freed = _free_and_journal(dead) if dead and _is_confirmed(args, dead) else ()
     print_answer(
         args.json,
-        lambda: _document(snapshot, holders, freed, restart),
+        lambda: _report_json(snapshot, holders, freed, restart),
         lambda style: _outcome_text(freed, restart, style),
     )
     if restart_note:
@@ -90,7 +91,7 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
+def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
     from legroom.live.journal.journal import Journal, JournalUnavailable
     from legroom.recover.free_memory import free
 
@@ -141,7 +142,7 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
     return text
 
 
-def _document(
+def _report_json(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
     from legroom.planning.plan_json import layout_json

@@ -95,11 +95,12 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom run`: starts and supervises a vLLM server; returns the exit status."""
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 
     _open_closed_streams()
-    options = _options(args)
+    options = _run_options(args)
     question = {
         "words": options.words,
         "vllm": options.vllm,
@@ -111,18 +112,22 @@ def run(args: argparse.Namespace) -> int:
     with Announcer() as announcer:
         for line in _plan_lines(prepared):
             announcer.say(line)
-        return _dry_run(prepared, args.json) if args.dry_run else _supervise(options, prepared, announcer, args.json)
+        return (
+            _print_dry_run(prepared, args.json)
+            if args.dry_run
+            else _run_supervisor(options, prepared, announcer, args.json)
+        )
 
 
-def _dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
+def _print_dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
     if as_json:
-        print_json(_first_command(prepared))
+        print_json(_first_command_json(prepared))
     else:
         print(prepared["line"])
     return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
 
 
-def _supervise(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
+def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
     from legroom.run.supervisor import Supervisor
 
     if not as_json:
@@ -131,14 +136,14 @@ def _supervise(options: RunOptions, prepared: Mapping[str, Any], announcer: Anno
     code = supervisor.run()
     last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
     print_json(
-        _first_command(prepared)
+        _first_command_json(prepared)
         | last
         | {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
     )
     return code
 
 
-def _first_command(prepared: Mapping[str, Any]) -> dict[str, Any]:
+def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
     names = ("model", "vllm", "gpus", "url", "expected", "notes")
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 
@@ -160,7 +165,7 @@ def _plan_lines(prepared: dict[str, Any]) -> list[str]:
     return [head + prepared["expected"]["text"], *prepared["notes"]]
 
 
-def _options(args: argparse.Namespace) -> RunOptions:
+def _run_options(args: argparse.Namespace) -> RunOptions:
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
     from legroom.units import parse_length

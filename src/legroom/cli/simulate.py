@@ -119,6 +119,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:
+    """Declares --choose, which replays the trace under many flag combinations, and its latency goals."""
     group = parser.add_argument_group("searching flags")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     add_latency_goals(group, "seconds or steps")
@@ -172,7 +173,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    trace = _trace(args)
+    """`legroom simulate`: replays a trace against vLLM's scheduler; returns the exit status."""
+    trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import timeline_svg, timeline_text
 
@@ -187,21 +189,21 @@ def run(args: argparse.Namespace) -> int:
     if not args.tier and any(word.split("=")[0] == "--kv-offloading-size" for word in words):
         note("--kv-offloading-size is not replayed; --tier cpu=SIZE@RATE replays the tier that it makes")
     if args.choose:
-        return _choose(args, trace, pool)
+        return _search_flags(args, trace, pool)
     if args.autoscale is not None:
-        return _run_fleet(args, trace, pool)
+        return _run_autoscaled_fleet(args, trace, pool)
     if args.tier:
         from legroom.cli.simulate_tier import run_tier
 
         return run_tier(args, trace, pool)
-    timeline = _replay(args, trace, pool.settings, pool.cost)
+    timeline = _replay_with_progress(args, trace, pool.settings, pool.cost)
     if args.svg:
         write_file(args.svg, timeline_svg(timeline), "picture")
     print_answer(args.json, timeline.as_json, lambda style: timeline_text(timeline, style))
     return OK
 
 
-def _trace(args: argparse.Namespace) -> Trace:
+def _trace_of_options(args: argparse.Namespace) -> Trace:
     if args.synthetic is not None:
         if args.trace is not None:
             raise LegroomError(f"both {args.trace} and --synthetic say what the load is", "give one of them")
@@ -215,14 +217,17 @@ def _trace(args: argparse.Namespace) -> Trace:
     return read_trace(args.trace, args.format, args.limit).checked()
 
 
-def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None) -> Timeline:
+def _replay_with_progress(
+    args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None
+) -> Timeline:
     from legroom.simulation.trace_replay import simulate
 
     with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
         return simulate(trace, settings, write, cost=cost, progress=bar)
 
 
-def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+    """Prints the flags that serve the trace best; the exit status says whether they meet the goals."""
     from legroom.render.simulation_text import choice_text
     from legroom.simulation.flag_search import choose
     from legroom.simulation.replay_outcome import Goal
@@ -231,7 +236,7 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
     per_token = None if args.tpot is None else args.tpot / 1000
     goal = Goal(args.ttft, args.slo_latency, args.max_preemptions, per_token)
-    candidates = _tiered(args, pool, pool.candidates())
+    candidates = _with_kv_tier(args, pool, pool.candidates())
     fleets: list[HoldingFleet] = []
     with progress_bar("searching") as bar:
         choice = choose(trace, candidates, goal, executor=sweep_executor(args), progress=bar)
@@ -251,7 +256,7 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     return OK if choice.holds else ANSWER_IS_NO
 
 
-def _tiered(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:
+def _with_kv_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:
     if not args.tier:
         return candidates
     from legroom.cli.simulate_tier import with_tier
@@ -267,12 +272,12 @@ def _fleets(
 
     few = promising_candidates(trace, choice, candidates)
     larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
-    cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
+    cards = ((name, _with_kv_tier(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
     return [fleet for fleet in fleets if fleet is not None]
 
 
-def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.planning.autoscaling_policy import scaling_policy
     from legroom.render.simulation_text import scaled_text
     from legroom.simulation.autoscale import autoscaled

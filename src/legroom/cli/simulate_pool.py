@@ -145,6 +145,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
 
 
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
+    """Steps of --step-ms each; None for a trace in steps; raises if the trace needs seconds."""
     if args.step_ms is not None:
         return fixed(args.step_ms / 1000)
     if trace.in_seconds:
@@ -168,6 +169,7 @@ def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: di
 def _planned_settings(
     args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
+    """(scheduler settings, step cost, notes) that the plan of the server with these flags gives."""
     from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
     plan = _plan_with_flags(args, deployment, flags)

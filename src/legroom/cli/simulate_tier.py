@@ -61,6 +61,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
 def _hit_curve(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, replayed: TieredTimeline
 ) -> tuple[CurvePoint, ...]:
+    """The tier's hit ratio at several tier sizes, each replayed on its own."""
     from legroom.simulation.tiers.tier_report import hit_curve
 
     executor = sweep_executor(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
@@ -184,6 +185,7 @@ def _host_bytes(plan: Plan, tier: TierSettings) -> int:
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:
+    """Host memory that the server holds if it offloads this much KV cache."""
     from legroom.memory.host_needs import deployment_host
 
     given = plan.settings.given

@@ -99,6 +99,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom size`: says which GPUs, and how many, serve a load; returns the exit status."""
     import os
 
     from legroom.api.size_report import SizeReport
@@ -182,6 +183,7 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
+    """The requests, their rate and the latency goals that the options describe."""
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal
 
@@ -202,6 +204,7 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
 
 
 def _synthetic_load(args: argparse.Namespace) -> Trace:
+    """A Poisson trace with the rate and lengths of --rate, --prompt and --answer."""
     from legroom.simulation.traces import synthetic
 
     if not 0 < args.rate < 1e6:

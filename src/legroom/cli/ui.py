@@ -68,6 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom ui`: serves the web page and API, or writes a static page; returns the exit status."""
     if args.static is not None:
         return _write_static(args)
     if (args.workers is not None and not 1 <= args.workers <= 256) or not 0.1 <= args.timeout <= 3600:

@@ -69,6 +69,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom upgrade`: says what another vLLM release changes for a server; returns the exit status."""
     from legroom.render.upgrade_text import upgrade_text
 
     _check_words(args)
@@ -151,6 +152,7 @@ def _server_count(args: argparse.Namespace, current: Release | None) -> int:
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
+    """(deployment, machine, KV-cache slots in tokens that it reports) of the running server at --url."""
     from legroom.deployments.deployment import Deployment
     from legroom.deployments.described import deployment_from_words
     from legroom.facts.releases import logged_release

@@ -64,7 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    request = _request(args)
+    """`legroom verify`: sends a load to a running server and checks it; returns the exit status."""
+    request = _verification_request(args)
     from legroom.render.verify_page import verification_svg, verification_text
     from legroom.verify.verification_run import verify
 
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return OK if verification.ok else ANSWER_IS_NO
 
 
-def _request(args: argparse.Namespace) -> VerificationRequest:
+def _verification_request(args: argparse.Namespace) -> VerificationRequest:
     from legroom.verify.verification_checks import PassCriteria, planned_pool
     from legroom.verify.verification_run import VerificationRequest
 

@@ -81,6 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """`legroom watch`: watches running servers and reports incidents; returns the exit status."""
     if args.record:
         _check_record(args)
     if args.rehearse:
@@ -119,7 +120,7 @@ def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> in
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import check_once
 
-    session = _session(args, None, config)
+    session = _watch_session(args, None, config)
     check_once(config, session, min(1.0, config.interval_s))
     session.close()
     views = list(session.views.values())
@@ -145,7 +146,7 @@ def _print_stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     from legroom.sidecar.watch_session import stream
 
     _handle_sigterm_as_ctrl_c()
-    session = _session(args, _journal(config), config)
+    session = _watch_session(args, _open_journal_or_none(config), config)
     try:
         asyncio.run(stream(config, session, lambda view: print_json_line(view.to_json())))
     finally:
@@ -172,7 +173,7 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
             ) from None
         raise
     _handle_sigterm_as_ctrl_c()
-    session = _session(args, _journal(config), config)
+    session = _watch_session(args, _open_journal_or_none(config), config)
     page = WatchPage(session, config)
     try:
         page.run()
@@ -189,7 +190,7 @@ def _print_replay(args: argparse.Namespace) -> int:
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed
 
-    session = _session(args, None, _watch_config(args))
+    session = _watch_session(args, None, _watch_config(args))
     opened = 0
     for view in replayed(Path(args.replay), session):
         if args.json:
@@ -220,7 +221,7 @@ def _print_dry_run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
+def _watch_session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
     from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_session import WatchSession
 
@@ -235,7 +236,7 @@ def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarC
     return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, log=note)
 
 
-def _journal(config: SidecarConfig) -> Journal | None:
+def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
     from legroom.live.journal.journal import Journal, JournalUnavailable
 
     try:

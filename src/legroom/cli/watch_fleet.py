@@ -88,6 +88,7 @@ async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, match
 
 
 def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
+    """The use of each server from the rows (labels, value) of the fleet queries."""
     from legroom.live.fleet import ServerUse
     from legroom.live.metrics.prometheus_source import server_of_labels
 
@@ -110,6 +111,7 @@ def _server_uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> l
 
 
 def _group_key(labels: Mapping[str, str]) -> GroupKey:
+    """Model, pool and release of a series' labels: servers with equal keys form a group."""
     from legroom.live.fleet import UNKNOWN, GroupKey
 
     pool, release = (

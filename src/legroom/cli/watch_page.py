@@ -73,11 +73,11 @@ class WatchPage(App[None]):
         table = self.query_one("#servers", DataTable)
         for name in _COLUMNS:
             table.add_column(name, key=name)
-        self.run_worker(self._watch(), exclusive=True)
+        self.run_worker(self._scrape_until_closed(), exclusive=True)
         self.set_interval(_REDRAWN_S, self._redraw_in_time)
         self.redraw()
 
-    async def _watch(self) -> None:
+    async def _scrape_until_closed(self) -> None:
         self.session.log = lambda text: self.notify(text, timeout=10)
         try:
             await stream(self.config, self.session, lambda view: None)
@@ -98,13 +98,13 @@ class WatchPage(App[None]):
         views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
         if views and self.chosen not in self.session.views:
             self.chosen = views[0].server
-        self.query_one("#head", Static).update(self._head(views))
+        self.query_one("#head", Static).update(self._head_line(views))
         self._fill(views)
         width = max(60, self.size.width - 4)
-        self.query_one("#detail", Static).update(Text.from_ansi(self._detail(width)))
+        self.query_one("#detail", Static).update(Text.from_ansi(self._detail_text(width)))
         self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
 
-    def _head(self, views: Sequence[ServerView]) -> Text:
+    def _head_line(self, views: Sequence[ServerView]) -> Text:
         counts = {state: sum(view.state == state for view in views) for state in COLOURS}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
@@ -141,7 +141,7 @@ class WatchPage(App[None]):
         if self.chosen in self._drawn:
             table.move_cursor(row=table.get_row_index(self.chosen))
 
-    def _detail(self, width: int) -> str:
+    def _detail_text(self, width: int) -> str:
         view = self.session.views.get(self.chosen)
         if view is None:
             return "Waiting for the first scrape."

@@ -41,10 +41,13 @@ def unit_subjects(source: Text) -> Iterator[Subject]:
         raise LegroomError("is a unit without ExecStart: it starts nothing", "pass the .service file of the server")
     yield Unit(settings, source.place)
     for key, word in lines:
-        yield from _commands(source, key, word, env, settings)
+        yield from _subjects_of_exec_line(source, key, word, env, settings)
 
 
-def _commands(source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]) -> Iterator[Subject]:
+def _subjects_of_exec_line(
+    source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]
+) -> Iterator[Subject]:
+    """Servers and commands that an ExecStart= or similar line of a unit runs."""
     text = word.text
     lead = len(text) - len(text.lstrip("-@:+!"))
     # `$$` and `%%` are escapes, not shell syntax.

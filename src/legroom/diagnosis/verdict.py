@@ -288,7 +288,7 @@ def _is_tight(fix: Fix) -> bool:
 
 
 def _certainly_starts(fix: Fix) -> bool:
-    """Whether the fix may be put first because it starts across the whole band."""
+    """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
     if fix.kind in _NEVER_MOVED_FIRST:
         return False
     return fix.proven or (fix.plan is not None and not _is_tight(fix))

@@ -237,7 +237,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
     for candidate in (colon, colon + "_total", colon + "_info", colon + "_bucket"):
         if candidate in known:
             return candidate
-    by_role = _renamed(colon, ending.group() if ending else "", release, engine, known)
+    by_role = _name_in_release(colon, ending.group() if ending else "", release, engine, known)
     if by_role is not None:
         return by_role
     for instead in read_data("metric_roles.json")["instead"].get(colon, ()):
@@ -248,8 +248,8 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
     return _closest(colon, known)
 
 
-def _renamed(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """The name in a release of another release's metric, with the same suffix."""
+def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
+    """The name that the release gives another release's metric, with the same suffix; None without."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None

@@ -56,7 +56,7 @@ def free(
     except JournalUnavailable as error:
         on_warning(f"{error.message}: what is freed is not written down")
     ended = _terminate([holder for holder in dead if holder.process], rescan, sigterm_grace_s)
-    outcome = [*ended, *_remove_all(dead, rescan)]
+    outcome = [*ended, *_unlink_dead_segments(dead, rescan)]
     if journal and action is not None:
         how = "done" if all(freed.is_free for freed in outcome) else "failed"
         try:
@@ -138,20 +138,22 @@ def _wait(holders: Sequence[Holder], seconds: float) -> None:
         time.sleep(0.1)
 
 
-def _remove_all(dead: Sequence[Holder], rescan: Callable[[], MachineSnapshot]) -> list[Freed]:
+def _unlink_dead_segments(dead: Sequence[Holder], rescan: Callable[[], MachineSnapshot]) -> list[Freed]:
+    """Unlinks the shared-memory segments of dead holders that no process maps in a new scan."""
     wanted = [holder for holder in dead if holder.segment]
     if not wanted:
         return []
     now = rescan()
     mapped = {path for process in now.processes.values() for path in process.shared}
-    present = {segment.path: segment.inode for segment in now.segments}
-    return [_remove(holder, present, mapped) for holder in wanted]
+    inodes = {segment.path: segment.inode for segment in now.segments}
+    return [_unlink_segment(holder, inodes, mapped) for holder in wanted]
 
 
-def _remove(holder: Holder, present: dict[str, int], mapped: set[str]) -> Freed:
+def _unlink_segment(holder: Holder, inodes: dict[str, int], mapped: set[str]) -> Freed:
+    """Unlinks one /dev/shm file unless it changed (`inodes` by path) or a process maps it by now."""
     segment = holder.segment
     assert segment is not None
-    if present.get(segment.path) != segment.inode:
+    if inodes.get(segment.path) != segment.inode:
         return Freed(holder, "gone by itself")
     if segment.path in mapped:
         return Freed(holder, "changed", "a process maps it now: left alone")

@@ -86,13 +86,14 @@ def _unix_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
                 return
             if kind == _ERROR:
                 raise OSError("the kernel does not tell the peers of sockets")
-            pair = _unix_pair(packet[at + _HEADER.size : at + length])
+            pair = _socket_and_peer(packet[at + _HEADER.size : at + length])
             if pair:
                 yield pair
             at += -(-length // 4) * 4
 
 
-def _unix_pair(message: bytes) -> tuple[int, int] | None:
+def _socket_and_peer(message: bytes) -> tuple[int, int] | None:
+    """(inode, inode of its peer) of the Unix socket in a sock_diag message; None without a peer."""
     inode = int(_UNIX_MESSAGE.unpack_from(message)[4])
     at = _UNIX_MESSAGE.size
     while at + _ATTRIBUTE.size <= len(message):

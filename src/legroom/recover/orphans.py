@@ -179,6 +179,7 @@ def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
 
 
 def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterator[Holder]:
+    """A holder for each /dev/shm segment of vLLM: in use, or dead if only dead processes map it."""
     users: dict[str, list[int]] = {}
     for process in snapshot.processes.values():
         for path in process.shared:

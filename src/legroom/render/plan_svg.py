@@ -25,17 +25,17 @@ _VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit
 
 def plan_svg(plan: Plan) -> str:
     page = Svg(_WIDTH, headline(plan))
-    y = _title(page, plan, 40)
-    y = _failure(page, plan, y)
-    y = _card(page, plan, y + 16)
-    y = _legend(page, plan.layout, y + 14)
-    y = _kv(page, plan, y + 12)
-    y = _advice(page, plan, y + 8)
-    y = _command(page, plan, y + 8)
+    y = _draw_title(page, plan, 40)
+    y = _draw_failure(page, plan, y)
+    y = _draw_card_bar(page, plan, y + 16)
+    y = _draw_legend(page, plan.layout, y + 14)
+    y = _draw_kv_cache_lines(page, plan, y + 12)
+    y = _draw_all_advice(page, plan, y + 8)
+    y = _draw_command(page, plan, y + 8)
     return page.render(y + 18)
 
 
-def _title(page: Svg, plan: Plan, y: float) -> float:
+def _draw_title(page: Svg, plan: Plan, y: float) -> float:
     word = _VERDICT_WORD[plan.verdict]
     page.text(_LEFT, y, word, f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
     lines = wrap(headline(plan), 100)
@@ -45,7 +45,7 @@ def _title(page: Svg, plan: Plan, y: float) -> float:
     return y
 
 
-def _failure(page: Svg, plan: Plan, y: float) -> float:
+def _draw_failure(page: Svg, plan: Plan, y: float) -> float:
     failure = plan.memory.failure
     if failure is None:
         return y
@@ -59,7 +59,8 @@ def _failure(page: Svg, plan: Plan, y: float) -> float:
     return y + 10
 
 
-def _card(page: Svg, plan: Plan, y: float) -> float:
+def _draw_card_bar(page: Svg, plan: Plan, y: float) -> float:
+    """Draws the card's memory as a stacked bar with the budget line; returns the y below it."""
     layout = plan.layout
     page.text(_LEFT, y + 12, f"{plan.target.gpu.name}, {gib(layout.total_bytes)}", "sans soft")
     top, height = y + 22, 46.0
@@ -75,10 +76,10 @@ def _card(page: Svg, plan: Plan, y: float) -> float:
             page.text(x + 8, top + 19, part.name, "sans" if ink else "sans soft", fill=ink)
             page.text(x + 8, top + 36, gib(part.segment.amount, 1), "sans" if ink else "sans soft", size=11.5, fill=ink)
         x += width
-    return _budget_line(page, plan, top, height)
+    return _draw_budget_line(page, plan, top, height)
 
 
-def _budget_line(page: Svg, plan: Plan, top: float, height: float) -> float:
+def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float:
     layout = plan.layout
     scale = scale_bytes(layout)
     x = _LEFT + layout.budget_bytes / scale * _BAR
@@ -92,14 +93,14 @@ def _budget_line(page: Svg, plan: Plan, top: float, height: float) -> float:
     return top + height + 26
 
 
-def _legend(page: Svg, layout: Layout, y: float) -> float:
+def _draw_legend(page: Svg, layout: Layout, y: float) -> float:
     for part in parts(layout):
-        _legend_row(page, layout, part, y)
+        _draw_legend_row(page, layout, part, y)
         y += 21
     return y
 
 
-def _legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> None:
+def _draw_legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> None:
     bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
     if part.figure:
         page.box(_LEFT, y, 12, 12, fill=part.segment.colour, round_=2)
@@ -116,7 +117,7 @@ def _legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> None:
     page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "free at the peak", "soft")
 
 
-def _kv(page: Svg, plan: Plan, y: float) -> float:
+def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
     kv = plan.memory.kv
     if kv.num_blocks <= 0:
         return y
@@ -130,18 +131,18 @@ def _kv(page: Svg, plan: Plan, y: float) -> float:
     return y
 
 
-def _advice(page: Svg, plan: Plan, y: float) -> float:
+def _draw_all_advice(page: Svg, plan: Plan, y: float) -> float:
     if not plan.advice:
         return y
     verb = "hold" if plan.starts else "start"
     y += 22
     page.text(_LEFT, y, f"What would make it {verb}, the cheapest first", "sans ink", size=14, bold=True)
     for advice in plan.advice:
-        y = _one_advice(page, advice, y + 14)
+        y = _draw_one_advice(page, advice, y + 14)
     return y
 
 
-def _one_advice(page: Svg, advice: Advice, y: float) -> float:
+def _draw_one_advice(page: Svg, advice: Advice, y: float) -> float:
     after = advice.plan
     caveat = "" if after.verdict == "fits" else "  (tight)"
     page.text(_LEFT, y + 12, " ".join(change_words(advice.flags)) + caveat, bold=True)
@@ -157,7 +158,7 @@ def _one_advice(page: Svg, advice: Advice, y: float) -> float:
     return y + 40
 
 
-def _command(page: Svg, plan: Plan, y: float) -> float:
+def _draw_command(page: Svg, plan: Plan, y: float) -> float:
     if not plan.starts and not plan.advice:
         return y
     shown = plan if plan.starts else plan.advice[0].plan

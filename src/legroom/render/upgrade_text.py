@@ -72,13 +72,13 @@ def _figure_rows(made: Upgrade) -> list[str]:
     by_name = {change.what: change for change in made.pool}
     for change in made.pool:
         old, new = _figure(change, change.old), _figure(change, change.new)
-        if change.what in _ALWAYS_SHOWN or (old != new and not _repeats(change, by_name)):
+        if change.what in _ALWAYS_SHOWN or (old != new and not _repeats_other_row(change, by_name)):
             rows.append((change.what, old, new, _difference_text(change) if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
 
 
-def _repeats(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
-    """Whether a row equals the row it usually repeats, up to rounding."""
+def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
+    """Whether the row shows the same figures as the row it usually repeats, so it can be left out."""
     other = by_name[_REPEATS.get(change.what, change.what)]
     rounding = 1 if isinstance(change.old, int) else 0.005
     same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding

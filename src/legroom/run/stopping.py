@@ -164,7 +164,7 @@ class Stopping:
             if server.has_several_api_servers():  # they would wait for each other (0.32)
                 self._kill(server)
             else:
-                self._send(server, signal.SIGINT, (self.left_s() or 0.0) + EXIT_GRACE_S)
+                self._signal_with_grace(server, signal.SIGINT, (self.left_s() or 0.0) + EXIT_GRACE_S)
             return
         if self.left_s() != 0.0:
             return
@@ -178,7 +178,9 @@ class Stopping:
         """Sends SIGTERM after the guard's drain has ended."""
         if self._is_draining:
             self._is_draining = False
-            self._send(server, signal.SIGTERM, self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s)
+            self._signal_with_grace(
+                server, signal.SIGTERM, self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s
+            )
 
     def _on_restart_signal(self, server: Child | None) -> None:
         if self.is_stopping:
@@ -211,27 +213,29 @@ class Stopping:
     def _sigterm_grace_s(self) -> float:
         return self._drain_s + SHUTDOWN_GRACE_S if self.is_up else STARTING_GRACE_S
 
-    def _terminate(self, server: Child, number: int, grace_s: float) -> None:
+    def _terminate(self, server: Child, signal_number: int, grace_s: float) -> None:
+        """Starts the guard's drain where there is one; otherwise sends the signal with a grace time."""
         if self.is_up and self._start_drain is not None and not self._has_drained:
             self._has_drained = self._is_draining = True
             self._start_drain(self._drain_s)
             self._deadline_s = self._clock() + self._drain_s
         elif not self._is_draining:
-            self._send(server, number, grace_s)
+            self._signal_with_grace(server, signal_number, grace_s)
 
-    def _terminate_now(self, server: Child, number: int) -> None:
+    def _terminate_now(self, server: Child, signal_number: int) -> None:
+        """Ends open requests by killing the engines; sends the signal instead if the server is not up."""
         self._is_draining = False
         if self.is_up and server.kill_engines():
             self._is_replying = True
             self._deadline_s = self._clock() + ERROR_REPLY_S
         else:
-            self._send(server, number, KILL_GRACE_S)
+            self._signal_with_grace(server, signal_number, KILL_GRACE_S)
 
     def _kill(self, server: Child) -> None:
         server.kill()
         self._killed_by_signal = self._immediate_signal
         self._deadline_s = self._clock() + KILL_GRACE_S
 
-    def _send(self, server: Child, number: int, grace_s: float) -> None:
-        server.send(number)
+    def _signal_with_grace(self, server: Child, signal_number: int, grace_s: float) -> None:
+        server.send(signal_number)
         self._deadline_s = self._clock() + grace_s

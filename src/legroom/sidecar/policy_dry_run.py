@@ -97,11 +97,11 @@ class _Player:
         changes = self.keeper.update(result.server, group, watcher.take(result))
         for incident in changes.opened:
             assert incident.finding is not None  # it was just found
-            self._add(result, incident, "opened", f"{incident.title}: {incident.finding.reason}")
+            self._append_event(result, incident, "opened", f"{incident.title}: {incident.finding.reason}")
             given = server.answers.get(incident.kind) if server is not None else None
             incident.change = given or change_of(remedies_for(incident.finding, watcher.window, plan), plan)
         for incident in changes.closed:
-            self._add(result, incident, "closed", f"{incident.title}: over")
+            self._append_event(result, incident, "closed", f"{incident.title}: over")
         for incident in self.keeper.of(result.server):
             self._decide(result, incident, watcher)
 
@@ -114,13 +114,13 @@ class _Player:
         if decision.action is None:
             if decision.dedupe_key != incident.last_refusal:
                 incident.last_refusal = decision.dedupe_key
-                self._add(result, incident, "refused", f"would not act: {decision.reason}")
+                self._append_event(result, incident, "refused", f"would not act: {decision.reason}")
             return
         if decision.action in RESTARTS or decision.action == "scale":
             self.begun_s.setdefault(incident.group, []).append(result.time_s)
         incident.last_action = decision.action
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
-        self._add(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
+        self._append_event(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
     def _group(self, name: str, now_s: float) -> GroupState:
         members = [server for server, group in self.groups.items() if group == name]
@@ -134,7 +134,8 @@ class _Player:
         busy = "an action would be under way" if any(age_s < 60.0 for age_s in ages_s) else None
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
-    def _add(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
+    def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
+        """Appends what the policy would have done at this scrape to the dry run's events."""
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 

@@ -251,6 +251,7 @@ class Sidecar:
         self._journal.add_samples(samples)
 
     async def _write_samples(self) -> None:
+        """Writes buffered samples to the journal at intervals, and logs when the journal fails or recovers."""
         while True:
             await asyncio.sleep(max(self._config.interval_s, _MIN_FLUSH_INTERVAL_S))
             self._flush_samples()

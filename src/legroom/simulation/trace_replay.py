@@ -103,12 +103,13 @@ class StepByStepReplay:
         """Serve every request that can be served, or until the user interrupts."""
         interrupted = False
         try:
-            self._serve()
+            self._run_all_steps()
         except KeyboardInterrupt:
             interrupted = True
         return self._timeline(interrupted)
 
-    def _serve(self) -> None:
+    def _run_all_steps(self) -> None:
+        """Adds requests as they arrive and runs scheduler steps until all of them have finished."""
         arrivals = ((i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i])
         upcoming = next(arrivals, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:

@@ -219,7 +219,7 @@ def draft_method(config: Mapping[str, Any] | None) -> str:
 
 
 def head_kind(config: Mapping[str, Any] | None) -> str:
-    """The class of an EAGLE head: `eagle3` by the checkpoint's name, even where the config says `eagle`."""
+    """The method of an EAGLE draft head: `eagle3` where the name says so, though its config says `eagle`."""
     method = draft_method(config)
     return "eagle3" if method in HEADS and "eagle3" in draft_name(config).lower() else method
 

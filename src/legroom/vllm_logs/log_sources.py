@@ -80,7 +80,7 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         head = stream.read(PIECE_BYTES)
         if not head:
             raise LegroomError(f"{name} is empty", "check that the server's output really goes there")
-        rest = _decompressed(stream, head, name)
+        rest = _decompressed_pieces(stream, head, name)
         first = next(rest, b"")
         if not first:
             raise LegroomError(f"{name} is empty once unpacked", "check how it was written")
@@ -89,7 +89,8 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         raise LegroomError(f"cannot read {name}: {error}", "the file may be damaged or cut short") from None
 
 
-def _decompressed(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
+def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
+    """The stream's bytes, unpacked if `head` shows gzip or zstd; raises for other archives."""
     for magic, kind in _UNSUPPORTED_ARCHIVES.items():
         if head.startswith(magic):
             raise LegroomError(f"{name} is a {kind} archive", "unpack it first; gzip and zstd are read as they are")

@@ -59,6 +59,7 @@ class StaticEdition:
         return {"folder": str(self.folder), "total_bytes": self.total_bytes, "files": dict(self.sizes)}
 
     def text(self) -> str:
+        """What `legroom ui --static` prints: the number of files, their size, and how to serve them."""
         return (
             f"{len(self.sizes)} files, {self.total_bytes / 1e6:.1f} MB, are in {self.folder}: put them on any host,\n"
             f"or look at them here: python -m http.server --directory {self.folder}\n"

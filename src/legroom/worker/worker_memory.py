@@ -252,7 +252,7 @@ class CardUse:
 
 
 def card_use(cuda: Any, device: int) -> CardUse:
-    """The use of a device; its card is found by UUID, which PyTorch writes without NVML's prefix."""
+    """The memory use of a CUDA device by this process and by others, from NVML (matched by UUID)."""
     from legroom.live.gpu_memory import devices
 
     uuid = str(cuda.get_device_properties(device).uuid)

@@ -206,8 +206,8 @@ def _take(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[
     if rest[0].text == "shift" and "@" in state.arrays:
         _set_arguments(state, _shifted(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
     given = dict(_assignment(word) for word in own)
-    env = {name: _final(word) for name, word in {**state.exported, **given}.items()}
-    yield SimpleCommand(tuple(_final(word) for word in rest), env, raw)
+    env = {name: _with_literal_dollars(word) for name, word in {**state.exported, **given}.items()}
+    yield SimpleCommand(tuple(_with_literal_dollars(word) for word in rest), env, raw)
     function = state.functions.by_name.get(rest[0].text)
     if function is not None and state.calls < _MAX_DEPTH and state.called < _MAX_CALLED_COMMANDS:
         yield from _call(function, rest[1:], given, state)
@@ -332,7 +332,8 @@ def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
     return _VALUE_OF_FLAG.sub(value, text) if "--" in text and "$" in text else text
 
 
-def _final(word: Word) -> Word:
+def _with_literal_dollars(word: Word) -> Word:
+    """The word with the lexer's placeholder for an escaped dollar sign turned back into `$`."""
     return word.with_text(word.text.replace(LITERAL_DOLLAR, "$")) if LITERAL_DOLLAR in word.text else word
 
 

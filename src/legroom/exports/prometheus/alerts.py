@@ -292,7 +292,7 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
 
 
 def _plan_sentences(plan: PlanDocument | None) -> dict[str, str]:
-    """Sentences about the planned pool and batch; empty without a plan, or for a model without a KV cache."""
+    """Sentences for alert texts with the planned pool size and batch limit; empty without a plan."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
     full = f"{plan.kv.max_concurrency:.1f} requests of {plan.args['max_model_len']:,} tokens"
@@ -334,5 +334,6 @@ def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
 
 
 def _has_lost_measure(expr: str, measures: Measures, vanished: Collection[str]) -> bool:
+    """Whether the alert uses a metric that is among the vanished names of a release."""
     roles = {role_of(name) for name in re.findall(r"vllm:[a-z0-9_]+", expr)} - {None}
     return any(role and all(name in vanished for name in measures.series(role)) for role in roles)

@@ -67,7 +67,7 @@ class Measures:
         return self._aggregated(role, "max", "resets", window)
 
     def quantile(self, role: str, share: float, window: str) -> str:
-        """A percentile of a histogram over a window."""
+        """PromQL: the quantile `share` of the histogram with this role over a rate window."""
         labels = self._aggregation(role).replace("by (", "by (le, ")
         inner = f"_bucket{self._braced_selector()}[{window}]"
         return self._any_of_names(

@@ -26,7 +26,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
-    family = _family(config)
+    family = _tower_family(config)
     row = families().get(family)
     text = nested_text_config(config) or config
     usual = config_defaults().get(str(text.get("model_type")), {})
@@ -58,7 +58,8 @@ def _live(name: str) -> list[dict[str, Any]]:
     return table
 
 
-def _family(config: Config) -> str:
+def _tower_family(config: Config) -> str:
+    """The vision-tower family of towers.json that the model config belongs to; "" if none does."""
     stated = str(config.get("model_type") or "").split(" ")[0]
     vision = config.get("vision_config")
     inner = str(vision.get("model_type") or "") if isinstance(vision, Mapping) else ""

@@ -101,7 +101,7 @@ class EngineLimits:
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
     def share_sequences(self) -> int | None:
-        """This process's share of max_num_seqs, at most vLLM's own queue bound; None where unknown."""
+        """The max_num_seqs of all ranks divided by the API server processes; None where unknown."""
         most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
         most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
         return max(1, min(most) // self.api_servers) if most else None

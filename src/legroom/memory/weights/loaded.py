@@ -170,6 +170,7 @@ def on_one_card(settings: EngineSettings) -> EngineSettings:
 
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
+    """What decides how vLLM stores a weight on a card: dtype, release, compute capability, kernels."""
     marlin = bool(env_flag(settings.given, "VLLM_MXFP4_USE_MARLIN"))
     flag = settings.given.quantization
     return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, marlin, flag)

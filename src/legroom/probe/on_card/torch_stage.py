@@ -60,7 +60,12 @@ def _write(path: str, name: str, finding: dict[str, Any]) -> None:
 
 
 def _nvidia_smi(fields: str) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={_first_visible()}"]
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={fields}",
+        "--format=csv,noheader,nounits",
+        f"--id={_first_visible_device()}",
+    ]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -68,7 +73,8 @@ def _nvidia_smi(fields: str) -> list[str]:
     return [field.strip() for field in output.strip().splitlines()[0].split(",")] if output.strip() else []
 
 
-def _first_visible() -> str:
+def _first_visible_device() -> str:
+    """The first id of CUDA_VISIBLE_DEVICES; "0" if it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
 
 
