@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,8 @@ def legrooms_answer(case: dict[str, Any], release: Release) -> tuple[EngineSetti
     if fatal:
         return None, fatal[0]
     try:
-        model = with_draft(load(case["model"], offline=True), parsed.args)
+        # The judge was given this very config, so nothing in it is assumed.
+        model = with_draft(replace(load(case["model"], offline=True), assumed=False), parsed.args)
         settings = resolve(parsed.args, model, card, release)
     except LegroomError as error:
         return None, error.message
