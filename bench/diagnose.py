@@ -8,25 +8,14 @@
 A case is an object with `id`, `log`, `cause`, and optionally `accept_causes`, `hard`, `log_decisive`, `fix_tags`,
 `fixes_that_failed`. Halves are by a hash of the id. The last line is JSON.
 
-fixes: a first fix is checked by rules.
+fixes: a first fix `works` when it belongs to the cause or is of the kind that the thread confirmed (cause, kind), its
+plan starts (starts), it keeps the flags of the log (keeps), the release has its flags (known), the log's numbers do not
+refuse it (numbers), and the thread did not try it in vain (refuted). `wrong`: refuted, refused by the numbers, unknown,
+of another cause and kind, or nothing offered. `partly`: the rest.
 
-    cause     it belongs to the cause that the case has, or is of the kind that the thread confirmed
-    kind      of the kind that the thread confirmed; where it confirmed none, of a kind that fixes this cause at all
-    starts    the plan that it carries starts (a plan that is only tight counts as half)
-    keeps     its command has every flag that the log prints as given, but for those it changes
-    known     the release, by the log or by the thread, has every flag and variable of it; no advice is for older ones
-    numbers   what the log itself says does not refuse it: more ranks than those that speak, no smaller batches where
-              the weights alone are above share x total, no quantized checkpoint of one that is
-    refuted   it is nothing that the thread tried in vain
-
-`works`: all of them. `wrong`: refuted, refused by the numbers, unknown to the release, of another cause and kind, or
-nothing offered. `partly`: the rest.
-
-robust: each log is diagnosed whole, and again wrapped at 80 columns, cut to its last lines, without its head or its
-tail, with the prefixes that platforms and executors add, and as eight ranks that print it at the same time. `changed`
-counts other answers than that of the whole log. Where a cut took every line that proved the whole log's answer, "cause
-above" is the right answer: those are counted as `above`. `wrong` are asserted causes that are not the case's, where
-the whole log's answer is.
+robust: each log is diagnosed whole, wrapped at 80 columns, cut to its last lines, without head or tail, with the
+prefixes of platforms, and as eight ranks at once. `changed` counts other answers; `above` those whose evidence was cut
+away and that say so; `wrong` asserted causes that are not the case's, where the whole log's answer is.
 """
 
 from __future__ import annotations

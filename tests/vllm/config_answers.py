@@ -65,6 +65,7 @@ SWITCHES = (
     "--language-model-only",
 )
 PARALLEL = {"tensor_parallel_size": 6, "pipeline_parallel_size": 2, "data_parallel_size": 2}
+LIMITS = {"false_accepts": 0.02, "false_refusals": 0.005, "resolved_wrong": 0.01}
 COMPARED = (
     "max_model_len",
     "max_num_seqs",

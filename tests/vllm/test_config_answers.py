@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from config_answers import Agreement, compared, drawn, legrooms_answer, read_answers, record
+from config_answers import LIMITS, Agreement, compared, drawn, legrooms_answer, read_answers, record
 
 from legroom.facts.releases import release
 
@@ -26,15 +26,15 @@ def test_three_hundred_answers_are_recorded(agreement: Agreement) -> None:
 
 
 def test_what_vllm_refuses_is_refused(agreement: Agreement) -> None:
-    assert agreement.rates()["false_accepts"] <= 0.02, agreement.errors()
+    assert agreement.rates()["false_accepts"] <= LIMITS["false_accepts"], agreement.errors()
 
 
 def test_what_vllm_takes_is_taken(agreement: Agreement) -> None:
-    assert agreement.rates()["false_refusals"] <= 0.005, agreement.false_refusals
+    assert agreement.rates()["false_refusals"] <= LIMITS["false_refusals"], agreement.false_refusals
 
 
 def test_settings_are_resolved_as_vllm_does(agreement: Agreement) -> None:
-    assert agreement.rates()["resolved_wrong"] <= 0.01, agreement.resolved_wrong
+    assert agreement.rates()["resolved_wrong"] <= LIMITS["resolved_wrong"], agreement.resolved_wrong
 
 
 def test_the_same_seed_draws_the_same_settings() -> None:
