@@ -17,15 +17,23 @@ def _asked_releases() -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: [int(number) for number in name.split(".")]))
 
 
+@cache
 def release_facts(part: str, release: Release) -> Mapping[str, Any]:
     """One part of the answers of the newest asked release up to this one; empty where none was asked."""
     name = next((name for name in reversed(_asked_releases()) if not release.before(name)), None)
-    return dict(read_data(f"vllm/{name}.json").get(part, {})) if name else {}
+    facts: Mapping[str, Any] = read_data(f"vllm/{name}.json").get(part, {}) if name else {}
+    return facts
+
+
+def is_asked(release: Release) -> bool:
+    """Whether the code of this release, or of one before it, was asked."""
+    return bool(release_facts("config_fields", release))
 
 
 def config_class(name: str, release: Release) -> Mapping[str, Any]:
     """Bounds (ge, gt, le, lt) and choices of a class's fields; empty for a release whose code was not asked."""
-    return dict(release_facts("config_fields", release).get(name, {}))
+    fields: Mapping[str, Any] = release_facts("config_fields", release).get(name, {})
+    return fields
 
 
 @cache
@@ -36,11 +44,13 @@ def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
     return next(found, {})
 
 
+@cache
 def known_names(kind: str, release: Release) -> tuple[str, ...]:
     """connectors, attention_backends, or model types without_float16; empty where the release was not asked."""
     return tuple(release_facts("config_fields", release).get("names", {}).get(kind, ()))
 
 
+@cache
 def interfaces(architecture: str, release: Release) -> frozenset[str] | None:
     """What a model class implements (pipeline_parallel, lora, mtp, ...); None where it is not known."""
     words = release_facts("model_interfaces", release).get(architecture)

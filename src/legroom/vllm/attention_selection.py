@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from legroom.facts.attention_backends import BackendTable, LayerNeeds, backend_table
@@ -46,15 +47,11 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
 def _refusal(
     needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu, release: Release
 ) -> Iterator[tuple[str, str]]:
-    if named:
-        reasons = table.reasons_against(named, needs)
-        if reasons:
-            yield (
-                _not_valid(named, reasons),
-                f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}",
-            )
-            return
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
+    if named and against[named]:
+        hint = f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}"
+        yield _not_valid(named, against[named]), hint
+        return
     chosen = next((name for name, reasons in against.items() if not reasons), None)
     if chosen is None:
         shown = ", ".join(f"{name}: [{', '.join(reasons)}]" for name, reasons in against.items())
@@ -101,8 +98,6 @@ def _runs(table: BackendTable, needs: LayerNeeds) -> str:
 
 def _hint(needs: LayerNeeds, table: BackendTable) -> str:
     """The one setting without which a backend runs the layer."""
-    from dataclasses import replace
-
     without: tuple[tuple[str, Any, str], ...] = (
         ("prefill_context_parallel", False, "leave --prefill-context-parallel-size out"),
         ("decode_context_parallel", False, "leave --decode-context-parallel-size out"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from legroom.facts.config_classes import config_class, field_of_flag, interfaces, known_names
+from legroom.facts.config_classes import config_class, field_of_flag, interfaces, is_asked, known_names
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
@@ -51,7 +51,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """What the release's config classes refuse, in their order."""
     args = settings.given
-    if not config_class("SchedulerConfig", release):
+    if not is_asked(release):
         return
     yield from _fields(args, release)
     for rule in (
@@ -84,12 +84,12 @@ def _fields(args: ServeArgs, release: Release) -> Iterator[Refusal]:
             continue
         fields = config_class(class_name, release)
         for key, item in value.items():
-            yield from _json_field(class_name, key, item, fields)
+            yield from _json_field(flag_name(dest), class_name, key, item, fields)
 
 
-def _json_field(class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
+def _json_field(flag: str, class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
+    """One key of a JSON flag against its field of the config class."""
     rule = fields.get(key)
-    flag = "--" + next(dest for dest, name in _JSON_FLAGS.items() if name == class_name).replace("_", "-")
     if rule is None:
         near = ", ".join(sorted(fields)[:6])
         yield f"{class_name}: {key}: Unexpected keyword argument", f"{flag} has no key {key}; it has {near} ..."

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.facts.attention_backends import backend_table
-from legroom.facts.config_classes import accepted_quantizations, config_class, interfaces
+from legroom.facts.config_classes import accepted_quantizations, interfaces, is_asked
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
@@ -111,11 +111,7 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
 
 def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """A model that a later release of vLLM introduced."""
-    if (
-        is_hybrid(model)
-        and interfaces(model.architecture, release) is None
-        and config_class("SchedulerConfig", release)
-    ):
+    if is_hybrid(model) and interfaces(model.architecture, release) is None and is_asked(release):
         message = f"Model architectures ['{model.architecture}'] are not supported for now."
         yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
     if release.version == latest().version:
@@ -341,7 +337,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
 def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
     """Weights with a scale per block or group: a rank's part of a feed-forward block holds whole ones."""
     scheme = model.quantization
-    if scheme is None or not config_class("SchedulerConfig", release):
+    if scheme is None or not is_asked(release):
         return
     step = scheme.block[1] if scheme.block else scheme.group_size if scheme.number == "int" else None
     for block in {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Dense)}:
