@@ -230,8 +230,8 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
         # Audio encoders are not split.
         split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given)
         weights = [weight for weight in encoder.weights if weight.split]
-        widths = {weight.outputs if weight.split == "out" else weight.inputs for weight in weights}
-        for size in sorted(widths | {encoder.heads}):
+        sizes = {weight.outputs if weight.split == "out" else weight.inputs for weight in weights}
+        for size in sorted(sizes | {encoder.heads}):
             if split and size % ranks:
                 yield f"{size} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
 
