@@ -21,7 +21,6 @@ from legroom.facts.log_messages import (
 )
 from legroom.records import dataclass, field
 from legroom.regex import PatternSet, compiled, escaped
-from legroom.units import GIB, MIB
 from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
 
 WINDOW_LINES = 6
@@ -198,40 +197,6 @@ class TorchOom:
     unallocated_bytes: int | None = None
     """Reserved by torch but not allocated."""
     allowed_bytes: int | None = None
-
-    @property
-    def non_torch_bytes(self) -> int | None:
-        """Used on the card outside this process's torch: libraries, NCCL, kernels, other processes."""
-        if self.total_bytes is None or self.free_bytes is None or self.torch_bytes is None:
-            return None
-        return self.total_bytes - self.free_bytes - self.torch_bytes - (self.unallocated_bytes or 0)
-
-    @property
-    def other_processes_bytes(self) -> int:
-        """Held by other processes; a list of one process is this process itself."""
-        if self.own_bytes:
-            return sum(self.others_bytes)
-        return sum(sorted(self.others_bytes)[:-1])
-
-    @property
-    def reserve_covers_request(self) -> bool:
-        """Whether free plus reserved-but-unallocated memory would have been enough, so that only fragmentation
-        failed it."""
-        if self.unallocated_bytes is None:
-            return False
-        return self.unallocated_bytes + (self.free_bytes or 0) >= self.wanted_bytes
-
-    @property
-    def free_exceeds_request(self) -> bool:
-        """Whether the card had clearly more free memory than requested, so that another limit applied."""
-        if self.free_bytes is None:
-            return False
-        return self.free_bytes >= self.wanted_bytes + max(64 * MIB, self.wanted_bytes // 20)
-
-    @property
-    def larger_than_card(self) -> bool:
-        """Whether the request exceeds any card of this size: a wrong shape, not a shortage."""
-        return self.wanted_bytes > (self.total_bytes or 128 * GIB)
 
 
 def parse_torch_oom(evidence: Evidence) -> TorchOom | None:

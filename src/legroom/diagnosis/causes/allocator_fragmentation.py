@@ -21,12 +21,13 @@ def examine(case: Case) -> Assessment | None:
     ):
         return recorded
     oom = case.oom
-    if oom is None or not oom.reserve_covers_request or oom.free_exceeds_request or oom.unallocated_bytes is None:
+    ledger = case.ledger
+    if oom is None or not ledger.reserve_covers_request or ledger.free_exceeds_request or oom.unallocated_bytes is None:
         return None
     confidence = 0.74
     if case.has_site_frame or case.site == "serving":
         confidence = 0.5
-    elif (oom.non_torch_bytes or 0) > 2.5 * GIB:
+    elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:
         confidence = 0.6  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
         confidence = 0.88 if oom.total_bytes else 0.8  # a twentieth of the card in unused pieces is no side effect

@@ -77,7 +77,14 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     oom = case.oom
     if oom is None or oom.total_bytes is None:
         return None
-    others = oom.other_processes_bytes
+    if (unowned := case.ledger.unowned_bytes) and not case.platform.unified:
+        why = (
+            f"{gib(unowned)} of the {gib(oom.total_bytes)} card are neither free ({gib(oom.free_bytes or 0)}) nor "
+            f"torch's ({gib(oom.torch_bytes or 0)} and {gib(oom.unallocated_bytes or 0)} unused). One server never "
+            "holds that much outside torch: it is another process's, or the trainer's that runs this engine."
+        )
+        return Assessment(0.5 if case.platform.trainer else 0.9, proof(case.first("torch_oom")), why)
+    others = case.ledger.other_processes_bytes or 0
     if others < max(512 * MIB, oom.total_bytes // 20) or others < oom.wanted_bytes:
         return None
     own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"

@@ -29,7 +29,7 @@ def examine(case: Case) -> Assessment | None:
         )
         return Assessment(0.92, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
-    if oom and oom.free_exceeds_request and not oom.larger_than_card:
+    if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
         why = (
             f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were free and only {gib(oom.wanted_bytes)} "
             "asked for. The card is not short: what backs its memory is - the RAM of a WSL or virtual machine, or the "
