@@ -1,9 +1,9 @@
 """Times of vLLM's steps on a real card: `hook()` before `LLM(...)`, then `measure(llm, loads)`.
 
 Runs inside a process that has vLLM (0.32, the `LLM` class in one process); writes rows in the form of
-`tests/fixtures/h200_steps_0.32.json`. A load is {"n": requests, "plen": prompt tokens, "out": output tokens}. Every load
-runs twice, and the second time counts: the first one compiles kernels. A step of prompts is the GPU time between the
-start of `execute_model` and the end of `sample_tokens`; a decode is the median interval between the starts of the
+`tests/fixtures/h200_steps_0.32.json`. A load is {"n": requests, "plen": prompt tokens, "out": output tokens}. Every
+load runs twice, and the second time counts: the first one compiles kernels. A step of prompts is the GPU time between
+the start of `execute_model` and the end of `sample_tokens`; a decode is the median interval between the starts of the
 steps that decode all requests of the load.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 
@@ -76,7 +77,7 @@ def measure(llm: Any, loads: list[dict[str, int]]) -> list[dict[str, Any]]:
                 seconds = step.events[0].elapsed_time(step.events[1]) / 1000
                 rows.append({"load": name, **_sizes(step), "pairs": step.pairs, "seconds": round(seconds, 6)})
         decodes = [step for step in took if step.is_decode and step.requests == load["n"]]
-        gaps = [later.started - step.started for step, later in zip(decodes[2:], decodes[3:], strict=False)]
+        gaps = [later.started - step.started for step, later in pairwise(decodes[2:])]
         if gaps:
             middle = decodes[len(decodes) // 2]
             rows.append({"load": name, **_sizes(middle), "pairs": 0, "seconds": round(statistics.median(gaps), 6)})
