@@ -200,7 +200,7 @@ def test_kubernetes_no_longer_lists_a_pod(tmp_path, monkeypatch):
         await asyncio.sleep(0)
 
     monkeypatch.setattr(sources, "KubernetesPods", lambda context: None)
-    monkeypatch.setattr(sources, "discovered", discovered)
+    monkeypatch.setattr(sources, "discovered_endpoints", discovered)
     monkeypatch.setattr(sources, "scrape_fleet", scraped)
     assert heard(config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))) == "http://b:8000"
 
@@ -230,7 +230,7 @@ def test_pods_are_looked_at_while_the_cluster_does_not_answer(tmp_path, monkeypa
         await asyncio.sleep(0)
 
     monkeypatch.setattr(sources, "KubernetesPods", lambda context: None)
-    monkeypatch.setattr(sources, "discovered", discovered)
+    monkeypatch.setattr(sources, "discovered_endpoints", discovered)
     monkeypatch.setattr(sources, "scrape_fleet", scraped)
     config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
 

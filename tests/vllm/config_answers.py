@@ -242,7 +242,7 @@ def legrooms_answer(case: dict[str, Any], release: Release) -> tuple[EngineSetti
     if reason is not None and reason.certain:
         return settings, reason.message
     shape = deployment_memory(model, card, settings).failure
-    return settings, shape.message if shape and shape.id in ("block_size_rule", "refused") else ""
+    return settings, shape.message if shape and shape.id in ("unsupported_kv_cache", "refused") else ""
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
-from legroom.live.forecast import forecast
+from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import JournalUnavailable, journal_path
 from legroom.live.journal.journal_buffer import JournalThread
@@ -231,7 +231,7 @@ class Sidecar:
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
         self._next_forecast_s[result.server] = self._last_scrape_s + _FORECAST_S
-        ahead = forecast(watcher.window, self._config.thresholds)
+        ahead = pool_forecast(watcher.window, self._config.thresholds)
         self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import Endpoint
-from legroom.live.metrics.kubernetes_source import KubernetesPods, discovered
+from legroom.live.metrics.kubernetes_source import KubernetesPods, discovered_endpoints
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.metrics.sample import ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_fleet
@@ -119,7 +119,7 @@ async def _scrape_pods(
     endpoints: dict[str, Endpoint] = {}
     while True:
         try:
-            endpoints = await asyncio.to_thread(discovered, pods, config.selector, config.namespace)
+            endpoints = await asyncio.to_thread(discovered_endpoints, pods, config.selector, config.namespace)
             servers = frozenset(endpoint.server for endpoint in endpoints.values())
             listed = discovery.report_removed("kubernetes", servers, listed)
             last_problem = _log_change(

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Watcher
-from legroom.live.detectors.plan_drift import ComparedFigure, compare
+from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.server_view import ServerView, view
+from legroom.live.server_view import ServerView, server_view
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
@@ -104,11 +104,11 @@ class WatchSession:
         is_recent = abs(time.time() - result.time_s) < 60.0  # an older result is from a recording
         what = run_under_way(result.server) if isinstance(result, ScrapeFailure) and is_recent else None
         if what is not None:
-            waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
+            waiting = replace(server_view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
             self.views[result.server] = waiting
             return waiting  # it is being started
         findings = watcher.take(result)
-        now = self.views[result.server] = view(watcher, self.levels)
+        now = self.views[result.server] = server_view(watcher, self.levels)
         self._append_history(result, now, watcher)
         changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
@@ -133,7 +133,7 @@ class WatchSession:
         plan, watcher = self.plan_of(server), self._watchers.get(server)
         if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
             return ()
-        return compare(plan, watcher.window.latest, self.levels)
+        return compare_with_plan(plan, watcher.window.latest, self.levels)
 
     def remove_server(self, server: str) -> None:
         """Closes the incidents of a server that no source lists any more."""
@@ -170,7 +170,7 @@ class WatchSession:
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
             watcher.findings = tuple(both[kind] for kind in kinds if kind in both)
-            self.views[server] = view(watcher, self.levels)
+            self.views[server] = server_view(watcher, self.levels)
         return self.views[server]
 
     def scraped_only_once(self) -> list[str]:
