@@ -29,13 +29,11 @@ from small_vllm_models import (
 )
 
 from legroom.errors import LegroomError
-from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model, Quantization
-from legroom.facts.model_sources import overridden
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import EngineSettings, ServeArgs
-from legroom.vllm.resolve import config_overrides, resolve
+from legroom.vllm.resolve import resolve
 from legroom.vllm.setting_checks import RefusedByVllm
 
 
@@ -367,16 +365,6 @@ def test_an_automatic_length_starts_from_the_models() -> None:
         settle("0.13.0", max_model_len=-1)
 
 
-TINY_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 4096,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LONGROPE = {
     "max_position_embeddings": 131072,
@@ -401,17 +389,15 @@ LONGROPE = {
 def test_the_length_follows_rope_scaling_and_overrides(
     version: str, config: dict[str, Any], given_args: dict[str, Any], length: int
 ) -> None:
-    args = ServeArgs(model="tiny", **given_args)
-    served = model_from_config({**TINY_CONFIG, **config, **config_overrides(args)})
-    assert settle(version, served, **given_args).max_model_len == length
+    model = replace(LLAMA, config=config, max_position_embeddings=config["max_position_embeddings"])
+    assert settle(version, model, **given_args).max_model_len == length
 
 
 def test_a_top_level_override_does_not_reach_a_nested_text_config() -> None:
-    nested = {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": TINY_CONFIG}
-    served = model_from_config(overridden(nested, {"max_position_embeddings": 99}))
-    assert settle("0.32.0", served, hf_overrides={"max_position_embeddings": 99}).max_model_len == 4096
-    served = model_from_config(overridden(nested, {"text_config": {"max_position_embeddings": 99}}))
-    assert settle("0.32.0", served).max_model_len == 99
+    model = replace(VISION, config={"max_position_embeddings": 40960}, max_position_embeddings=40960)
+    assert settle("0.32.0", model, hf_overrides={"max_position_embeddings": 99}).max_model_len == 40960
+    inner = {"text_config": {"max_position_embeddings": 99}}
+    assert settle("0.32.0", model, hf_overrides=inner).max_model_len == 99
 
 
 def test_flags_that_do_nothing_are_noted() -> None:

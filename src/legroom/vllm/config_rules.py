@@ -230,10 +230,10 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
         # Audio encoders are not split.
         split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given)
         weights = [weight for weight in encoder.weights if weight.split]
-        widths = {weight.outputs if weight.split == "out" else weight.inputs for weight in weights}
-        for width in (encoder.heads, *sorted(widths)) if split else ():
-            if width % ranks:
-                yield f"{width} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
+        sizes = {weight.outputs if weight.split == "out" else weight.inputs for weight in weights}
+        for size in sorted(sizes | {encoder.heads}):
+            if split and size % ranks:
+                yield f"{size} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
 
 
 def _context_parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:

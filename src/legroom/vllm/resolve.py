@@ -83,17 +83,19 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
 
 def _derived_and_limit(args: ServeArgs, model: Model, release: Release) -> tuple[int, int]:
     """The default max_model_len, and the longest one that the release accepts."""
+    given = config_overrides(args)
     if not model.config:
         # Without the config the overrides cannot be applied, so the given length is accepted.
         asked = args.max_model_len or 0
-        given = config_overrides(args)
         return model.max_position_embeddings, max(model.max_position_embeddings, asked if given else 0)
-    if all(model.config.get(key) is None for key in LENGTH_NAMES):
+    if model.modalities:  # top-level overrides do not reach a nested text config
+        given = given.get("text_config") or {}
+    config = {**model.config, **given}
+    if all(config.get(key) is None for key in LENGTH_NAMES):
         # Every release accepts any length for a config without one (Mamba).
         return model.max_position_embeddings, max(model.max_position_embeddings, args.max_model_len or 0)
-    if not any(key in model.config for key in ("rope_scaling", "rope_parameters")):
+    if not given and not any(key in config for key in ("rope_scaling", "rope_parameters")):
         return model.max_position_embeddings, model.max_position_embeddings
-    config = dict(model.config)
     original = config.pop(_LONGROPE_KEY, None)
     # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
     full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))

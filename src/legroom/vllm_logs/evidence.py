@@ -32,6 +32,8 @@ _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
 _SINGLE_LINE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
 """Lines about optional steps: a library that is not found is no failure there."""
+_QUOTING = re.compile(r"^Dumping |\bFAILED \S+::")
+"""Lines that name files for other reasons than a traceback: dumped inputs, pytest's summary."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
@@ -90,7 +92,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         match = compiled(_message_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
-        if message.role == "frame" and (_NO_TRACEBACK.search(head) or first.startswith("Dumping ")):
+        if message.role == "frame" and (_NO_TRACEBACK.search(head) or _QUOTING.search(first[:200])):
             continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
