@@ -99,7 +99,7 @@ class JournalUnderKills:
 
     def check(self) -> None:
         with Journal.open(self.journal) as journal:
-            self.problems += [f"damaged: {problem}" for problem in journal.problems()]
+            self.problems += [f"damaged: {problem}" for problem in journal.integrity_problems()]
             held = {incident.id for incident in journal.incidents(server="writer")}
             known = {action.id: action for action in journal.actions()}
             self.mid_action += any(action.unfinished for action in known.values())

@@ -150,7 +150,7 @@ def fill(source: PrometheusSource, session: WatchSession, servers: int) -> None:
     for number in range(STEPS):
         time_s = time.time() - APART_S * (STEPS - number)
         times = [(labels, time_s) for labels, _ in each]
-        for seen in source._read(rows_of(servers, number), times, each, time_s):
+        for seen in source._results_of_rows(rows_of(servers, number), times, each, time_s):
             session.take(seen)
 
 

@@ -406,7 +406,35 @@ def _names() -> dict[str, list[str]]:
         "connectors_with_hybrid_manager": sorted(filter(_takes_hybrid_manager, KVConnectorFactory._registry)),
         "attention_backends": [member.name for member in AttentionBackendEnum],
         "without_float16": sorted(getattr(model, "_FLOAT16_NOT_SUPPORTED_MODELS", ())),
+        "expert_methods_without_eplb": sorted(cls.__name__ for cls in _expert_methods() if not _balances_experts(cls)),
     }
+
+
+def _expert_methods() -> set[Any]:
+    """The classes that run quantized experts."""
+    import importlib
+    import pkgutil
+
+    from vllm.model_executor.layers import quantization
+    from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+
+    for module in pkgutil.walk_packages(quantization.__path__, quantization.__name__ + "."):
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
+            importlib.import_module(module.name)
+    found: set[Any] = set()
+    left = [FusedMoEMethodBase]
+    while left:
+        found |= {*(below := left.pop().__subclasses__())}
+        left += below
+    return found
+
+
+def _balances_experts(method: Any) -> bool:
+    """Whether a class supports EPLB, on some of its kernels at least."""
+    try:
+        return bool(method.supports_eplb.fget(object()))
+    except AttributeError:  # it asks which kernels are in use
+        return True
 
 
 def _fields_of(cls: Any) -> dict[str, Any]:

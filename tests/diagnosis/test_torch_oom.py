@@ -5,6 +5,7 @@ from diagnosis_logs import TORCH
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legroom.diagnosis.ledger import ledger_of
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.units import GIB, MIB
 from legroom.vllm_logs.evidence import TorchOom
@@ -34,9 +35,9 @@ def test_every_number_of_the_new_wording_is_read() -> None:
     assert oom.others_bytes == (10 * GIB, 512 * MIB)
     assert (oom.own_bytes, oom.torch_bytes, oom.pools_bytes) == (67.5 * GIB, 60 * GIB, 2 * GIB)
     assert (oom.unallocated_bytes, oom.allowed_bytes) == (3 * GIB, 71 * GIB)
-    assert oom.non_torch_bytes == int((79.25 - 1.25 - 60 - 3) * GIB)
-    assert oom.other_processes_bytes == 10.5 * GIB
-    assert oom.reserve_covers_request
+    assert ledger_of(oom).outside_torch_bytes == int((79.25 - 1.25 - 60 - 3) * GIB)
+    assert ledger_of(oom).other_processes_bytes == 10.5 * GIB
+    assert ledger_of(oom).reserve_covers_request
 
 
 def test_the_old_wording_gives_the_unused_reserve_as_a_difference() -> None:
@@ -81,7 +82,7 @@ def test_zero_bytes_in_use_means_that_it_is_not_known() -> None:
     )
     oom = oom_of(log)
     assert oom.own_bytes is None
-    assert oom.non_torch_bytes == 9 * GIB
+    assert ledger_of(oom).outside_torch_bytes == 9 * GIB
 
 
 def test_one_listed_process_is_the_job_itself() -> None:
@@ -90,7 +91,7 @@ def test_one_listed_process_is_the_job_itself() -> None:
         "a total capacity of 44.53 GiB of which 187.94 MiB is free. "
         "Process 39 has 44.34 GiB memory in use. Of the allocated memory 43.67 GiB is allocated by PyTorch"
     )
-    assert oom.other_processes_bytes == 0
+    assert ledger_of(oom).other_processes_bytes == 0
 
 
 @given(st.integers(1, 400_000), st.integers(400_001, 2_000_000), st.integers(0, 400_000))
@@ -105,11 +106,11 @@ def test_numbers_survive_the_wording(wanted_mib: int, total_mib: int, free_mib: 
     )
     oom = oom_of(log)
     assert (oom.wanted_bytes, oom.total_bytes, oom.free_bytes) == (wanted_mib * MIB, total_mib * MIB, free_mib * MIB)
-    assert oom.larger_than_card == (wanted_mib > total_mib)
-    assert oom.reserve_covers_request == (free_mib + 4 >= wanted_mib)
+    assert ledger_of(oom).larger_than_card == (wanted_mib > total_mib)
+    assert ledger_of(oom).reserve_covers_request == (free_mib + 4 >= wanted_mib)
 
 
 @pytest.mark.parametrize("free", ["1.17 GiB", "1.20 GiB"])
 def test_barely_enough_free_memory_is_not_called_enough(free: str) -> None:
     log = TORCH.format(wanted="1.16 GiB", total="8 GiB", free=free, own="5 GiB", torch="4.8 GiB", unused="9.00 MiB")
-    assert not oom_of(log).free_exceeds_request
+    assert not ledger_of(oom_of(log)).free_exceeds_request

@@ -153,11 +153,11 @@ def test_a_certificate_lasts_a_year_and_the_authority_ten():
 
 
 def test_a_file_that_is_no_authority_is_refused(tmp_path):
-    from legroom.exports.gate_certificates import kept_authority
+    from legroom.exports.gate_certificates import stored_authority
 
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(LegroomError, match="does not hold a certificate"):
-        kept_authority(str(tmp_path / "ca.pem"))
+        stored_authority(str(tmp_path / "ca.pem"))
 
 
 @pytest.mark.parametrize(

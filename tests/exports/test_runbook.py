@@ -9,7 +9,7 @@ from legroom.cli.main import main
 from legroom.explain.catalog_entries import bundled
 from legroom.exports import runbook
 from legroom.exports.export_request import ExportRequest
-from legroom.exports.runbook import label, tree
+from legroom.exports.runbook import branches_with_entries, mermaid_label
 from legroom.facts.releases import latest
 
 IDS = [entry.id for entry in bundled()]
@@ -29,13 +29,13 @@ def test_every_cause_has_its_section_and_its_row(language):
 
 
 def test_the_branches_hold_the_whole_catalog():
-    assert sorted(entry.id for branch in tree(bundled()) for entry in branch.entries) == sorted(IDS)
+    assert sorted(entry.id for branch in branches_with_entries(bundled()) for entry in branch.entries) == sorted(IDS)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_node_of_a_chart_is_defined_before_an_arrow_needs_it(language):
     charts = re.findall(r"```mermaid\n(.*?)```", made(language)["runbook.md"], re.DOTALL)
-    assert len(charts) == 1 + len(tree(bundled()))
+    assert len(charts) == 1 + len(branches_with_entries(bundled()))
     for chart in charts:
         defined = set(re.findall(r"^\s+(\w+)[\[({]", chart, re.MULTILINE))
         defined |= set(re.findall(r"(?:--> ?|\| )(\w+)[\[({]", chart))
@@ -44,7 +44,7 @@ def test_every_node_of_a_chart_is_defined_before_an_arrow_needs_it(language):
 
 
 def test_labels_hold_whatever_the_catalog_says():
-    assert label('a "b" <c> [d] {e}') == '"a #quot;b#quot; #lt;c#gt; [d] {e}"'
+    assert mermaid_label('a "b" <c> [d] {e}') == '"a #quot;b#quot; #lt;c#gt; [d] {e}"'
 
 
 def test_text_of_the_picture_stays_on_the_page():

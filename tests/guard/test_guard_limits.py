@@ -177,23 +177,23 @@ def test_a_configuration_of_another_release_leaves_things_unknown():
 
 def test_the_engine_wins_over_the_plan_and_the_plan_fills_what_it_leaves_open():
     engine = EngineLimits(num_blocks=50, block_size=16, source="engine")
-    both = engine.over(limits_of_plan(planned()))
+    both = engine.completed_by(limits_of_plan(planned()))
     assert (both.num_blocks, both.max_num_seqs, both.source) == (50, 256, "engine")
-    assert EngineLimits(source="none").over(limits_of_plan(planned())).num_blocks == 1000
+    assert EngineLimits(source="none").completed_by(limits_of_plan(planned())).num_blocks == 1000
 
 
 def test_a_plan_tells_of_drafts_and_of_further_groups_what_a_metrics_page_does_not():
     page = EngineLimits(num_blocks=50, block_size=16, max_model_len=1024, source="page")
     document = plan(max_concurrency=1000 / 70)
     document["args"]["num_speculative_tokens"] = 3
-    both = page.over(limits_of_plan(plan_from_json(document, needs=())))
+    both = page.completed_by(limits_of_plan(plan_from_json(document, needs=())))
     assert (both.num_blocks, both.full_request_blocks, both.extra_tokens) == (50, 70, 6)
 
 
 @pytest.mark.parametrize("other", [{"block_size": 32}, {"max_model_len": 2048}])
 def test_the_blocks_of_a_full_request_are_not_taken_from_a_plan_of_another_length_or_block_size(other):
     page = EngineLimits(**{"num_blocks": 50, "block_size": 16, "max_model_len": 1024} | other)
-    assert page.over(limits_of_plan(planned())).full_request_blocks is None
+    assert page.completed_by(limits_of_plan(planned())).full_request_blocks is None
 
 
 def true_blocks(length, block, full_groups, window_groups, window, states):

@@ -301,7 +301,7 @@ async def test_a_server_that_says_nothing_any_more_keeps_the_pool_that_it_had():
     async with proxied(upstream, plan=None) as (proxy, _):
         await until(lambda: proxy.admission.limits.known)
         upstream.answer = answer_of(b"", b"503 Service Unavailable")
-        assert not await proxy.learn_once()
+        assert not await proxy.learn_limits_once()
         assert (proxy.admission.limits.num_blocks, proxy.admission.limits.max_model_len) == (21, 131072)
 
 
@@ -310,7 +310,7 @@ async def test_why_the_pool_is_not_known_is_the_last_reason():
     async with proxied(upstream, plan=None) as (proxy, _):
         await until(lambda: "does not answer" in proxy.admission.limits.source)
         upstream.answer = OK
-        await proxy.learn_once()
+        await proxy.learn_limits_once()
         assert proxy.admission.limits.source.startswith("no vllm:cache_config_info")
 
 

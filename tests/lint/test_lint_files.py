@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from legroom import plan
 from legroom.cli.main import main
-from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text
 from legroom.lint.linter import SEARCHED, LintOptions, lint_texts
 from legroom.lint.promql_reader import comparisons, series_names
@@ -144,7 +144,7 @@ def test_variables_of_a_dashboard_do_not_hide_the_names():
 def test_no_text_upsets_the_readers_of_expressions_and_scripts(text):
     list(series_names(text))
     list(comparisons(text))
-    list(commands(Text("x", text)))
+    list(simple_commands(Text("x", text)))
 
 
 @given(

@@ -14,7 +14,7 @@ from legroom.facts import metrics
 from legroom.facts.releases import known_releases, release
 from legroom.live.metrics.exposition import NotMetrics, parse_sample, slots_by_name
 from legroom.live.metrics.sample import Sample
-from legroom.live.metrics.scrape_recording import rendered
+from legroom.live.metrics.scrape_recording import sample_series
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 
@@ -138,7 +138,7 @@ def test_engines_of_a_data_parallel_server_each_have_their_part_of_the_blocks_th
     )
     assert [engine.num_blocks for engine in sample.engines] == [17, 17]
     assert sample.num_blocks == 34
-    again = read("".join(f"{name} {value}\n" for name, value in rendered(sample)))
+    again = read("".join(f"{name} {value}\n" for name, value in sample_series(sample)))
     assert [engine.num_blocks for engine in again.engines] == [17, 17]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.live.forecast import forecast, trend
+from legroom.live.forecast import pool_forecast, trend
 from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.live.metrics.window import Window
 
@@ -21,7 +21,7 @@ def window(uses: list[float]) -> Window:
 
 
 def test_a_steady_rise_says_when_the_pool_is_full() -> None:
-    ahead = forecast(window([0.3 + 0.005 * number for number in range(40)]))
+    ahead = pool_forecast(window([0.3 + 0.005 * number for number in range(40)]))
     assert ahead is not None
     # 0.455 are left at a thousandth a second.
     assert ahead.full_in_s == pytest.approx(455, rel=0.02)
@@ -34,13 +34,13 @@ def test_a_slow_watcher_gets_a_forecast_too(interval_s: float) -> None:
     made = Window("x")
     for number in range(14):
         made.add(Sample(interval_s * number, "x", (EngineSample("m", "0", kv_use=0.5 + 0.01 * number, running=1.0),)))
-    ahead = forecast(made)
+    ahead = pool_forecast(made)
     assert (ahead is not None) == (0.32 / (0.01 / interval_s) <= 3600)
 
 
 def test_a_noisy_rise_has_a_band_around_the_truth() -> None:
     chance = random.Random(1)
-    ahead = forecast(window([0.2 + 0.006 * number + chance.uniform(-0.05, 0.05) for number in range(60)]))
+    ahead = pool_forecast(window([0.2 + 0.006 * number + chance.uniform(-0.05, 0.05) for number in range(60)]))
     assert ahead is not None and ahead.latest_s is not None
     assert ahead.earliest_s < (0.95 - 0.2 - 0.006 * 59) / 0.0012 < ahead.latest_s
 
@@ -50,19 +50,19 @@ def test_a_noisy_rise_has_a_band_around_the_truth() -> None:
     [[0.5] * 60, [0.9 - 0.01 * number for number in range(60)], [0.5 + 0.3 * (number % 2) for number in range(60)]],
 )
 def test_without_a_rise_there_is_no_forecast(uses: list[float]) -> None:
-    assert forecast(window(uses)) is None
+    assert pool_forecast(window(uses)) is None
 
 
 def test_a_pool_that_is_full_needs_no_forecast() -> None:
-    assert forecast(window([0.5 + 0.01 * number for number in range(50)])) is None
+    assert pool_forecast(window([0.5 + 0.01 * number for number in range(50)])) is None
 
 
 def test_a_few_samples_are_no_trend() -> None:
-    assert forecast(window([0.1 * number for number in range(8)])) is None
+    assert pool_forecast(window([0.1 * number for number in range(8)])) is None
 
 
 def test_hours_ahead_nothing_is_promised() -> None:
-    assert forecast(window([0.3 + 0.0001 * number for number in range(60)])) is None
+    assert pool_forecast(window([0.3 + 0.0001 * number for number in range(60)])) is None
 
 
 def test_outliers_do_not_bend_the_slope() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from legroom.live.gpu_memory import GpuMemory, devices, held_by, server_processes, used_by
+from legroom.live.gpu_memory import GpuMemory, bytes_held_by, bytes_on_gpus_of, nvml_devices, server_processes
 from legroom.live.metrics.endpoint import port_of
 from legroom.units import GIB
 
@@ -83,12 +83,12 @@ def test_without_a_driver_there_are_no_devices(monkeypatch: pytest.MonkeyPatch) 
         raise NVMLError
 
     monkeypatch.setitem(sys.modules, "pynvml", fake(nvmlInit=no_driver))
-    assert devices() == ()
+    assert nvml_devices() == ()
 
 
 def test_a_device_that_cannot_be_asked_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
-    gpus = devices()
+    gpus = nvml_devices()
     assert [gpu.index for gpu in gpus] == [0, 2]
     assert gpus[0] == GpuMemory(0, "A card", "GPU-0", 80, 30, ((100, 0),))
 
@@ -109,13 +109,13 @@ def test_a_card_that_is_cut_is_its_slices(monkeypatch: pytest.MonkeyPatch) -> No
         "nvmlDeviceGetUUID": lambda handle: f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}",
     }
     monkeypatch.setitem(sys.modules, "pynvml", fake(**slices))
-    assert [(gpu.index, gpu.uuid) for gpu in devices()] == [(0, "MIG-10"), (0, "MIG-11"), (2, "GPU-2")]
+    assert [(gpu.index, gpu.uuid) for gpu in nvml_devices()] == [(0, "MIG-10"), (0, "MIG-11"), (2, "GPU-2")]
 
 
 def test_a_servers_memory_is_that_of_the_gpus_its_processes_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
-    assert used_by(frozenset({102, 7})) == 30
-    assert used_by(frozenset({7})) is None
+    assert bytes_on_gpus_of(frozenset({102, 7})) == 30
+    assert bytes_on_gpus_of(frozenset({7})) is None
 
 
 def shared(*processes: tuple[int, int], used: int = 70) -> tuple[GpuMemory, ...]:
@@ -123,11 +123,11 @@ def shared(*processes: tuple[int, int], used: int = 70) -> tuple[GpuMemory, ...]
 
 
 def test_a_neighbours_memory_is_not_the_servers() -> None:
-    assert held_by(frozenset({10}), shared((10, 40), (20, 5))) == 40
-    assert held_by(frozenset({10}), shared((10, 40), (20, 25))) == 40
+    assert bytes_held_by(frozenset({10}), shared((10, 40), (20, 5))) == 40
+    assert bytes_held_by(frozenset({10}), shared((10, 40), (20, 25))) == 40
 
 
 def test_where_the_driver_does_not_say_a_gpu_of_ones_own_counts_whole_and_a_shared_one_not_at_all() -> None:
-    assert held_by(frozenset({10}), shared((10, 0))) == 70
-    assert held_by(frozenset({10}), shared((10, 0), (20, 0))) is None
-    assert held_by(frozenset({7}), shared((10, 40))) is None
+    assert bytes_held_by(frozenset({10}), shared((10, 0))) == 70
+    assert bytes_held_by(frozenset({10}), shared((10, 0), (20, 0))) is None
+    assert bytes_held_by(frozenset({7}), shared((10, 40))) is None

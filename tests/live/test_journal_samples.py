@@ -65,7 +65,7 @@ def test_a_roll_up_keeps_maxima_means_and_growth(seen):
         total += more
         rows.append(("a", START_S + at * 5.0, row(kv_use=use, preemptions=total)))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        journal_records.bring_up_to_date(db)
+        journal_records.migrate(db)
         journal = Journal(db, None, lambda: START_S)
         journal.add_rows(rows)
         points = journal.samples("a", START_S, START_S + 1000, max_points=20)

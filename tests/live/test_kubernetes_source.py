@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.kubernetes_source import KubernetesPods, Pod, discovered
+from legroom.live.metrics.kubernetes_source import KubernetesPods, Pod, discovered_endpoints
 
 
 def cluster_api(port: int) -> Any:
@@ -67,7 +67,7 @@ def cluster() -> Iterator[tuple[Cluster, KubernetesPods]]:
 def test_running_pods_with_the_label_are_found(cluster: tuple[Cluster, KubernetesPods]) -> None:
     state, pods = cluster
     state.items = [pod("a"), pod("b", ip="10.0.0.2")]
-    targets = discovered(pods, "app=vllm", "prod")
+    targets = discovered_endpoints(pods, "app=vllm", "prod")
     assert {name: target.url for name, target in targets.items()} == {
         "prod/a": "http://10.0.0.1:8080/metrics",
         "prod/b": "http://10.0.0.2:8080/metrics",
@@ -78,33 +78,33 @@ def test_running_pods_with_the_label_are_found(cluster: tuple[Cluster, Kubernete
 
 def test_without_a_namespace_all_are_asked(cluster: tuple[Cluster, KubernetesPods]) -> None:
     state, pods = cluster
-    discovered(pods, "app=vllm")
+    discovered_endpoints(pods, "app=vllm")
     assert state.asked[0][0] == "/api/v1/pods"
 
 
 def test_pods_that_start_end_or_go_are_left_out(cluster: tuple[Cluster, KubernetesPods]) -> None:
     state, pods = cluster
     state.items = [pod("a", phase="Pending"), pod("b", ip=None), pod("c", deletionTimestamp="2026-01-01T00:00:00Z")]
-    assert discovered(pods, "app=vllm") == {}
+    assert discovered_endpoints(pods, "app=vllm") == {}
 
 
 def test_a_refusal_says_what_may_not_be_done(cluster: tuple[Cluster, KubernetesPods]) -> None:
     state, pods = cluster
     state.status = 403
     with pytest.raises(LegroomError, match="not allowed to list pods in all namespaces"):
-        discovered(pods, "app=vllm")
+        discovered_endpoints(pods, "app=vllm")
 
 
 def test_an_api_that_is_gone_is_said() -> None:
     pods = KubernetesPods(api=cluster_api(9))
     with pytest.raises(LegroomError, match="does not answer") as raised:
-        discovered(pods, "app=vllm")
+        discovered_endpoints(pods, "app=vllm")
     assert raised.value.exit_code == 3
 
 
 def test_a_selector_must_be_given(cluster: tuple[Cluster, KubernetesPods]) -> None:
     with pytest.raises(LegroomError, match="which pods"):
-        discovered(cluster[1], " ")
+        discovered_endpoints(cluster[1], " ")
 
 
 @pytest.mark.parametrize(

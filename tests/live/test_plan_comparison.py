@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.plan_drift import ComparedFigure, compare
+from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
 from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.planning.plan_document import PlanDocument, PlannedBand, PlannedGpu, PlannedKv, PlannedLayout
 
@@ -27,7 +27,7 @@ def seen(*blocks: int, used_bytes: int | None = None) -> Sample:
 
 
 def figure(name: str, sample: Sample) -> ComparedFigure:
-    return next(row for row in compare(planned(), sample) if row.name == name)
+    return next(row for row in compare_with_plan(planned(), sample) if row.name == name)
 
 
 def test_a_pool_within_the_plans_band_is_as_planned() -> None:
@@ -56,4 +56,4 @@ def test_the_memory_of_all_gpus_may_reach_the_top_of_the_planned_peak() -> None:
 
 
 def test_a_plan_without_a_pool_compares_nothing() -> None:
-    assert compare(planned(blocks=0), seen(1000)) == ()
+    assert compare_with_plan(planned(blocks=0), seen(1000)) == ()

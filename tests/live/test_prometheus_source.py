@@ -254,7 +254,9 @@ def _looks_at(servers: int, times_s: tuple[float, ...]) -> list[int]:
     labels = [{"__name__": "vllm:num_requests_running", "instance": f"{number}:8000"} for number in range(servers)]
 
     def seen(time_s: float) -> int:
-        return len(source._read([(each, 1.0) for each in labels], [(each, time_s) for each in labels], [], time_s))
+        return len(
+            source._results_of_rows([(each, 1.0) for each in labels], [(each, time_s) for each in labels], [], time_s)
+        )
 
     return [seen(time_s) for time_s in times_s]
 

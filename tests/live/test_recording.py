@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from legroom.errors import LegroomError
 from legroom.live.metrics.exposition import parse_sample
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape_recording import Recorder, rendered, replay
+from legroom.live.metrics.scrape_recording import Recorder, replay, sample_series
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 SERVER = "http://host:8000"
@@ -179,7 +179,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), m
 )
 def test_any_sample_is_the_same_after_being_written_as_text(engine: EngineSample) -> None:
     before = Sample(1.0, "a", (engine,))
-    text = "".join(f"{series} {value!r}\n" for series, value in rendered(before))
+    text = "".join(f"{series} {value!r}\n" for series, value in sample_series(before))
     assert parse_sample(text, 1.0, "a") == before
 
 

@@ -53,7 +53,7 @@ def finding(kind: str, **numbers: float) -> DetectorFinding:
 def test_traffic_is_read_from_the_servers_own_counters(document: PlanDocument) -> None:
     seen = traffic(window(document))
     assert (seen.prompt_tokens, seen.answer_tokens, seen.request_tokens) == (3000, 1000, 4000)
-    assert seen.holds == document.kv.num_blocks * 16 // 4000
+    assert seen.fitting_requests == document.kv.num_blocks * 16 // 4000
 
 
 def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: PlanDocument) -> None:
@@ -77,7 +77,10 @@ def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: Pla
             for rank in range(4)
         )
         seen.add(Sample(5.0 * step, "http://host:8000", engines))
-    assert (traffic(seen).holds, traffic(seen).at_once) == (traffic(single).holds, traffic(single).at_once)
+    assert (traffic(seen).fitting_requests, traffic(seen).at_once) == (
+        traffic(single).fitting_requests,
+        traffic(single).at_once,
+    )
     (best, *_) = remedies_for(finding("pool_pressure"), seen, document)
     assert best.flags == remedies_for(finding("pool_pressure"), single, document)[0].flags
     assert "of each engine" in best.why

@@ -6,13 +6,13 @@ import pytest
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Sample
-from legroom.live.server_view import ServerView, view
+from legroom.live.server_view import ServerView, server_view
 
 
 def seen(*engines: EngineSample) -> ServerView:
     watcher = Watcher("s")
     watcher.take(Sample(1_700_000_000.0, "s", engines))
-    return view(watcher)
+    return server_view(watcher)
 
 
 def test_blocks_in_use_are_shared_by_those_that_run() -> None:

@@ -76,8 +76,13 @@ def settings_of(row: dict[str, Any], model: Model) -> EngineSettings:
         max_concurrent_batches=row["batches"],
         disable_hybrid_kv_cache_manager="--disable-hybrid-kv-cache-manager" in flags,
         num_speculative_tokens=(speculative or {}).get("num_speculative_tokens", 0),
-        given=ServeArgs(speculative_config=speculative),
+        given=ServeArgs(speculative_config=speculative, attention_backend=_only(row["backends"])),
     )
+
+
+def _only(backends: list[str]) -> str | None:
+    """The backend of every attention layer: the recording's platform may select another than an H100 would."""
+    return backends[0] if len(backends) == 1 else None
 
 
 def differences(row: dict[str, Any]) -> list[str]:

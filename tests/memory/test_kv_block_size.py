@@ -7,7 +7,7 @@ from kv_cases import H100, settings
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Layer, Mixer, Model, StateSpace
-from legroom.memory.kv.layer_specs import block_size
+from legroom.memory.kv.layer_specs import block_size, kv_specs
 from legroom.vllm.args import ServeArgs
 
 B200 = Gpu("NVIDIA B200", 180 * 2**30, compute_capability=(10, 0))
@@ -42,6 +42,25 @@ def size(mixed: Model, version: str, gpu: Gpu = H100, **changes: Any) -> int:
 def test_plain_attention_has_blocks_of_16(version: str) -> None:
     assert size(model(HEADS), version) == 16
     assert size(model(HEADS), version, block_size=32) == 32
+
+
+def test_flash_attention_4_has_one_page_size_for_wide_heads() -> None:
+    global_heads, wide = model(HEADS, Attention(16, 2, 512, 512)), model(Attention(16, 2, 256, 256))
+    assert size(global_heads, "0.32.0", kv_cache_dtype="fp8") == 64
+    assert size(global_heads, "0.32.0") == size(global_heads, "0.28.0", kv_cache_dtype="fp8") == 16
+    by_flag = ServeArgs(attention_backend="FLASH_ATTN")
+    assert size(wide, "0.32.0", B200, given=by_flag) == 128
+    assert size(wide, "0.32.0", B200) == size(wide, "0.32.0", given=by_flag) == 16
+
+
+def test_turboquant_blocks_cover_the_boundary_layers_in_the_models_dtype() -> None:
+    packed = {"kv_cache_dtype": "turboquant_k8v4"}
+    deep = model(*[HEADS] * 6)
+    assert size(deep, "0.32.0", **packed) == 32
+    assert size(deep, "0.32.0", block_size=64, **packed) == 64
+    assert size(deep, "0.22.1", **packed) == 16
+    specs = kv_specs(deep, settings("0.32.0", **packed), H100, 0)
+    assert [spec.bytes_of_token for spec in specs.values()] == [1024, 1024, 392, 392, 1024, 1024]
 
 
 @pytest.mark.parametrize(

@@ -164,13 +164,13 @@ def test_the_log_knows_better_than_the_command():
 
 
 def test_without_a_gpu_it_asks_for_one(monkeypatch):
-    monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: ())
+    monkeypatch.setattr("legroom.live.gpu_memory.nvml_devices", lambda: ())
     with pytest.raises(LegroomError, match="which GPU"):
         restart_after(CrashedServer("vllm serve llama-3.1-8b"))
 
 
 def test_the_gpu_that_the_driver_shows_is_taken(monkeypatch):
-    monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: (CARD,))
+    monkeypatch.setattr("legroom.live.gpu_memory.nvml_devices", lambda: (CARD,))
     restart = restart_after(CrashedServer("vllm serve llama-3.1-8b --max-model-len 8192"))
     assert restart.plan and restart.plan.target.gpu.total_bytes == 80 * GIB
 

@@ -20,7 +20,7 @@ def card(index: int, *held: int, used: int = 0, name: str = H100) -> GpuMemory:
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch):
     def show(*seen: GpuMemory) -> None:
-        monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: seen)
+        monkeypatch.setattr("legroom.live.gpu_memory.nvml_devices", lambda: seen)
 
     return show
 

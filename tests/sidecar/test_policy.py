@@ -82,7 +82,7 @@ def test_budgets_and_pauses_refuse_and_say_until_when():
 
 def test_pauses_double_and_end():
     limits = ActionLimits(first_pause_s=10, longest_pause_s=100)
-    assert [limits.pause_s(n) for n in (0, 1, 2, 3, 4, 5, 500)] == [0, 10, 20, 40, 80, 100, 100]
+    assert [limits.backoff_s(n) for n in (0, 1, 2, 3, 4, 5, 500)] == [0, 10, 20, 40, 80, 100, 100]
 
 
 def test_a_server_that_serves_is_not_restarted_when_draining_takes_too_long():

@@ -10,7 +10,7 @@ from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
-from legroom.sidecar.decisions import change_of
+from legroom.sidecar.decisions import first_accepted_change
 from legroom.sidecar.notifier import Notifier, Webhook
 from legroom.sidecar.open_incidents import IncidentKeeper
 from legroom.sidecar.sidecar_http import SidecarMetrics
@@ -67,7 +67,7 @@ def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
         [replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {}
     )
     notifier = Notifier((Webhook("http://h", "alertmanager"),), None, None)
-    notifier.repeat(keeper.all())
+    notifier.repeat_open(keeper.all())
     _, message = notifier._queues[0].get_nowait()
     assert (message["incident"], message["text"]) == (7, "no token")
 
@@ -81,7 +81,7 @@ def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch)
             await goes_on.wait()
             taken.append(message["kind"])
 
-        monkeypatch.setattr("legroom.sidecar.notifier.post", slowly)
+        monkeypatch.setattr("legroom.sidecar.notifier.post_with_retries", slowly)
         notifier = Notifier((Webhook("http://h"),), SidecarMetrics(), lambda text: None)
         sending = asyncio.create_task(notifier.run(lambda: ()))
         (incident,) = IncidentKeeper().update("a", "g", [finding()]).opened
@@ -133,7 +133,7 @@ def test_a_severity_that_swings_is_told_once():
     ],
 )
 def test_computed_settings_become_flags_of_the_servers_release(version, settings, flags):
-    assert change_of((ProposedRemedy("why", settings),), PlanDocument(vllm=version)).flags == flags
+    assert first_accepted_change((ProposedRemedy("why", settings),), PlanDocument(vllm=version)).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_computed_settings_become_flags_of_the_servers_release(version, settings
 )
 def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
     remedies = (ProposedRemedy("why", settings), ProposedRemedy("next", {"max_num_seqs": 8}))
-    assert change_of(remedies, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
-    assert change_of(remedies[:1], PlanDocument(vllm=version)) is None
+    assert first_accepted_change(remedies, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
+    assert first_accepted_change(remedies[:1], PlanDocument(vllm=version)) is None
 
 
 def test_flags_are_changed_only_where_a_plan_is_known():
     remedies = (ProposedRemedy("words"), ProposedRemedy("better", {"max_num_seqs": 8}, {"A": "1"}))
-    assert change_of(remedies, None) is None
-    assert change_of(remedies, PlanDocument()).flags == {"--max-num-seqs": "8"}
-    assert change_of(remedies[:1], PlanDocument()) is None
-    assert change_of(remedies, PlanDocument(vllm="of next year")) is None
+    assert first_accepted_change(remedies, None) is None
+    assert first_accepted_change(remedies, PlanDocument()).flags == {"--max-num-seqs": "8"}
+    assert first_accepted_change(remedies[:1], PlanDocument()) is None
+    assert first_accepted_change(remedies, PlanDocument(vllm="of next year")) is None

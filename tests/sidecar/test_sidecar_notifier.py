@@ -8,7 +8,7 @@ from aiohttp import web
 from loopback import listening
 
 from legroom.actions.platform import ActionFailed
-from legroom.sidecar.notifier import FORMATS, Webhook, body_of, message_of, post
+from legroom.sidecar.notifier import FORMATS, Webhook, body_of, message_of, post_with_retries
 from legroom.sidecar.open_incidents import OpenIncident
 
 
@@ -31,7 +31,9 @@ def posted(statuses, hook_format="json", path="/hook"):
 
     async def go():
         async with listening(web.post("/{any:.*}", take)) as port:
-            await post(Webhook(f"http://127.0.0.1:{port}{path}", hook_format), MESSAGE, first_pause_s=0.001)
+            await post_with_retries(
+                Webhook(f"http://127.0.0.1:{port}{path}", hook_format), MESSAGE, first_pause_s=0.001
+            )
 
     return heard, go
 
@@ -60,7 +62,7 @@ def test_it_gives_up_in_the_end(statuses, tries):
 def test_nobody_there_is_a_sentence_without_the_address_secret():
     hook = Webhook("http://user:pa55word@127.0.0.1:1/services/T0/s3cret")
     with pytest.raises(ActionFailed, match="cannot be reached") as failure:
-        asyncio.run(post(hook, MESSAGE, first_pause_s=0.001))
+        asyncio.run(post_with_retries(hook, MESSAGE, first_pause_s=0.001))
     assert not {"pa55word", "s3cret"} & set(failure.value.message.replace("/", " ").replace("@", " ").split())
 
 

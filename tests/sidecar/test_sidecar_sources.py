@@ -15,7 +15,7 @@ from legroom.live.thresholds import DEFAULT
 from legroom.sidecar import sidecar as sidecar_module
 from legroom.sidecar import sources
 from legroom.sidecar.sidecar import Sidecar
-from legroom.sidecar.sources import source_of
+from legroom.sidecar.sources import combined_source
 from legroom.sidecar.watch_config import KubernetesConfig, PrometheusConfig, simple_config
 
 HASTY = DEFAULT.changed({"unreachable_hold": {"samples": 1, "seconds": 0}})
@@ -156,7 +156,7 @@ def heard(config, *expected):
     server_removed = asyncio.Queue()
 
     async def go():
-        source = source_of(config, lambda text: None)
+        source = combined_source(config, lambda text: None)
         task = asyncio.create_task(source(lambda look: None, server_removed.put_nowait, lambda: frozenset(expected)))
         first = await asyncio.wait_for(server_removed.get(), 30)
         task.cancel()
@@ -200,7 +200,7 @@ def test_kubernetes_no_longer_lists_a_pod(tmp_path, monkeypatch):
         await asyncio.sleep(0)
 
     monkeypatch.setattr(sources, "KubernetesPods", lambda context: None)
-    monkeypatch.setattr(sources, "discovered", discovered)
+    monkeypatch.setattr(sources, "discovered_endpoints", discovered)
     monkeypatch.setattr(sources, "scrape_fleet", scraped)
     assert heard(config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))) == "http://b:8000"
 
@@ -230,12 +230,12 @@ def test_pods_are_looked_at_while_the_cluster_does_not_answer(tmp_path, monkeypa
         await asyncio.sleep(0)
 
     monkeypatch.setattr(sources, "KubernetesPods", lambda context: None)
-    monkeypatch.setattr(sources, "discovered", discovered)
+    monkeypatch.setattr(sources, "discovered_endpoints", discovered)
     monkeypatch.setattr(sources, "scrape_fleet", scraped)
     config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
 
     async def go():
-        task = asyncio.create_task(source_of(config, lambda text: None)(lambda look: None))
+        task = asyncio.create_task(combined_source(config, lambda text: None)(lambda look: None))
         await asyncio.wait_for(enough.wait(), 60)
         task.cancel()
 
@@ -250,4 +250,4 @@ def test_a_source_that_cannot_begin_ends_with_its_own_sentence(tmp_path, monkeyp
     monkeypatch.setattr(sources, "KubernetesPods", unconnected)
     config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
     with pytest.raises(LegroomError, match="no Kubernetes cluster"):
-        asyncio.run(Sidecar(config, lambda text: None).run(source_of(config, lambda text: None)))
+        asyncio.run(Sidecar(config, lambda text: None).run(combined_source(config, lambda text: None)))

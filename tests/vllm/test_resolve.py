@@ -379,12 +379,6 @@ LONGROPE = {
         ("0.10.0", {"max_position_embeddings": 40960, "rope_scaling": YARN}, {}, 131072),
         ("0.32.0", {"max_position_embeddings": 40960, "rope_scaling": YARN}, {}, 40960),
         ("0.10.0", {"max_position_embeddings": 40960}, {"hf_overrides": {"rope_scaling": YARN}}, 131072),
-        (
-            "0.10.0",
-            {"max_position_embeddings": 40960},
-            {"hf_overrides": {"text_config": {"rope_scaling": YARN}}},
-            131072,
-        ),
         ("0.9.0", {"max_position_embeddings": 40960}, {"others": ("--rope-scaling", json.dumps(YARN))}, 131072),
         ("0.32.0", {"max_position_embeddings": 40960}, {"hf_overrides": {"max_position_embeddings": 99}}, 99),
         ("0.11.0", LONGROPE, {}, 131072),
@@ -397,6 +391,13 @@ def test_the_length_follows_rope_scaling_and_overrides(
 ) -> None:
     model = replace(LLAMA, config=config, max_position_embeddings=config["max_position_embeddings"])
     assert settle(version, model, **given_args).max_model_len == length
+
+
+def test_a_top_level_override_does_not_reach_a_nested_text_config() -> None:
+    model = replace(VISION, config={"max_position_embeddings": 40960}, max_position_embeddings=40960)
+    assert settle("0.32.0", model, hf_overrides={"max_position_embeddings": 99}).max_model_len == 40960
+    inner = {"text_config": {"max_position_embeddings": 99}}
+    assert settle("0.32.0", model, hf_overrides=inner).max_model_len == 99
 
 
 def test_flags_that_do_nothing_are_noted() -> None:

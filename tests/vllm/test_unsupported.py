@@ -9,7 +9,7 @@ import pytest
 from small_vllm_models import A10, A100, B200, H100, HYBRID, LLAMA, MI300, MOE, T4, VISION
 
 from legroom.facts.gpus import Gpu, gpu
-from legroom.facts.model import Model, Quantization
+from legroom.facts.model import Attention, Layer, Model, Quantization
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
@@ -200,3 +200,34 @@ def test_a_plain_model_on_a_usual_card_is_never_refused():
     for version in known_releases():
         for model in (LLAMA, HYBRID, VISION, MOE):
             assert refused(version, replace(model, architecture="LlamaForCausalLM"), H100) is None, version
+
+
+def test_experts_that_cannot_move_are_not_balanced():
+    balanced = {"enable_expert_parallel": True, "tensor_parallel_size": 2, "others": ("--enable-eplb",)}
+    gpt_oss = replace(MOE, source="bundled: a test", model_type="gpt_oss", quantization=MXFP4.quantization)
+    fp8 = replace(gpt_oss, model_type="", quantization=FP8.quantization)
+    assert said("0.32.0", gpt_oss, **balanced) == "EPLB is not supported GptOssMxfp4MoEMethod."
+    assert refused("0.32.0", fp8, **balanced) is None
+    assert refused("0.32.0", gpt_oss, **balanced | {"others": ()}) is None
+
+
+def test_keys_and_values_of_unequal_widths_run_on_triton_below_hopper():
+    unequal = replace(PLAIN, layers=tuple(Layer(Attention(32, 8, 192, 128), None) for _ in range(4)))
+    assert said("0.32.0", unequal, T4, kv_cache_dtype="fp8").startswith("FP8 KV cache is not supported by the Triton")
+    assert refused("0.32.0", unequal, H100, kv_cache_dtype="fp8") is None
+
+
+def test_block_sparse_attention_takes_blocks_of_128():
+    mixers = (Attention(64, 4, 128, 128), Attention(64, 4, 128, 128, index_head_dim=128))
+    sparse = replace(PLAIN, layers=tuple(Layer(mixer, None) for mixer in mixers))
+    assert refused("0.32.0", sparse) is None
+    assert refused("0.28.0", sparse, block_size=128) is None
+    assert said("0.28.0", sparse).startswith("No common block size for 16")
+    assert said("0.32.0", sparse, block_size=64).startswith("No common block size for 64")
+    assert said("0.32.0", sparse, attention_backend="FLASHINFER").startswith("No common block size for 128")
+
+
+def test_a_quantized_checkpoint_was_not_quantized_again_at_first():
+    gpt_oss = replace(MXFP4, config={"model_type": "gpt_oss"})
+    assert said("0.20.2", gpt_oss, quantization="mxfp8").startswith("Setting `quantization_config` for online")
+    assert refused("0.22.1", gpt_oss, quantization="mxfp8") is None

@@ -49,7 +49,7 @@ for name, endpoint in ENDPOINTS.items():
 def with_small_runtime(monkeypatch):
     """Pyodide is 13 MB and comes from npm: what is around it is tested with a stand-in."""
     monkeypatch.setattr(static_edition, "runtime_files", lambda given: dict(RUNTIME))
-    monkeypatch.setattr(static_edition, "compiled", dict)
+    monkeypatch.setattr(static_edition, "with_bytecode", dict)
 
 
 @pytest.mark.usefixtures("with_small_runtime")

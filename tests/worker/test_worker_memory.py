@@ -61,14 +61,14 @@ def test_a_worker_tells_of_the_card_it_holds_memory_of(monkeypatch):
         gpu_memory.GpuMemory(6, "a", f"GPU-{UUID[:-1]}0", 9999, 1),
         gpu_memory.GpuMemory(7, "a", f"GPU-{UUID}", 9999, 6000),
     )
-    monkeypatch.setattr(gpu_memory, "devices", lambda: seen)
+    monkeypatch.setattr(gpu_memory, "nvml_devices", lambda: seen)
     (memory,) = worker_memory.read()
     assert memory == WorkerMemory(1, "7", 6000, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 
 
 def test_without_nvml_the_allocator_still_speaks(monkeypatch):
     in_worker(monkeypatch, cuda=cards(5000, allocated=4000))
-    monkeypatch.setattr(gpu_memory, "devices", tuple)
+    monkeypatch.setattr(gpu_memory, "nvml_devices", tuple)
     (memory,) = worker_memory.read()
     assert memory == WorkerMemory(0, "0", None, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 

@@ -67,7 +67,7 @@ def worker(monkeypatch, tmp_path):
     platform = SimpleNamespace(_global_graph_pool=(0, 1))
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(_current_platform=platform))
     card = gpu_memory.GpuMemory(3, "NVIDIA H200", f"GPU-{UUID}", 80 * GIB, 70 * GIB, ((os.getpid(), 8 * GIB), (1, GIB)))
-    monkeypatch.setattr(gpu_memory, "devices", lambda: (card,))
+    monkeypatch.setattr(gpu_memory, "nvml_devices", lambda: (card,))
     monkeypatch.setattr(worker_memory, "_PACED", worker_memory.PacedSums())
     monkeypatch.setenv(recorder.FOLDER, str(tmp_path / "records"))
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from legroom.actions.platform import QUERY_TIMEOUT_S, ActionFailed, write_atomically
 from legroom.actions.programs import run_checked
-from legroom.live.metrics.scrape import tls_of
+from legroom.live.metrics.scrape import ssl_argument
 from legroom.records import dataclass, field
 
 _ZERO_POLLS = 2  # one poll may fall between a request's end in the engine and its last bytes to the client
@@ -67,7 +67,7 @@ class GuardDrain:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=QUERY_TIMEOUT_S)) as session,
                 session.request(
-                    method, url, json=body, headers=headers, ssl=tls_of(self.verify_tls, self.ca_file)
+                    method, url, json=body, headers=headers, ssl=ssl_argument(self.verify_tls, self.ca_file)
                 ) as answer,
             ):
                 if answer.status == 404:

@@ -42,7 +42,7 @@ class WatchReport:
 def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
     """Scrapes vLLM servers and yields a report per scrape until it is closed; with `once`, one per server."""
     from legroom.sidecar.watch_config import simple_config, with_interval
-    from legroom.sidecar.watch_session import WatchSession, check_once, watching
+    from legroom.sidecar.watch_session import WatchSession, check_once, watched_views
 
     if not servers:
         raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
@@ -50,4 +50,4 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
     if once:
         check_once(config, session, min(1.0, interval_s))
         return iter([WatchReport(view) for view in session.views.values()])
-    return (WatchReport(view) for view in watching(config, session))
+    return (WatchReport(view) for view in watched_views(config, session))

@@ -47,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--lang", choices=("en", "zh"), default="en", help="language of the answer (default: en)")
+    out.add_argument("--explain-math", action="store_true", help="show the ledger of the card, seen and planned")
     out.add_argument("--all-runs", action="store_true", help="explain every restart in full, not only the last")
 
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     print_answer(
         args.json,
         lambda: readings_json(readings),
-        lambda style: readings_text(readings, style, args.lang, args.all_runs),
+        lambda style: readings_text(readings, style, args.lang, args.all_runs, args.explain_math),
     )
     return exit_code(readings)
 

@@ -126,7 +126,7 @@ def _read_only(path: Path) -> Journal | None:
     import sqlite3
 
     from legroom.live.journal.journal import Journal
-    from legroom.live.journal.journal_records import VERSION, version_of
+    from legroom.live.journal.journal_records import VERSION, schema_version
 
     for mode in ("mode=ro", "mode=ro&immutable=1"):
         try:
@@ -134,7 +134,7 @@ def _read_only(path: Path) -> Journal | None:
         except sqlite3.Error:
             continue
         try:
-            if 0 < version_of(db) <= VERSION:
+            if 0 < schema_version(db) <= VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

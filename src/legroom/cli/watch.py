@@ -188,11 +188,11 @@ def _print_replay(args: argparse.Namespace) -> int:
     """Replays a recording: a line per change, then the final state; or JSON lines."""
     from legroom.render.incident_text import when
     from legroom.render.watch_text import servers_text
-    from legroom.sidecar.watch_session import replayed
+    from legroom.sidecar.watch_session import replayed_views
 
     session = _watch_session(args, None, _watch_config(args))
     opened = 0
-    for view in replayed(Path(args.replay), session):
+    for view in replayed_views(Path(args.replay), session):
         if args.json:
             print_json_line(view.to_json())
         while session.changes:

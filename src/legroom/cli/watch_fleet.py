@@ -52,14 +52,14 @@ def _window_s(text: str) -> float:
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
     """The eight PromQL queries by the figure they return."""
     from legroom.exports.prometheus.alert_levels import duration
-    from legroom.exports.prometheus.measures import Measures, grouped
+    from legroom.exports.prometheus.measures import Measures, in_parens
 
     window, step = duration(window_s), duration(60 * math.ceil(window_s / _MAX_EVALUATIONS / 60))
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
     each = Measures(None, matchers, f"by ({', '.join((*group, *_SERVER_LABELS))})")
     # The maximum within each step, so that no peak between two evaluations is lost.
-    use = grouped(each.peak("kv_use", step, "max"))
+    use = in_parens(each.peak("kv_use", step, "max"))
     config = Measures(None, matchers, f"by (num_gpu_blocks, block_size, {', '.join(_SERVER_LABELS)})")
     return {
         "peak_kv_use": each.peak("kv_use", window, "max"),

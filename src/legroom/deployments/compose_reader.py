@@ -11,10 +11,10 @@ from pathlib import Path
 
 from legroom.deployments.container_images import docker_bytes
 from legroom.deployments.kubernetes_reader import container_servers, float_at
-from legroom.deployments.server_words import expand
+from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
-from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
 from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.systemd_unit import seconds_of_span
@@ -35,7 +35,7 @@ def compose_subjects(document: Node) -> Iterator[Subject]:
     services = document.get("services") or document
     folder = _ComposeFolder(document)
     for name, service in services.items():
-        yield from _service(name, service, services, folder)
+        yield from _service_subjects(name, service, services, folder)
 
 
 class _ComposeFolder:
@@ -62,16 +62,18 @@ class _ComposeFolder:
         return documents[0].get("services", name) if documents else None
 
 
-def _extended(service: Node, services: Node, folder: _ComposeFolder, depth: int = 0) -> tuple[Node, dict[str, Word]]:
+def _with_extended_service(
+    service: Node, services: Node, folder: _ComposeFolder, depth: int = 0
+) -> tuple[Node, dict[str, Word]]:
     """A service merged with the one that it extends, and its environment."""
     extends = service.get("extends")
     name = (extends.scalar or extends.text("service")) if extends is not None else ""
     file = extends.text("file") if extends is not None else ""
     base = folder.service(file, name) if file else services.get(name)
-    env = {**_env_files(service, folder), **compose_env(service.get("environment"))}
+    env = {**_env_file_variables(service, folder), **compose_env(service.get("environment"))}
     if extends is None or base is None or depth >= 8 or base is service:
         return service, env
-    base, base_env = _extended(base, services, folder, depth + 1)
+    base, base_env = _with_extended_service(base, services, folder, depth + 1)
     inherited = dict(base.items())
     if file:
         inherited = {key: value for key, value in inherited.items() if key in _INHERITED_KEYS}
@@ -81,7 +83,7 @@ def _extended(service: Node, services: Node, folder: _ComposeFolder, depth: int 
     return merged, base_env | env
 
 
-def _env_files(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
+def _env_file_variables(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
     """The variables of `env_file`, at the place of that key."""
     env: dict[str, Word] = {}
     node = service.get("env_file")
@@ -91,15 +93,15 @@ def _env_files(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
     return env
 
 
-def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -> Iterator[Subject]:
-    service, env = _extended(service, services, folder)
+def _service_subjects(name: str, service: Node, services: Node, folder: _ComposeFolder) -> Iterator[Subject]:
+    service, env = _with_extended_service(service, services, folder)
     known = {key: word.text for key, word in env.items()} | folder.variables
-    image = expand(service.text("image"), known)
+    image = expand_variables(service.text("image"), known)
     entry, given = (
         tuple(
             expanded
             for word in compose_words(service.get(key))
-            for expanded in _expanded(word, service.get(key), known)
+            for expanded in _expanded_words(word, service.get(key), known)
         )
         for key in ("entrypoint", "command")
     )
@@ -123,9 +125,9 @@ def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -
     )
 
 
-def _expanded(word: Word, node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
+def _expanded_words(word: Word, node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
     """A word with its variables replaced. Compose splits afterwards, so one word may become several."""
-    text = expand(word.text, known)
+    text = expand_variables(word.text, known)
     is_split = node is not None and node.scalar is not None and word.raw.startswith("$")
     return tuple(map(word.with_text, text.split())) if is_split else (word.with_text(text),)
 
@@ -137,7 +139,7 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
     if node.scalar is None:
         return tuple(item.word().with_text((item.scalar or "").replace("$$", "$")) for item in node.list())
     if node.style in ("|", ">"):
-        words = [word for command in commands(node.inner()) for word in command.words]
+        words = [word for command in simple_commands(node.inner()) for word in command.words]
         text = node.source.text
         placed = words_found_in(text, (word.raw for word in words), node.offset, len(text))
         return tuple(at.with_text(word.text) for at, word in zip(placed, words, strict=True))
@@ -181,9 +183,9 @@ def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
     for device in devices.list() if devices else ():
         ids = device.get("device_ids")
         if ids is not None:
-            named = ",".join(expand(item.scalar or "", known) for item in ids.list())
+            named = ",".join(expand_variables(item.scalar or "", known) for item in ids.list())
             return None if "$" in named else len([card for card in named.split(",") if card.strip()])
-        count = expand(device.text("count"), known)
+        count = expand_variables(device.text("count"), known)
         if count.isdecimal():
             return int(count)
     return None

@@ -59,7 +59,7 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
     mounts_shm = False
     i = 3 if words[1].text == "container" else 2
     while i < len(words) and words[i].text.startswith("-"):
-        name, value, i = _option(words, i)
+        name, value, i = _parse_option(words, i)
         if value is None:
             continue
         mounts_shm = mounts_shm or "/dev/shm" in value.text
@@ -99,7 +99,7 @@ def docker_bytes(text: str) -> int | None:
     return kubernetes_bytes(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
 
 
-def _option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
+def _parse_option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
     """An option's name and value (`--name value`, `--name=value`, `-e A=1`, `-itp 1`), and the index of the next."""
     word = words[i]
     following = words[i + 1] if i + 1 < len(words) else None
@@ -199,10 +199,10 @@ _OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9
 
 def is_other_build(image: str) -> bool:
     """Whether an image is a fork or a private build, which may differ from the release that it names."""
-    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(_tag(image)))
+    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(_image_tag(image)))
 
 
-def _tag(image: str) -> str:
+def _image_tag(image: str) -> str:
     return image.rpartition("/")[2].partition("@")[0].partition(":")[2]
 
 
@@ -228,7 +228,7 @@ _DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
 
 def latest_build_day(image: str) -> str:
     """The last day on which an image with a date in its tag can have been built; empty without a date."""
-    tag = _tag(image)
+    tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
     month = _MONTH.search(tag)
@@ -242,4 +242,4 @@ def has_unnamed_release(image: str) -> bool:
     if "vllm" not in image.lower():
         return True
     is_template = "@" in image or "$" in image or "{{" in image
-    return is_template or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(_tag(image))
+    return is_template or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(_image_tag(image))

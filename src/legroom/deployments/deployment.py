@@ -68,7 +68,7 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
     if len(text) > MAX_FILE_BYTES:
         raise LegroomError("the command is too long to be one", f"legroom reads at most {MAX_FILE_BYTES:,} characters")
     subjects = read_shell(Text("the command", _ROOT_PROMPT.sub("  ", text, count=1))).subjects
-    servers = _servers(subjects)
+    servers = _servers_with_words(subjects)
     if _has_open_quote(subjects, servers):
         raise LegroomError(f"the command line has {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
     if not servers:
@@ -77,7 +77,7 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
         raise LegroomError(
             f"no vLLM server in the command {shown!r}", _RAY_SERVE_HINT if _is_ray_serve(subjects) else _NO_SERVER_HINT
         )
-    return _first_of(servers, text, requested)
+    return _first_deployment(servers, text, requested)
 
 
 def deployment_from_file(path: str | Path, requested: Release | None = None, number: int | None = None) -> Deployment:
@@ -92,36 +92,36 @@ def deployment_from_file(path: str | Path, requested: Release | None = None, num
     if _has_open_quote(subjects, servers):
         raise LegroomError(f"{where.name} has a command with {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
     if not servers:
-        raise _nothing_in(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
+        raise _no_server_error(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
     if any(part.is_template for part in parts) or any(
         "{{" in word.text or "{%" in word.text for word in servers[0].words
     ):
-        raise _template(where)
+        raise _template_error(where)
     if number is not None:
         return _with_api_key(deployment_of(servers[number], requested), text)
-    return _first_of(servers, text, requested)
+    return _first_deployment(servers, text, requested)
 
 
 def deployment_from_python(text: str, requested: Release | None = None, name: str = "the source") -> Deployment:
     """The `LLM(...)` or engine arguments of Python source; keyword arguments alone are those of `LLM(...)`."""
-    from legroom.deployments.python_reader import parsed, python_subjects  # only source needs it
+    from legroom.deployments.python_reader import parse_python, python_subjects  # only source needs it
 
     source = text
     try:
-        parsed(source)
+        parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         source = f"LLM({text.strip().strip(',')})"
         try:
-            parsed(source)
+            parse_python(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise _not_python(error) from None
-    servers = _servers(python_subjects(Text(name, source)))
+            raise _not_python_error(error) from None
+    servers = _servers_with_words(python_subjects(Text(name, source)))
     if not servers:
-        raise _no_call(name)
-    return _first_of(servers, text, requested)
+        raise _no_engine_call_error(name)
+    return _first_deployment(servers, text, requested)
 
 
-def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
+def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
     # The command of another launcher cannot be written with changed vLLM flags.
     return [server for server in servers if not server.launcher]
@@ -140,40 +140,41 @@ def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer
     return any(word.is_open for subject in subjects if isinstance(subject, InvokedCommand) for word in subject.words)
 
 
-def _nothing_in(where: Path, text: str, unread: Sequence[Unread]) -> LegroomError:
+def _no_server_error(where: Path, text: str, unread: Sequence[Unread]) -> LegroomError:
     from legroom.deployments.file_kinds import kind_of
-    from legroom.deployments.python_reader import parsed
+    from legroom.deployments.python_reader import parse_python
     from legroom.deployments.yaml_nodes import is_template
 
     if unread:
         return LegroomError(f"{where.name} {unread[0].reason}", unread[0].hint)
     kind = kind_of(str(where), text)
     if kind == "yaml" and is_template(text):
-        return _template(where)
+        return _template_error(where)
     if kind != "python":
         return LegroomError(f"no vLLM server in {where.name}", _NO_SERVER_HINT)
     try:
-        parsed(text)
+        parse_python(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return _not_python(error)
-    return _no_call(where.name)
+        return _not_python_error(error)
+    return _no_engine_call_error(where.name)
 
 
-def _template(where: Path) -> LegroomError:
+def _template_error(where: Path) -> LegroomError:
     from legroom.deployments.yaml_nodes import TEMPLATE_HINT
 
     return LegroomError(f"{where.name} is a template (it holds {{{{ ... }}}}), not a manifest", TEMPLATE_HINT)
 
 
-def _not_python(error: BaseException) -> LegroomError:
+def _not_python_error(error: BaseException) -> LegroomError:
     return LegroomError("the Python source could not be read", f"{type(error).__name__}: {error}")
 
 
-def _no_call(name: str) -> LegroomError:
+def _no_engine_call_error(name: str) -> LegroomError:
     return LegroomError(f"no LLM(...), EngineArgs(...) or AsyncEngineArgs(...) in {name}", _NO_SERVER_HINT)
 
 
-def _first_of(servers: Sequence[StartedServer], text: str, requested: Release | None) -> Deployment:
+def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Release | None) -> Deployment:
+    """The deployment of the first server, with a note where there are more."""
     deployment = _with_api_key(deployment_of(servers[0], requested), text)
     if len(servers) < 2:
         return deployment

@@ -35,8 +35,8 @@ def deployment_from_words(
     used = base.release if base else release or latest()
     parsed = parse_flags(words, used)
     problems = (*(base.problems if base else ()), *parsed.problems)
-    _refuse(problems, used)
-    args = _merged(base.args, parsed.args) if base else parsed.args
+    _refuse_bad_flags(problems, used)
+    args = _merged_args(base.args, parsed.args) if base else parsed.args
     base = base or Deployment(args, used)
     notes = (*base.notes, *(problem.message for problem in problems))
     return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
@@ -100,7 +100,7 @@ def server_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}
 
 
-def _merged(base: ServeArgs, added: ServeArgs) -> ServeArgs:
+def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
     """`base` with the flags that `added` gives."""
     given = {
         field.name: value
@@ -110,7 +110,7 @@ def _merged(base: ServeArgs, added: ServeArgs) -> ServeArgs:
     return replace(base, others=base.others + added.others, **given)
 
 
-def _refuse(problems: Sequence[FlagProblem], release: Release) -> None:
+def _refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:
         message = "; ".join(problem.message for problem in fatal)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from legroom.deployments.container_images import container_command
 from legroom.deployments.file_kinds import Kind, kind_of
-from legroom.deployments.server_words import expand, server_start
-from legroom.deployments.shell.lexer import Word, here_documents, placed_env
+from legroom.deployments.server_words import expand_variables, server_start
+from legroom.deployments.shell.lexer import Word, env_with_places, here_documents
 from legroom.deployments.shell.shell_script import script_subjects, subjects_of
-from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, without_comment_lines
 from legroom.deployments.subjects import StartedServer, Subject, change_servers
 
@@ -26,7 +26,7 @@ def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
     """Files of `COPY <<EOF /start.sh` and scripts of `RUN <<EOF`."""
     for document in here_documents(source.text):
         words = [word.text for word in document.words]
-        part = source.rows(source.row_of(document.start), source.row_of(document.end) + 1)
+        part = source.dedented_rows(source.row_of(document.start), source.row_of(document.end) + 1)
         kind = "shell" if words[:1] == ["RUN"] else kind_of(words[-1] if words else "", part.text)
         if kind != "document":
             yield kind, part
@@ -49,30 +49,30 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
         name, start = instruction[1].upper(), instruction.start(2)
         body = without_comment_lines(instruction[2], "#")
         if name == "FROM":
-            stage = _from(body, build_args, stages)
+            stage = _new_stage(body, build_args, stages)
         elif name == "ARG":
-            build_args |= {key: word.text for key, word in _environment(body, start).items()}
+            build_args |= {key: word.text for key, word in _env_instruction(body, start).items()}
         elif name == "ENV":
-            stage.env = {**stage.env, **_environment(body, start)}
+            stage.env = {**stage.env, **_env_instruction(body, start)}
         elif name == "RUN":
-            for command in commands(Text(source.path, body)):
-                yield from subjects_of(source, command.moved(start, stage.env), "docker")
+            for command in simple_commands(Text(source.path, body)):
+                yield from subjects_of(source, command.moved_by(start, stage.env), "docker")
         elif name == "ENTRYPOINT":
-            stage.entry = _words(body, start)
+            stage.entry = _exec_or_shell_words(body, start)
             if not stage.has_cmd:
                 stage.given = ()  # ENTRYPOINT resets the CMD of the base image
         elif name == "CMD":
-            stage.given, stage.has_cmd = _words(body, start), True
+            stage.given, stage.has_cmd = _exec_or_shell_words(body, start), True
     if stage.entry or stage.given:
-        yield from _server(source, stage)
+        yield from _image_server(source, stage)
 
 
-def _server(source: Text, stage: _Stage) -> Iterator[Subject]:
+def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
     """The server of the image, also behind `["sh", "-c", "vllm serve ..."]`."""
     first = (*stage.entry, *stage.given)[0].offset
     values = {name: word.text for name, word in stage.env.items()}
     words = tuple(
-        word.with_text(expand(word.text, values))
+        word.with_text(expand_variables(word.text, values))
         for word in container_command(stage.image, stage.entry, stage.given, first)
     )
     at = server_start(tuple(word.text for word in words))
@@ -86,7 +86,7 @@ def _server(source: Text, stage: _Stage) -> Iterator[Subject]:
             place = source.place(word.offset)
             script = Text(source.path, word.text, place.line, (place.column - 1,))
             yield from change_servers(
-                script_subjects(script, "docker", placed_env(stage.env, source.place)),
+                script_subjects(script, "docker", env_with_places(stage.env, source.place)),
                 lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
             )
 
@@ -103,9 +103,9 @@ class _Stage:
     env: Mapping[str, Word] = field(default_factory=dict)
 
 
-def _from(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
+def _new_stage(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
     """A new stage, which inherits from the stage that it is built on."""
-    words = [expand(word, build_args) for word in body.split() if not word.startswith("--")]
+    words = [expand_variables(word, build_args) for word in body.split() if not word.startswith("--")]
     if not words:
         return _Stage("")
     stage = replace(stages.get(words[0].lower(), _Stage(words[0])), has_cmd=False)
@@ -114,7 +114,7 @@ def _from(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _
     return stage
 
 
-def _words(text: str, start: int) -> tuple[Word, ...]:
+def _exec_or_shell_words(text: str, start: int) -> tuple[Word, ...]:
     """The words of the exec form `["a", "b"]` or of a shell line."""
     if text.lstrip().startswith("["):
         try:
@@ -127,11 +127,13 @@ def _words(text: str, start: int) -> tuple[Word, ...]:
             placed.append(Word(str(item), start + cursor + 1, str(item)))
         return tuple(placed)
     return tuple(
-        Word(word.text, word.offset + start, word.raw) for command in commands(Text("", text)) for word in command.words
+        Word(word.text, word.offset + start, word.raw)
+        for command in simple_commands(Text("", text))
+        for word in command.words
     )
 
 
-def _environment(text: str, start: int) -> dict[str, Word]:
+def _env_instruction(text: str, start: int) -> dict[str, Word]:
     env = {}
     for pair in re.finditer(r"(\w+)=(\"[^\"]*\"|\S*)", text):
         env[pair[1]] = Word(pair[2].strip('"'), start + pair.start(), pair[0])

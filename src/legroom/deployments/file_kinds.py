@@ -48,7 +48,7 @@ def kind_of(path: str, text: str) -> Kind:
         return "env"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
-    kind = sniffed(text)
+    kind = kind_by_first_line(text)
     return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
 
 
@@ -64,7 +64,7 @@ def kind_of_language(language: str) -> Kind | None:
     return _BY_LANGUAGE.get(language.strip().lower())
 
 
-def sniffed(text: str) -> Kind | None:
+def kind_by_first_line(text: str) -> Kind | None:
     """The kind of a text by its first line that is not a comment; None where it is not clear."""
     if _SHEBANG.match(text.lstrip()):
         return "python" if "python" in text.lstrip().partition("\n")[0] else "shell"

@@ -11,7 +11,7 @@ from typing import Literal
 from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
 from legroom.deployments.container_images import has_unnamed_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
-from legroom.deployments.file_kinds import Kind, kind_of, sniffed
+from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource_servers
@@ -25,7 +25,7 @@ from legroom.deployments.subjects import FilePart, StartedServer, Subject, chang
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.systemd_unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
-from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, without_actions
+from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, template_as_yaml
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.records import dataclass
@@ -98,7 +98,7 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
     hidden = next(iter(sorted(images)), "") if images and all(map(has_unnamed_release, images)) else ""
     is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
-    for part in _parts(kind, Text(path, text), release):
+    for part in _parts_of_text(kind, Text(path, text), release):
         subjects = change_servers(part.subjects, lambda server: _with_release(server, installs, of_images, kind))
         if part.is_template:
             subjects = change_servers(subjects, lambda server: replace(server, is_release_assumed=True))
@@ -129,7 +129,7 @@ def _with_release(
 ) -> StartedServer:
     """A server without a vLLM image has the release that the file installs, or else names."""
     if "vllm" in server.image.lower():
-        return _reinstalled(server, installs, kind) if kind not in ("document", "python") else server
+        return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
     named = installs.pinned | of_images or installs.quoted
     if len(named) != 1:
         return server
@@ -140,7 +140,7 @@ def _with_release(
     return replace(server, installed=min(named), is_release_assumed=not is_certain)
 
 
-def _reinstalled(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
+def _with_reinstalled_release(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
     """A server in a vLLM image over which the file may install another vLLM."""
     if not installs.pinned and not installs.is_unpinned:
         return server
@@ -149,23 +149,24 @@ def _reinstalled(server: StartedServer, installs: InstalledReleases, kind: Kind)
     return replace(server, is_release_assumed=True)
 
 
-def _parts(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
+def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
+    """A text and the texts embedded in it, as parts of one file."""
     try:
-        part, inner = _read(kind, source, release)
+        part, inner = _read_text(kind, source, release)
     except LegroomError as error:
         part, inner = FilePart(kind, source, unread=Unread(source.place(0), error.message, error.hint)), ()
     yield replace(part, is_whole=depth == 0)
     if depth < 5:
         for inner_kind, inner_source in inner:
-            yield from _parts(inner_kind, inner_source, release, depth + 1)
+            yield from _parts_of_text(inner_kind, inner_source, release, depth + 1)
 
 
-def _read(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
+def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
     """One text, and the texts that are embedded in it."""
     if kind == "shell":
-        return read_shell(source), _here_documents_of(source)
+        return read_shell(source), _embedded_here_documents(source)
     if kind in ("yaml", "json"):
-        return _yaml(kind, source, release)
+        return _read_yaml(kind, source, release)
     if kind == "dockerfile":
         return FilePart(kind, source, tuple(dockerfile_subjects(source))), copied_files(source)
     if kind == "document":
@@ -178,24 +179,24 @@ def _read(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterabl
     return FilePart(kind, source, tuple(readers[kind](source)) if kind in readers else ()), ()
 
 
-def _yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
+def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
     if kind == "json":
         _check_json(source)
         if "vllm" not in source.text.lower() or '"panels"' in source.text:
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
-    documents, template = _documents(source)
+    documents, template = _yaml_documents(source)
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
     for document in documents:
         what = document_kind(document)
-        subjects += _document(what, document, release)
+        subjects += _document_subjects(what, document, release)
         inner += embedded_files(document, scripts=what != "other")
     unread = Unread(source.place(0), template.message, template.hint) if template else None
     return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
 
 
-def _documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
+def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
     """The documents of a YAML text, and an error where it is a template that was read without its values."""
     try:
         return tuple(load_nodes(source)), None
@@ -203,7 +204,7 @@ def _documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
         if not is_template(source.text):
             raise
         try:
-            return tuple(load_nodes(source.with_text(without_actions(source.text)))), error
+            return tuple(load_nodes(source.with_text(template_as_yaml(source.text)))), error
         except LegroomError:
             raise error from None
 
@@ -216,7 +217,7 @@ def _check_json(source: Text) -> None:
         raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
 
 
-def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:
+def _document_subjects(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
@@ -226,11 +227,11 @@ def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[
     return other_subjects(document, release) if kind == "other" else ()
 
 
-def _here_documents_of(script: Text) -> Iterator[tuple[Kind, Text]]:
+def _embedded_here_documents(script: Text) -> Iterator[tuple[Kind, Text]]:
     """Here-documents with a known kind: by their command, their file name or their first line."""
     for document in here_documents(script.text):
         first, last = script.row_of(document.start), script.row_of(document.end)
-        part = script.rows(first, last + 1)
+        part = script.dedented_rows(first, last + 1)
         if not document.is_quoted:
             # The shell removes one backslash; a space in its place keeps the columns.
             part = part.with_text(_ESCAPED.sub(r" \1", part.text))
@@ -252,4 +253,4 @@ def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
         return "shell"
     if any(re.fullmatch(r"python[\d.]*", name) for name in names):
         return "python"
-    return sniffed(text)
+    return kind_by_first_line(text)

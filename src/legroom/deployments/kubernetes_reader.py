@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import islice, product
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
-from legroom.deployments.server_words import KSERVE, expand, launcher_command, server_start
-from legroom.deployments.shell.lexer import Word, placed_env, split_words, words_found_in
+from legroom.deployments.server_words import KSERVE, expand_variables, launcher_command, server_start
+from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
@@ -47,10 +47,10 @@ def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | Non
         name = _RENAMED.get(name, name)
         keeps = name in known and name not in _KSERVE_FLAGS
         words += [word.with_text(name + equals + value)] if keeps else []
-    return (*words, *_stored_model(model, words))
+    return (*words, *_storage_uri_model(model, words))
 
 
-def _stored_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
+def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
     """`storageUri: hf://org/model` where no flag names the model."""
     storage = model.get("storageUri")
     if storage is None or any(word.text.partition("=")[0] == "--model" for word in words):
@@ -85,10 +85,10 @@ def kubernetes_subjects(document: Node) -> Iterator[Subject]:
         shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
         return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
-    yield from change_servers(_pods(document), described)
+    yield from change_servers(_container_subjects(document), described)
 
 
-def _pods(document: Node) -> Iterator[Subject]:
+def _container_subjects(document: Node) -> Iterator[Subject]:
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     of_pods: dict[int, Node] = {}
     # KubeRay starts Ray in every container without a command.
@@ -104,7 +104,7 @@ def _pods(document: Node) -> Iterator[Subject]:
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
-                    yield from _container(
+                    yield from _subjects_of_container(
                         container, node, possible_gpus(container, node, of_pods.get(id(node)), *metadata)
                     )
 
@@ -117,7 +117,7 @@ def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
     return by_image or bool(runtime_of(node)) or (key in _CONTAINERS and _ADDITIONAL in env_list(node.get("env")))
 
 
-def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[Subject]:
+def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[Subject]:
     env = env_list(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
@@ -147,7 +147,7 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
             launcher=server.launcher or launcher,
             memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
             start_limit=start_limit(container),
-            stop_limit=_grace(container, pod),
+            stop_limit=_termination_grace(container, pod),
         ),
     )
 
@@ -175,7 +175,7 @@ def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernete
     for item in node.list() or ([node] if node.scalar else []):
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
-            yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
+            yield from script_subjects(item.inner(), runs, env_with_places(env, item.source.place))
 
 
 def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
@@ -188,7 +188,9 @@ def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
     values = {name: word.text for name, word in env.items()}
     if node is None:
         return ()
-    return tuple(item.word().with_text(expand(item.scalar, values)) for item in node.list() if item.scalar is not None)
+    return tuple(
+        item.word().with_text(expand_variables(item.scalar, values)) for item in node.list() if item.scalar is not None
+    )
 
 
 def env_list(node: Node | None) -> dict[str, Word]:
@@ -243,7 +245,7 @@ def float_at(node: Node, key: str, default: float) -> float:
         return default
 
 
-def _grace(container: Node, pod: Node) -> TimeLimit:
+def _termination_grace(container: Node, pod: Node) -> TimeLimit:
     node = pod.get("terminationGracePeriodSeconds")
     if node is None or node.scalar is None:
         return TimeLimit(_GRACE_S, container.source.place(container.offset))
@@ -261,7 +263,7 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
         if written:
             return tuple(name.strip() for name in written.split(",") if name.strip())
     named = tuple(dict.fromkeys(filter(None, map(gpu_of_labels, _label_sets(pod)))))
-    part = _slice(container)
+    part = _mig_slice(container)
     if not part:
         return named
     profile = _MIG_PROFILE.match(part)
@@ -269,7 +271,7 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
     return tuple(name for name in whole if gpu_of_labels({"nvidia.com/gpu.product": name})) or (part,)
 
 
-def _slice(container: Node) -> str:
+def _mig_slice(container: Node) -> str:
     for side in ("limits", "requests"):
         amounts = container.get("resources", side)
         for name, _ in amounts.items() if amounts else ():
@@ -283,14 +285,14 @@ def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
     selector = pod.get("nodeSelector")
     fixed = {key: value.scalar or "" for key, value in selector.items()} if selector else {}
     terms = pod.get(*_REQUIRED_NODES)
-    choices = [_choices(term) for term in terms.list()] if terms is not None else []
+    choices = [_required_gpu_labels(term) for term in terms.list()] if terms is not None else []
     for chosen in choices or [{}]:
         names, values = list(chosen), [chosen[name] for name in chosen]
         for combination in islice(product(*values), 32):
             yield fixed | dict(zip(names, combination, strict=True))
 
 
-def _choices(term: Node) -> dict[str, list[str]]:
+def _required_gpu_labels(term: Node) -> dict[str, list[str]]:
     """The values of GPU labels that a node selector term requires with `In`."""
     wanted = naming_labels()
     expressions = term.get("matchExpressions")

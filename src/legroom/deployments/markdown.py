@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.deployments.file_kinds import Kind, kind_of_language, sniffed
+from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of_language
 from legroom.deployments.source_text import Text
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<language>[\w+-]*)")
@@ -33,23 +33,23 @@ _TAKEN = "\0"
 
 def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
     """The code blocks and the commands between them, in order."""
-    return sorted(_blocks(document), key=lambda block: block[1].place(0).line)
+    return sorted(_code_blocks(document), key=lambda block: block[1].place(0).line)
 
 
-def _blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
+def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
     lines = [line for _, line in document.lines()]
-    for first, last, language in list(_fences(lines)):
-        source = document.rows(first, last)
+    for first, last, language in list(_fenced_rows(lines)):
+        source = document.dedented_rows(first, last)
         lines[first - 1 : last + 1] = [_TAKEN] * len(lines[first - 1 : last + 1])
         if language.lower() in ("diff", "patch"):
-            source = source.with_text("\n".join(_as_changed(line) for line in source.text.split("\n")))
-        if kind := kind_of_language(language) or sniffed(source.text) or _guess(source.text):
+            source = source.with_text("\n".join(_line_after_diff(line) for line in source.text.split("\n")))
+        if kind := kind_of_language(language) or kind_by_first_line(source.text) or _guess_kind(source.text):
             yield kind, source
     row = 0
     while row < len(lines):
         end = _shell_end(lines, row) or _command_end(lines, row)
         if end:
-            yield "shell", document.rows(row, end)
+            yield "shell", document.dedented_rows(row, end)
             lines[row:end] = [_TAKEN] * (end - row)
         row = end or row + 1
     # A file without a known suffix may be a Python program.
@@ -57,19 +57,20 @@ def _blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
     yield "python", Text(document.path, rest, document.place(0).line)
 
 
-def _as_changed(line: str) -> str:
+def _line_after_diff(line: str) -> str:
     """A line of a diff after the change, at the same columns."""
     is_header = line.startswith(("---", "+++", "@@", "diff ", "index "))
     return "" if is_header or line.startswith("-") else " " + line[1:]
 
 
-def _guess(text: str) -> Kind | None:
+def _guess_kind(text: str) -> Kind | None:
     if _LIKELY_SHELL.search(text):
         return "shell"
     return "python" if re.search(r"^(import|from|def|class) ", text, re.MULTILINE) else None
 
 
-def _fences(lines: list[str]) -> Iterator[tuple[int, int, str]]:
+def _fenced_rows(lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    """First and last row and language of each fenced code block."""
     i = 0
     while i < len(lines):
         opening = _FENCE.match(lines[i])

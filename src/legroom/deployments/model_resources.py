@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from legroom.deployments.container_images import kubernetes_bytes
 from legroom.deployments.kubernetes_reader import env_list, gpu_limit, possible_gpus, start_limit, words_of_variable
-from legroom.deployments.server_words import expand
+from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
@@ -50,23 +50,23 @@ def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
         return
     for workload in (spec, spec.get("prefill")):
         if workload is not None and (workload is spec or workload.values):
-            server = _workload(document, workload, uri, own_templates=spec.get("baseRefs") is not None)
+            server = _workload_server(document, workload, uri, own_templates=spec.get("baseRefs") is not None)
             if server is not None:
                 yield server
 
 
-def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
+def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
     pod = workload.get("template") or workload
     containers = pod.get("containers")
     container = next((each for each in containers.list() if each.text("name") == "main"), None) if containers else None
     if container is not None and container.get("command") is not None:
         return None  # it is read like any other container
     env = env_list(container.get("env")) if container else {}
-    given = [item.word() for item in _items(container, "args")]
+    given = [item.word() for item in _scalar_items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += words_of_variable(more, document.source)
     served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
-    requested = tuple(_parallel(workload))
+    requested = tuple(_parallelism_flags(workload))
     on_one_node = not own_templates and workload.get("worker") is None
     passed_on = tuple(word for key, word in requested if not on_one_node or key == "tensor")
     words = (*served, *passed_on, *given)
@@ -80,16 +80,16 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
         container.text("image") if container else "",
         in_container=True,
         shm="mounted",  # by KServe's templates (config/llmisvcconfig)
-        gpus=_gpus(container, workload),
+        gpus=_gpus_of_all_nodes(container, workload),
         gpu_names=possible_gpus(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")) if container else None,
         start_limit=start_limit(container) if container else None,
-        read_as=_read_as(document),
-        remarks=tuple(_not_passed_on(requested, given)) if on_one_node else (),
+        read_as=_resource_title(document),
+        remarks=tuple(_dropped_parallelism(requested, given)) if on_one_node else (),
     )
 
 
-def _gpus(container: Node | None, workload: Node) -> int | None:
+def _gpus_of_all_nodes(container: Node | None, workload: Node) -> int | None:
     """The GPUs of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
     pod_gpus = gpu_limit(container) if container else None
     if pod_gpus is None or workload.get("worker") is None:
@@ -99,11 +99,11 @@ def _gpus(container: Node | None, workload: Node) -> int | None:
     return pod_gpus * -(-copies // local)
 
 
-def _read_as(document: Node) -> str:
+def _resource_title(document: Node) -> str:
     return f"Kubernetes {document.text('kind')} {document.text('metadata', 'name')}".rstrip()
 
 
-def _parallel(workload: Node) -> Iterator[tuple[str, Word]]:
+def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
     """The flags of `spec.parallelism`."""
     for key, flag in _PARALLEL:
         node = workload.get("parallelism", key)
@@ -115,7 +115,7 @@ def _parallel(workload: Node) -> Iterator[tuple[str, Word]]:
         yield key, Word(flag, expert.offset)
 
 
-def _not_passed_on(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
+def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
     """Sentences about parallelism that KServe does not pass on to a vLLM on one node."""
     flags = {word.text.partition("=")[0].replace("_", "-") for word in given}
     flags |= {_SHORT[flag] for flag in flags & _SHORT.keys()}
@@ -131,7 +131,7 @@ def _not_passed_on(requested: Sequence[tuple[str, Word]], given: Sequence[Word])
         )
 
 
-def _items(node: Node | None, key: str) -> list[Node]:
+def _scalar_items(node: Node | None, key: str) -> list[Node]:
     inner = node.get(key) if node is not None else None
     return [item for item in inner.list() if item.scalar is not None] if inner is not None else []
 
@@ -139,7 +139,7 @@ def _items(node: Node | None, key: str) -> list[Node]:
 def _kubeai_model(document: Node) -> Iterator[StartedServer]:
     spec = document.get("spec")
     if spec is not None and document.text("spec", "engine").lower() in ("", "vllm") and spec.get("url") is not None:
-        yield kubeai_server(spec, _read_as(document), document.text("metadata", "annotations", GPU_ANNOTATION))
+        yield kubeai_server(spec, _resource_title(document), document.text("metadata", "annotations", GPU_ANNOTATION))
 
 
 _PROFILE = re.compile(r"(?P<name>[\w.-]+):(?P<count>\d{1,4})")
@@ -183,7 +183,7 @@ def _kubeai_flags(node: Node, env: dict[str, Word]) -> tuple[Word, ...]:
     values = {name: word.text for name, word in env.items()}
     given, adapters = node.get("args"), node.get("adapters")
     words = [
-        item.word().with_text(expand(item.scalar, values))
+        item.word().with_text(expand_variables(item.scalar, values))
         for item in (given.list() if given else ())
         if item.scalar is not None
     ]
@@ -234,7 +234,7 @@ def model_spec_server(node: Node) -> StartedServer:
     place = node.source.place
     return StartedServer(
         "kubernetes",
-        (*serve_words(url.offset), url.word(), *_stack_flags(node)),
+        (*serve_words(url.offset), url.word(), *_vllm_config_flags(node)),
         env_list(node.get("env")),
         place,
         place(url.offset),
@@ -248,7 +248,7 @@ def model_spec_server(node: Node) -> StartedServer:
     )
 
 
-def _stack_flags(node: Node) -> Iterator[Word]:
+def _vllm_config_flags(node: Node) -> Iterator[Word]:
     settings = node.get("vllmConfig")
     for key, value in settings.items() if settings is not None else ():
         if value.scalar is None or value.scalar == "":

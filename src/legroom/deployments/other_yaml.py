@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from legroom.deployments.compose_reader import compose_env, compose_words
 from legroom.deployments.container_images import flag_names
-from legroom.deployments.file_kinds import Kind, kind_of, sniffed
+from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of
 from legroom.deployments.kubernetes_reader import env_list
 from legroom.deployments.markdown import FENCE, START
 from legroom.deployments.model_resources import is_kubeai_model, is_model_spec, kubeai_server, model_spec_server
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
-from legroom.deployments.shell.lexer import Word, placed_env, serve_words
+from legroom.deployments.shell.lexer import Word, env_with_places, serve_words
 from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import StartedServer, Subject
@@ -60,9 +60,9 @@ class _Scope:
         env = dict(self.env)
         for key in _VARIABLES:
             env |= {**compose_env(node.get(key)), **env_list(node.get(key))}
-        return _Scope(self.keys, _image(node) or self.image, env)
+        return _Scope(self.keys, _image_name(node) or self.image, env)
 
-    def under(self, key: str) -> _Scope:
+    def under_key(self, key: str) -> _Scope:
         return _Scope(f"{self.keys} {key.lower()}", self.image, self.env)
 
 
@@ -81,17 +81,17 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             if is_model_spec(node):
                 yield model_spec_server(node)
                 continue
-            yield from _arguments(node, scope)
+            yield from _server_of_arguments(node, scope)
             for key, value in node.items():  # `engine_kwargs:` and the like, whose keys are flags
                 if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
                     yield config_server(value, release)
-            pending += reversed([(value, scope.under(key)) for key, value in node.items()])
+            pending += reversed([(value, scope.under_key(key)) for key, value in node.items()])
         elif node.scalar is None:
             pending += reversed([(item, scope) for item in node.list()])
         elif FENCE in node.scalar:
             continue  # a document, which is read as an embedded file
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            subjects = read_shell(node.inner(), env=placed_env(scope.env, node.source.place)).subjects
+            subjects = read_shell(node.inner(), env=env_with_places(scope.env, node.source.place)).subjects
             image = scope.image if "vllm" in scope.image.lower() else ""
             for subject in subjects:
                 if isinstance(subject, StartedServer) and not subject.image:
@@ -106,23 +106,23 @@ def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]
             text = value.scalar or ""
             if "\n" not in text or key in _COMMANDS or not _ABOUT_VLLM.search(text):
                 continue
-            kind = "document" if FENCE in text else kind_of(key, text) if "." in key else sniffed(text)
+            kind = "document" if FENCE in text else kind_of(key, text) if "." in key else kind_by_first_line(text)
             if kind is None and _LOOKS_LIKE_YAML.match(text):
                 kind = "yaml"
             if kind is not None and (scripts or kind != "shell"):
                 yield kind, value.inner()
 
 
-def _image(node: Node) -> str:
+def _image_name(node: Node) -> str:
     name, tag = node.text("image"), node.text("tag")
     inner = node.get("image")
     if not name and inner is not None:
-        return _image(inner)
+        return _image_name(inner)
     # Without a tag the chart sets it, usually to its own version.
     return name or (f"{node.text('repository')}:{tag or '$tag'}" if node.text("repository") else "")
 
 
-def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
+def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     """The server of `command` and `args`, or of flags that are clearly vLLM's."""
     command = compose_words(node.get("command"))
     given = tuple(
@@ -140,14 +140,14 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         return  # it is read as a script
     if at is None:
         are_flags = bool(words) and words[0].text.startswith("--")
-        if not are_flags or not _is_vllms(node, scope) or flag_names(words).isdisjoint(all_flag_names()):
+        if not are_flags or not _belongs_to_vllm(node, scope) or flag_names(words).isdisjoint(all_flag_names()):
             return
         words, at = (*serve_words(words[0].offset), *words), 0
     place = node.source.place
     yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
 
 
-def _is_vllms(node: Node, scope: _Scope) -> bool:
+def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:
     around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.deployments.markdown import START
-from legroom.deployments.shell.lexer import Word, placed_env, serve_words
+from legroom.deployments.shell.lexer import Word, env_with_places, serve_words
 from legroom.deployments.shell.shell_script import read_shell, subjects_of
 from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
@@ -39,7 +39,7 @@ def python_subjects(source: Text) -> tuple[Subject, ...]:
     if not _WORTH_PARSING.search(source.text):
         return ()
     try:
-        tree = parsed(source.text)
+        tree = parse_python(source.text)
         program = _Program(source, tree)
         program.visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -47,7 +47,7 @@ def python_subjects(source: Text) -> tuple[Subject, ...]:
     return tuple(program.subjects())
 
 
-def parsed(text: str) -> ast.Module:
+def parse_python(text: str) -> ast.Module:
     """The syntax tree of a source, without Python's warnings about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,7 +77,7 @@ class _Program(ast.NodeVisitor):
                 started = subjects_of(self._source, command, "shell")
                 servers += [subject for subject in started if isinstance(subject, StartedServer)]
         for script in self._scripts:
-            servers += read_shell(script, env=placed_env(self.env, place)).subjects
+            servers += read_shell(script, env=env_with_places(self.env, place)).subjects
         yield from servers
         yield from (replace(server, env=self.env) for server in self._calls)
 
@@ -97,18 +97,18 @@ class _Program(ast.NodeVisitor):
         """`cmd = [...]` and `os.environ["NAME"] = "value"`."""
         target = node.targets[0]
         if isinstance(target, ast.Name) and _is_list(node.value):
-            self._lists[self._scope, target.id] = list(self._words(node.value))
+            self._lists[self._scope, target.id] = list(self._list_words(node.value))
         elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == "os.environ":
             name = target.slice.value if isinstance(target.slice, ast.Constant) else ""
             if isinstance(name, str) and name:
-                self.env[name] = Word(self._text(node.value), self._offset(node))
+                self.env[name] = Word(self._literal_text(node.value), self._offset(node))
         else:
             self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         """`cmd += [...]`."""
         if isinstance(node.target, ast.Name) and _is_list(node.value):
-            self._lists.setdefault((self._scope, node.target.id), []).extend(self._words(node.value))
+            self._lists.setdefault((self._scope, node.target.id), []).extend(self._list_words(node.value))
         else:
             self.generic_visit(node)
 
@@ -118,13 +118,13 @@ class _Program(ast.NodeVisitor):
         if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and node.args:
             key = (self._scope, called.value.id)
             if called.attr == "extend" and _is_list(node.args[0]) and key in self._lists:
-                self._lists[key].extend(self._words(node.args[0]))
+                self._lists[key].extend(self._list_words(node.args[0]))
                 return
             if called.attr == "append" and key in self._lists:
-                self._lists[key].extend(self._word(node.args[0]))
+                self._lists[key].extend(self._item_words(node.args[0]))
                 return
-        if (name := self._engine(called)) is not None:
-            words, call = tuple(self._arguments(node)), EngineCall(name, *self._literals(node))
+        if (name := self._engine_class(called)) is not None:
+            words, call = tuple(self._call_as_command(node)), EngineCall(name, *self._literal_arguments(node))
             place = self._source.place
             read_as = f"Python {name}(...)"
             self._calls.append(
@@ -132,7 +132,7 @@ class _Program(ast.NodeVisitor):
             )
         self.generic_visit(node)
 
-    def _engine(self, called: ast.expr) -> str | None:
+    def _engine_class(self, called: ast.expr) -> str | None:
         if isinstance(called, ast.Name):
             return self._engines.get(called.id)
         is_vllms = isinstance(called, ast.Attribute) and ast.unparse(called.value) in self._engines
@@ -140,12 +140,12 @@ class _Program(ast.NodeVisitor):
 
     def visit_List(self, node: ast.List) -> None:
         """A command without a name."""
-        self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
+        self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         """`["vllm", "serve"] + more`."""
         if _is_list(node):
-            self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
+            self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
         else:
             self.generic_visit(node)
 
@@ -154,43 +154,44 @@ class _Program(ast.NodeVisitor):
         for key, value in zip(node.keys, node.values, strict=True):
             name = key.value if isinstance(key, ast.Constant) else None
             if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
-                self.env[name] = Word(self._text(value), self._offset(key or value))
+                self.env[name] = Word(self._literal_text(value), self._offset(key or value))
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         """A whole command line in a string."""
         if isinstance(node.value, str):
-            self._script(node, node.value)
+            self._keep_script(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """A command line in an f-string."""
-        self._script(node, self._text(node))
+        self._keep_script(node, self._literal_text(node))
 
-    def _script(self, node: ast.expr, text: str) -> None:
+    def _keep_script(self, node: ast.expr, text: str) -> None:
+        """Keep a string that is a whole `vllm serve` command line as a script."""
         if START.match(text.lstrip()) and " -" in text:
             at = self._source.place(self._offset(node))
             self._scripts.append(Text(self._source.path, text, at.line, (at.column,)))
 
-    def _words(self, node: ast.expr) -> Iterator[Word]:
+    def _list_words(self, node: ast.expr) -> Iterator[Word]:
         if isinstance(node, ast.BinOp):
-            yield from self._words(node.left)
-            yield from self._words(node.right)
+            yield from self._list_words(node.left)
+            yield from self._list_words(node.right)
         elif isinstance(node, ast.List | ast.Tuple):
             for item in node.elts:
-                yield from self._word(item)
+                yield from self._item_words(item)
         elif isinstance(node, ast.Name) and (self._scope, node.id) in self._lists:
             yield from self._lists[self._scope, node.id]
 
-    def _word(self, node: ast.expr) -> Iterator[Word]:
+    def _item_words(self, node: ast.expr) -> Iterator[Word]:
         if isinstance(node, ast.Starred):
-            yield from self._words(node.value)
+            yield from self._list_words(node.value)
             return
         if isinstance(node, ast.IfExp):
-            yield from self._word(node.body)
-            if self._text(node.body).startswith("--") and self._text(node.orelse).startswith("--"):
-                yield from self._word(node.orelse)
+            yield from self._item_words(node.body)
+            if self._literal_text(node.body).startswith("--") and self._literal_text(node.orelse).startswith("--"):
+                yield from self._item_words(node.orelse)
             return
-        text = self._text(node)
+        text = self._literal_text(node)
         offset = self._offset(node) + isinstance(node, ast.Constant)
         flag, space, value = text.partition(" ")
         if space and flag.startswith("--") and flag_name(flag) in all_flag_names():
@@ -199,41 +200,41 @@ class _Program(ast.NodeVisitor):
         else:
             yield Word(text, offset, text)
 
-    def _text(self, node: ast.expr) -> str:
+    def _literal_text(self, node: ast.expr) -> str:
         if isinstance(node, ast.Constant):
             return str(node.value)
         if isinstance(node, ast.JoinedStr):
-            return "".join(self._text(part) for part in node.values)
+            return "".join(self._literal_text(part) for part in node.values)
         if isinstance(node, ast.FormattedValue):
-            return self._text(node.value)
+            return self._literal_text(node.value)
         if isinstance(node, ast.Name):
             value = self._constants.get(node.id)
             return str(value) if isinstance(value, str | int | float) else _UNKNOWN
         return _UNKNOWN
 
-    def _arguments(self, node: ast.Call) -> Iterator[Word]:
+    def _call_as_command(self, node: ast.Call) -> Iterator[Word]:
         """The model and the keyword arguments as a `vllm serve` command."""
         start = self._offset(node)
         yield from serve_words(start)
-        if node.args and not _is_left_out(node.args[0]):
-            yield from self._word(node.args[0])
+        if node.args and not _names_no_model(node.args[0]):
+            yield from self._item_words(node.args[0])
         for keyword in node.keywords:
             offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
-            for name, value in self._given(keyword):
+            for name, value in self._keyword_values(keyword):
                 flag = flag_name(name)
                 if flag not in all_flag_names() and not nearest_flags(flag, latest()):
                     continue  # an argument that is not a flag
                 words = [f"{flag}={_UNKNOWN}"] if value is _NOT_KNOWN else _flag_words(flag, value)
                 yield from (Word(text, offset) for text in words)
 
-    def _literals(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _literal_arguments(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The arguments with literal values, and the names of the others."""
-        model = [ast.keyword("model", node.args[0])] if node.args and not _is_left_out(node.args[0]) else []
-        given = [pair for keyword in (*model, *node.keywords) for pair in self._given(keyword)]
+        model = [ast.keyword("model", node.args[0])] if node.args and not _names_no_model(node.args[0]) else []
+        given = [pair for keyword in (*model, *node.keywords) for pair in self._keyword_values(keyword)]
         values = {name: value for name, value in given if value is not _NOT_KNOWN}
         return values, tuple(name for name, value in given if value is _NOT_KNOWN)
 
-    def _given(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
+    def _keyword_values(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
         """A keyword argument, or those of `**{...}`, with `_NOT_KNOWN` for values that are not literals."""
         value = keyword.value
         if isinstance(value, ast.Name) and value.id in self._constants:
@@ -266,7 +267,7 @@ def _flag_words(flag: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
-def _is_left_out(node: ast.expr) -> bool:
+def _names_no_model(node: ast.expr) -> bool:
     """Whether an argument names no model: `LLM(...)`, `LLM(*args)`."""
     return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
 

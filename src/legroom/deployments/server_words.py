@@ -39,13 +39,13 @@ def server_start(words: Sequence[str]) -> int | None:
             return i
         is_run = i == 0 or any(basename(before).startswith("python") for before in words[:i])
         if word in API_SERVERS or (word.endswith(_API_SERVER_FILE) and is_run):
-            return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i
+            return _interpreter_index(words, i - 1) if i and words[i - 1] == "-m" else i
         if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
             return i
     return None
 
 
-def _interpreter(words: Sequence[str], at: int) -> int:
+def _interpreter_index(words: Sequence[str], at: int) -> int:
     """The index of the interpreter whose option is at `at`."""
     while at and words[at].startswith("-"):
         at -= 1
@@ -70,7 +70,7 @@ def has_variable(word: str) -> bool:
     return _VARIABLE.search(word) is not None
 
 
-def expand(word: str, env: Mapping[str, str]) -> str:
+def expand_variables(word: str, env: Mapping[str, str]) -> str:
     """A word with `$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known."""
 
     def value(variable: re.Match[str]) -> str:
@@ -103,13 +103,13 @@ def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:
     keeps = True
     for word in given:
         if word.text.startswith("-"):
-            keeps = _is_vllms(word.text.partition("=")[0])
+            keeps = _is_vllm_flag(word.text.partition("=")[0])
         if keeps:
             kept.append(word)
     return tuple(kept)
 
 
-def _is_vllms(name: str) -> bool:
+def _is_vllm_flag(name: str) -> bool:
     table = flags_ever()
     if not name.startswith("--"):
         return name in table

@@ -96,7 +96,7 @@ class Text:
             end = self._starts[i + 1] - 1 if i + 1 < len(self._starts) else len(self.text)
             yield start, self.text[start:end].rstrip("\r")
 
-    def rows(self, first: int, last: int) -> Text:
+    def dedented_rows(self, first: int, last: int) -> Text:
         """The rows from `first` to before `last`, dedented."""
         if first >= len(self._starts):
             return Text(self.path, "", self._line + first)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.lexer import Word, env_with_places
 from legroom.deployments.shell.shell_script import subjects_of
-from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Subject, TimeLimit, change_servers
 
@@ -27,12 +27,12 @@ def is_supervisord(text: str) -> bool:
 
 def supervisord_subjects(source: Text) -> Iterator[Subject]:
     for section in _SECTION.finditer(source.text):
-        yield from _program(source, section)
+        yield from _program_subjects(source, section)
 
 
-def _program(source: Text, section: re.Match[str]) -> Iterator[Subject]:
+def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]:
     settings = {
-        setting["key"]: Word(_plain(setting["value"]), section.start("body") + setting.start("value"))
+        setting["key"]: Word(_without_comments(setting["value"]), section.start("body") + setting.start("value"))
         for setting in _SETTING.finditer(section["body"])
     }
     command = settings.get("command")
@@ -42,9 +42,9 @@ def _program(source: Text, section: re.Match[str]) -> Iterator[Subject]:
     stop = settings.get("stopwaitsecs")
     wait = TimeLimit(float(stop.text), source.place(stop.offset)) if stop and stop.text.strip().isdecimal() else None
     text = command.text.replace("\n", " ").replace("%%", "% ")
-    for simple in commands(Text(source.path, text), placed_env(env, source.place)):
+    for simple in simple_commands(Text(source.path, text), env_with_places(env, source.place)):
         yield from change_servers(
-            subjects_of(source, simple.moved(command.offset, {**env, **simple.env}), "shell"),
+            subjects_of(source, simple.moved_by(command.offset, {**env, **simple.env}), "shell"),
             lambda server: replace(
                 server,
                 stop_limit=server.stop_limit or wait or TimeLimit(10.0, server.place),
@@ -59,7 +59,7 @@ def _environment(value: Word | None) -> Iterator[tuple[str, Word]]:
         yield pair[1], Word(given, (value.offset if value else 0) + pair.start(), pair[0])
 
 
-def _plain(value: str) -> str:
+def _without_comments(value: str) -> str:
     """The value without comments and with a shell variable for each expansion; columns stay."""
     uncommented = _COMMENT.sub(lambda comment: " " * len(comment[0]), value)
     return _EXPANSION.sub(lambda name: "$" + "_" * (len(name[0]) - 1), uncommented)

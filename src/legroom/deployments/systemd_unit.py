@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.lexer import Word, env_with_places
 from legroom.deployments.shell.shell_script import subjects_of
-from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, without_comment_lines
 from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, Unit, change_servers
 from legroom.errors import LegroomError
@@ -52,22 +52,22 @@ def _subjects_of_exec_line(
     lead = len(text) - len(text.lstrip("-@:+!"))
     # `$$` and `%%` are escapes, not shell syntax.
     blanked = " " * lead + text[lead:].replace("$$", "$ ").replace("%%", "% ")
-    for command in commands(Text(source.path, blanked), placed_env(env, source.place)):
+    for command in simple_commands(Text(source.path, blanked), env_with_places(env, source.place)):
         yield from change_servers(
-            subjects_of(source, command.moved(word.offset, env), "systemd"),
-            lambda server: _limited(source, server, settings) if key == "ExecStart" else server,
+            subjects_of(source, command.moved_by(word.offset, env), "systemd"),
+            lambda server: _with_time_limits(source, server, settings) if key == "ExecStart" else server,
         )
 
 
-def _limited(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
+def _with_time_limits(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
     # The start timeout applies only to units that wait: Type=exec and simple start at once.
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
-    start = _limit(source, settings, "TimeoutStartSec", server) if waits else None
-    stop = _limit(source, settings, "TimeoutStopSec", server)
+    start = _time_limit(source, settings, "TimeoutStartSec", server) if waits else None
+    stop = _time_limit(source, settings, "TimeoutStopSec", server)
     return replace(server, start_limit=start, stop_limit=stop, read_as="a systemd unit")
 
 
-def _limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
+def _time_limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
     word = settings.get(key) or settings.get("TimeoutSec")
     if word is None:
         return TimeLimit(_DEFAULT_TIMEOUT_S, server.place)

@@ -110,10 +110,10 @@ def load_nodes(source: Text) -> list[Node]:
                 raise LegroomError("is nested too deeply", "check its brackets")
         documents = [node for node in yaml.compose_all(source.text, Loader=loader) if node is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _not_yaml(source, error) from None
+        raise _yaml_error(source, error) from None
     budget = [_MAX_NODES]
     try:
-        return [_convert(source, node, budget) for node in documents]
+        return [_to_node(source, node, budget) for node in documents]
     except RecursionError:
         raise LegroomError("holds a value that contains itself", "check its anchors (&name) and aliases") from None
 
@@ -127,7 +127,7 @@ _ACTION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 _ONLY_ACTIONS = re.compile(r"^[ \t]*(?:(?:\{\{.*?\}\}|\{%.*?%\})[ \t]*)+(?:#[^\n]*)?$", re.MULTILINE)
 
 
-def without_actions(text: str) -> str:
+def template_as_yaml(text: str) -> str:
     """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns.
 
     Both sides of an `if` stay.
@@ -141,7 +141,7 @@ def without_actions(text: str) -> str:
     return _ACTION.sub(lambda action: "$" + re.sub(r"[^\n]", "_", action[0][1:]).replace("\n", "_"), text)
 
 
-def _not_yaml(source: Text, error: Exception) -> LegroomError:
+def _yaml_error(source: Text, error: Exception) -> LegroomError:
     if is_template(source.text):
         return LegroomError("is a template (it holds {{ ... }}), not YAML", TEMPLATE_HINT)
     mark = getattr(error, "problem_mark", None)
@@ -150,7 +150,7 @@ def _not_yaml(source: Text, error: Exception) -> LegroomError:
     return LegroomError(f"is not valid YAML{where}: {problem}", "check its indentation and quotes")
 
 
-def _convert(source: Text, node: Any, budget: list[int]) -> Node:
+def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
     budget[0] -= 1
     if budget[0] < 0:
         raise LegroomError("has too many values", f"legroom reads at most {_MAX_NODES:,}")
@@ -160,20 +160,22 @@ def _convert(source: Text, node: Any, budget: list[int]) -> Node:
         values: Any = {}
         for key, value in node.value:
             if key.tag == _MERGE:
-                inherited |= {name: inner for name, inner in _merged(source, value, budget) if name not in inherited}
+                inherited |= {
+                    name: inner for name, inner in _merge_key_values(source, value, budget) if name not in inherited
+                }
             else:
-                values[key.value if isinstance(key.value, str) else "?"] = _convert(source, value, budget)
+                values[key.value if isinstance(key.value, str) else "?"] = _to_node(source, value, budget)
         values = inherited | values
     elif kind == "sequence":
-        values = [_convert(source, item, budget) for item in node.value]
+        values = [_to_node(source, item, budget) for item in node.value]
     else:
         values = None if node.tag.endswith(":null") else node.value
     return Node(source, node, values)
 
 
-def _merged(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
+def _merge_key_values(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
     """The values of `<<: *anchor` or `<<: [*one, *two]`; the first anchor has priority."""
     merged: dict[str, Node] = {}
     for anchor in node.value if node.id == "sequence" else [node]:
-        merged = {**dict(_convert(source, anchor, budget).items()), **merged}
+        merged = {**dict(_to_node(source, anchor, budget).items()), **merged}
     yield from merged.items()

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from legroom.black_box import BlackBox
+from legroom.diagnosis.ledger import Ledger, ledger_of
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -45,6 +46,8 @@ class Case:
     """The line that names the black box."""
     recorded_frames: frozenset[str] = frozenset()
     """Known functions in the stack of the black box, which is complete where the log's traceback may not be."""
+    computed_site: str = ""
+    """The site that the sizes of the failed allocation imply; empty where they fit several."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         """Every evidence with one of these ids."""
@@ -142,6 +145,11 @@ class Case:
         return max(same, key=lambda oom: (oom.total_bytes is not None, oom.torch_bytes is not None))
 
     @cached_property
+    def ledger(self) -> Ledger:
+        """The card's memory when the first allocation failed."""
+        return ledger_of(self.oom)
+
+    @cached_property
     def is_oom(self) -> bool:
         """Whether a GPU allocation failed, with or without sizes."""
         return self.has(*_FAILED_ALLOCATIONS)
@@ -197,7 +205,7 @@ class Case:
                 return "serving" if either and self.phase_reached == "serving" else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
-        return {
+        return self.computed_site or {
             "startup_load": "load",
             "startup_profile": "profile",
             "startup_kv": "kv",
@@ -377,7 +385,7 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]
     totals = [item.facts.get("total_bytes") for item in items] + [oom.total_bytes for oom in failed]
     # 128 GB of shared memory shows as 115 to 129 GiB; no discrete card has a total there.
-    unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
+    unified = bool(ids & {"unified", "nv_sysmem"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
     integrated = any(_is_integrated_amd_gpu(oom) for oom in failed)

@@ -7,6 +7,7 @@ from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.ledger import Ledger
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import Diagnosis
 from legroom.facts.releases import logged_release
@@ -45,6 +46,8 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "deployment": deployment_json(diagnosis.case),
         "memory": memory_json(diagnosis.case),
     }
+    if diagnosis.case.oom is not None:
+        document["ledger"] = ledger_json(diagnosis)
     optional = {"needed": list(diagnosis.needed), "notes": list(diagnosis.notes)}
     return document | {name: lines for name, lines in optional.items() if lines}
 
@@ -126,6 +129,21 @@ def memory_json(case: Case) -> dict[str, Any]:
     reported: dict[str, Any] = {f"{name}_bytes": getattr(startup, f"{name}_bytes") for name in names}
     reported |= {"blocks": startup.blocks, "tokens": startup.tokens, "max_concurrency": startup.max_concurrency}
     return {name: value for name, value in reported.items() if value is not None}
+
+
+def ledger_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The card when the allocation failed, the same entries as planned, and the tensors of the size that failed."""
+    wanted = [
+        {"tensor": each.name, "terms": each.how, "bytes": each.bytes, "setting": each.setting or None}
+        for each in diagnosis.wanted
+    ]
+    expected = {moment: _entries(ledger) for moment, ledger in diagnosis.expected.items()}
+    return {"seen": _entries(diagnosis.case.ledger), "expected": expected, "wanted": wanted}
+
+
+def _entries(ledger: Ledger) -> dict[str, int]:
+    entries = {name: getattr(ledger, name) for name in ledger.__dataclass_fields__}
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:

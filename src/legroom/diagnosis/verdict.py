@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -12,11 +12,14 @@ from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
+from legroom.diagnosis.ledger import Ledger, expected_ledgers
+from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import other_engine_text, other_engines
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
-from legroom.records import dataclass
+from legroom.memory.tensors import Tensor
+from legroom.records import dataclass, field
 from legroom.units import gib
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
@@ -43,6 +46,10 @@ class Diagnosis:
     """With the verdict "cause above" these are possibilities, not answers."""
     notes: tuple[str, ...] = ()
     """Assumptions about the GPU, or which other engine wrote the log."""
+    wanted: tuple[Tensor, ...] = ()
+    """The tensors of the failed run that have the size that failed."""
+    expected: Mapping[str, Ledger] = field(default_factory=dict)
+    """The ledger of the plan at each moment; empty where the deployment is not known."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -70,9 +77,15 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     planner = FixPlanner(case, hints)
     if (other := _other_engine(case)) is not None:
         return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"),))
+    wanted = wanted_tensors(planner)
+    if site := computed_site(planner, wanted):
+        planner.case = case = replace(case, computed_site=site)
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _guessed_cause(case))
-    findings = tuple(_make_finding(cause, assessment, planner) for cause, assessment in likely)
-    return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else ())
+    findings = tuple(_make_finding(cause, assessment, planner, lever_of(wanted)) for cause, assessment in likely)
+    if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
+        findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
+    expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
+    return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else (), wanted, expected)
 
 
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
@@ -119,6 +132,8 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     """The usual cause at the site of a traceback whose error is missing."""
     frames = [item for item in case.evidence if item.role == "frame"]
     frames = [item for item in frames if is_traceback_line(item.text) or ".py" in item.text]
+    if not frames and case.truncated_traceback is not None:
+        frames = list(case.milestones)
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
@@ -129,9 +144,11 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     return [(usual, Assessment(_GUESS_CONFIDENCE, proof(frames[-3:]), why))]
 
 
-def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
-    """The finding of one cause, with checked fixes and known bugs."""
+def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner, lever: str) -> Finding:
+    """The finding of one cause, with checked fixes and known bugs; fixes by the lever of the wanted tensor first."""
     fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
+    if lever:
+        fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
     finding = Finding(

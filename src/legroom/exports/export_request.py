@@ -37,7 +37,7 @@ class ExportRequest:
     """Whether the plan was read from a file, which does not name such variables."""
 
     @property
-    def needed_plan(self) -> PlanDocument:
+    def required_plan(self) -> PlanDocument:
         if self.plan is None:
             raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
         return self.plan

@@ -31,9 +31,9 @@ class KeyPair:
 
 def new_authority() -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _common_name("legroom gate CA")
-    builder = _builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)
-    return _key_pair(builder.sign(key, hashes.SHA256()), key)
+    name = _x509_name("legroom gate CA")
+    builder = _certificate_builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)
+    return _pem_key_pair(builder.sign(key, hashes.SHA256()), key)
 
 
 def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTIFICATE_DAYS) -> KeyPair:
@@ -42,17 +42,17 @@ def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTI
     signing_key = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_common_name(names[0]), signer.subject, key, days, is_authority=False)
+    builder = _certificate_builder(_x509_name(names[0]), signer.subject, key, days, is_authority=False)
     for extension in (
         x509.SubjectAlternativeName([x509.DNSName(name) for name in names]),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
     ):
         builder = builder.add_extension(extension, critical=False)
-    return _key_pair(builder.sign(signing_key, hashes.SHA256()), key)
+    return _pem_key_pair(builder.sign(signing_key, hashes.SHA256()), key)
 
 
-def kept_authority(path: str) -> KeyPair:
+def stored_authority(path: str) -> KeyPair:
     """The authority in a file, created the first time. With the same authority, an applied webhook trusts a new
     certificate."""
     file = Path(path)
@@ -80,14 +80,14 @@ def _read_authority(file: Path) -> KeyPair:
     if certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < _RENEW_BEFORE:
         raise LegroomError(f"the authority in {file} ends soon", "name another file, and apply all that is written")
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return _key_pair(certificate, key)
+    return _pem_key_pair(certificate, key)
 
 
-def _common_name(common: str) -> x509.Name:
+def _x509_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, *, is_authority: bool
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
@@ -110,7 +110,7 @@ def _builder(
     return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
-def _key_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+def _pem_key_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
     pem = serialization.Encoding.PEM
     kind, sealing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return KeyPair(certificate.public_bytes(pem), key.private_bytes(pem, kind, sealing))

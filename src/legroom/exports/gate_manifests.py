@@ -90,16 +90,16 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError("--replicas is 1 to 50", "two are enough: one answers while the other is replaced")
     if options["default_gpu"]:
         gpu(options["default_gpu"])
-    own, about = _own_certificates(options, namespace), _metadata(namespace)
+    own, about = _self_signed_certificates(options, namespace), _metadata(namespace)
     no_token = Commented("It asks the API server for nothing, and has no rights.", False)
     ports = [{"name": "https", "port": 443, "targetPort": "https"}]
-    budget = {"maxUnavailable": 1, "selector": {"matchLabels": _selector()}}
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": _gate_labels()}}
     documents = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {_LABEL: "off"}}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about, "automountServiceAccountToken": no_token},
-        *(_secret(namespace, own[1]) if own else _issued(namespace)),
+        *(_tls_secret(namespace, own[1]) if own else _cert_manager_objects(namespace)),
         _deployment(options, namespace),
-        manifest("v1", "Service", about, {"selector": _selector(), "ports": ports}),
+        manifest("v1", "Service", about, {"selector": _gate_labels(), "ports": ports}),
         manifest("policy/v1", "PodDisruptionBudget", about, budget),
         _network_policy(namespace),
     ]
@@ -107,7 +107,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         f"{MARK} {__version__} export gate. Apply this first, and the webhook once the pods are ready.",
         "Everything fails open: a gate that is not there lets every manifest through.",
     )
-    webhook = yaml_text(_webhooks(options, namespace, own[0] if own else None), head=(f"{MARK} {__version__}.",))
+    webhook = yaml_text(_webhook_config(options, namespace, own[0] if own else None), head=(f"{MARK} {__version__}.",))
     return (
         ExportedFile("gate.yaml", yaml_text(*documents, head=head)),
         ExportedFile("webhook.yaml", webhook),
@@ -124,18 +124,18 @@ ENTRYPOINT ["legroom"]
 """
 
 
-def _own_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPair, KeyPair] | None:
+def _self_signed_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPair, KeyPair] | None:
     if options["certificates"] != "self":
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
         return None
-    from legroom.exports.gate_certificates import kept_authority, new_authority, new_certificate
+    from legroom.exports.gate_certificates import new_authority, new_certificate, stored_authority
 
-    authority = kept_authority(options["ca_file"]) if options.get("ca_file") else new_authority()
-    return authority, new_certificate(authority, service_names(namespace))
+    authority = stored_authority(options["ca_file"]) if options.get("ca_file") else new_authority()
+    return authority, new_certificate(authority, gate_dns_names(namespace))
 
 
-def service_names(namespace: str) -> tuple[str, ...]:
+def gate_dns_names(namespace: str) -> tuple[str, ...]:
     """The DNS names of the gate."""
     name = f"{NAME_IN_CLUSTER}.{namespace}"
     return f"{name}.svc", name, f"{name}.svc.cluster.local"
@@ -145,24 +145,24 @@ def _metadata(namespace: str, name: str = NAME_IN_CLUSTER) -> dict[str, Any]:
     return {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": NAME_IN_CLUSTER}}
 
 
-def _selector() -> dict[str, str]:
+def _gate_labels() -> dict[str, str]:
     return {"app.kubernetes.io/name": NAME_IN_CLUSTER}
 
 
-def _secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
+def _tls_secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
     parts = {"tls.crt": pair.certificate, "tls.key": pair.key}
     data = {name: base64.b64encode(pem).decode() for name, pem in parts.items()}
     metadata = _metadata(namespace, f"{NAME_IN_CLUSTER}-tls")
     return [{"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata, "data": data}]
 
 
-def _issued(namespace: str) -> list[dict[str, Any]]:
+def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
     """The Issuer and Certificate of cert-manager, which makes and renews the Secret."""
     issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
     certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
     spec = {
         "secretName": f"{NAME_IN_CLUSTER}-tls",
-        "dnsNames": list(service_names(namespace)),
+        "dnsNames": list(gate_dns_names(namespace)),
         "issuerRef": {"name": NAME_IN_CLUSTER, "kind": "Issuer"},
         "duration": "2160h",
         "renewBefore": "720h",
@@ -176,7 +176,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": _selector()},
+        "labelSelector": {"matchLabels": _gate_labels()},
     }
     pod = {
         "serviceAccountName": NAME_IN_CLUSTER,
@@ -201,8 +201,8 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     spec = {
         "replicas": options["replicas"],
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "selector": {"matchLabels": _selector()},
-        "template": {"metadata": {"labels": _selector(), "annotations": scrape}, "spec": pod},
+        "selector": {"matchLabels": _gate_labels()},
+        "template": {"metadata": {"labels": _gate_labels(), "annotations": scrape}, "spec": pod},
     }
     return manifest("apps/v1", "Deployment", _metadata(namespace), spec)
 
@@ -243,7 +243,7 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _network_policy(namespace: str) -> dict[str, Any]:
     spec = {
-        "podSelector": {"matchLabels": _selector()},
+        "podSelector": {"matchLabels": _gate_labels()},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": Commented(
             "API servers have no labels to name them by; what they send is all that is answered.",
@@ -254,8 +254,8 @@ def _network_policy(namespace: str) -> dict[str, Any]:
     return manifest("networking.k8s.io/v1", "NetworkPolicy", _metadata(namespace), spec)
 
 
-def _webhooks(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": NAME_IN_CLUSTER, "labels": _selector()}
+def _webhook_config(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": NAME_IN_CLUSTER, "labels": _gate_labels()}
     if authority is None:
         metadata["annotations"] = {"cert-manager.io/inject-ca-from": f"{namespace}/{NAME_IN_CLUSTER}"}
     other = "warn" if options["mode"] == "enforce" else "enforce"
@@ -273,6 +273,7 @@ def _webhooks(options: Mapping[str, Any], namespace: str, authority: KeyPair | N
 
 
 def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
+    """One webhook of the configuration, for the namespaces in `mode` (`warn` or `enforce`)."""
     client: dict[str, Any] = {
         "service": {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
     }

@@ -58,7 +58,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     language: Language = request.options.get("language", "en")
-    branches = tree(bundled())
+    branches = branches_with_entries(bundled())
     return (
         ExportedFile("runbook.md", "\n".join((*_markdown_lines(branches, language), "", _SIGNED))),
         ExportedFile("runbook.svg", runbook_svg(branches, language) + _SIGNED),
@@ -68,11 +68,11 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def _markdown_lines(branches: Sequence[Branch], language: Language) -> Iterator[str]:
     words = _WORDS[language]
     yield from (f"# {words['title']}", "", words["intro"], "", f"![{words['title']}](runbook.svg)", "")
-    yield from (f"## {words['where']}", "", "```mermaid", overview(branches, language).rstrip(), "```")
+    yield from (f"## {words['where']}", "", "```mermaid", overview_flowchart(branches, language).rstrip(), "```")
     for branch in branches:
         yield from ("", f"## {branch.question.in_language(language)}", "")
         yield from (f"{words['look']}: {branch.look.in_language(language)}.", "")
-        yield from ("```mermaid", flowchart(branch, language).rstrip(), "```")
+        yield from ("```mermaid", branch_flowchart(branch, language).rstrip(), "```")
         for entry in branch.entries:
             yield from _entry_lines(entry, language)
 
@@ -177,7 +177,7 @@ _BRANCHES = (
 )
 
 
-def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
+def branches_with_entries(entries: Iterable[Entry]) -> tuple[Branch, ...]:
     """The branches with their catalog entries."""
     own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
     branches = (
@@ -191,36 +191,36 @@ def _first_remedy(entry: Entry, language: Language) -> str:
     return entry.workarounds[0].action.in_language(language) if entry.workarounds else ""
 
 
-def overview(branches: Sequence[Branch], language: Language) -> str:
+def overview_flowchart(branches: Sequence[Branch], language: Language) -> str:
     """A Mermaid flowchart of all branches."""
-    lines = ["flowchart TD", f"  start([{label(_START[language])}])"]
+    lines = ["flowchart TD", f"  start([{mermaid_label(_START[language])}])"]
     before, arrow = "start", "-->"
     for branch in branches:
         node = f"q{branch.key}"
-        lines.append(f"  {node}{{{label(branch.question.in_language(language))}}}")
+        lines.append(f"  {node}{{{mermaid_label(branch.question.in_language(language))}}}")
         lines.append(f"  {before} {arrow} {node}")
         ids = f"LR{branch.key}xx: {len(branch.entries)}"
-        lines.append(f"  {node} -->|{_YES[language]}| a{branch.key}[{label(ids)}]")
+        lines.append(f"  {node} -->|{_YES[language]}| a{branch.key}[{mermaid_label(ids)}]")
         before, arrow = node, f"-->|{_NO[language]}|"
-    lines.append(f"  {before} {arrow} unknown[{label('legroom diagnose vllm.log')}]")
+    lines.append(f"  {before} {arrow} unknown[{mermaid_label('legroom diagnose vllm.log')}]")
     return "\n".join(lines) + "\n"
 
 
-def flowchart(branch: Branch, language: Language) -> str:
+def branch_flowchart(branch: Branch, language: Language) -> str:
     """A Mermaid flowchart of one branch: causes, first workarounds and follow-up causes."""
-    lines = ["flowchart LR", f"  start{{{label(branch.question.in_language(language))}}}"]
+    lines = ["flowchart LR", f"  start{{{mermaid_label(branch.question.in_language(language))}}}"]
     for entry in branch.entries:
-        lines.append(f"  {entry.id}[{label(f'{entry.id}: {entry.title.in_language(language)}')}]")
+        lines.append(f"  {entry.id}[{mermaid_label(f'{entry.id}: {entry.title.in_language(language)}')}]")
         lines.append(f"  start --> {entry.id}")
         if remedy := _first_remedy(entry, language):
-            lines.append(f"  {entry.id} --> {entry.id}do([{label(remedy)}])")
+            lines.append(f"  {entry.id} --> {entry.id}do([{mermaid_label(remedy)}])")
     shown = {entry.id for entry in branch.entries}
     follow_ups = [(entry.id, following) for entry in branch.entries for following in entry.leads_to]
     lines += [f"  {cause} -.-> {following}" for cause, following in follow_ups if following in shown]
     return "\n".join(lines) + "\n"
 
 
-def label(text: str) -> str:
+def mermaid_label(text: str) -> str:
     """A quoted and escaped label of Mermaid."""
     escaped = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
     return f'"{" ".join(escaped.split())}"'

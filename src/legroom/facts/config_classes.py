@@ -46,7 +46,7 @@ def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
 
 @cache
 def known_names(kind: str, release: Release) -> tuple[str, ...]:
-    """connectors, attention_backends, or model types without_float16; empty where the release was not asked."""
+    """Names of one kind (connectors, attention_backends ...); empty where the release was not asked."""
     return tuple(release_facts("config_fields", release).get("names", {}).get(kind, ()))
 
 

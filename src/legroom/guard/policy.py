@@ -18,6 +18,7 @@ from legroom.units import MIB, parse_bytes
 
 
 def _key(default: Any, about: str, **more: Any) -> Any:
+    """A dataclass field with its default and the comment of its key in the TOML file."""
     return field(default=default, metadata={"about": about, **more})
 
 
@@ -173,10 +174,10 @@ def read_policy(path: Path) -> Policy:
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
     document = parse_toml(text, name, "see legroom guard --print-policy")
-    return _policy(document, text, name)
+    return _policy_of_document(document, text, name)
 
 
-def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
+def _policy_of_document(document: Mapping[str, Any], text: str, name: str) -> Policy:
     sections: dict[str, Any] = {}
     for section, values in document.items():
         kind = SECTIONS.get(section)
@@ -226,10 +227,10 @@ def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
         raise ValueError(f"must be {wanted}, not {value!r}")
     if "int" not in kinds and "float" not in kinds:
         raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
-    return _in_declared_range(kinds, meta, value)
+    return _checked_range(kinds, meta, value)
 
 
-def _in_declared_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
+def _checked_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
     if "float" not in kinds and not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)

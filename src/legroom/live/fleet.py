@@ -119,14 +119,16 @@ def fleet_view(
         by_group.setdefault(use.group, []).append(use)
     target = scaling_policy(1, 2, start_s, 0).kv_target_ratio
     groups = [
-        _group(key, members, peak_demand.get(key, sum(use.peak_kv_use for use in members)), target, levels)
+        _fleet_group(key, members, peak_demand.get(key, sum(use.peak_kv_use for use in members)), target, levels)
         for key, members in by_group.items()
     ]
     ordered = sorted(groups, key=lambda group: (-group.spare, -group.servers, group.key.model, group.key.pool))
     return FleetView(window_s, gpus_per_server, tuple(ordered))
 
 
-def _group(key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds) -> FleetGroup:
+def _fleet_group(
+    key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds
+) -> FleetGroup:
     queued = any(
         (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio)
         or use.mean_waiting >= 1.0
@@ -142,11 +144,11 @@ def _group(key: GroupKey, members: Sequence[ServerUse], demand: float, target: f
         demand,
         queued,
         needed,
-        tuple(_advice(members, levels)),
+        tuple(_group_advice(members, levels)),
     )
 
 
-def _advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:
+def _group_advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:
     advice: list[FleetAdvice] = []
     pools = [use.kv_tokens for use in members if use.kv_tokens]
     usual = statistics.median(pools) if pools else 0

@@ -79,10 +79,10 @@ class Forecast:
     @property
     def text(self) -> str:
         """`pool full in ~4 min at this trend`."""
-        return f"pool full in ~{_duration(self.full_in_s)} at this trend"
+        return f"pool full in ~{_duration_text(self.full_in_s)} at this trend"
 
 
-def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
+def pool_forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
     """The earliest full pool of the engines; None without a clear upward trend, or for a full pool."""
     if not window.is_answering:
         return None
@@ -98,12 +98,12 @@ def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
             for engine in step.engines
             if engine.key == key and engine.kv_use is not None
         ]
-        ahead = _engine(points, levels, key[1]) if len(points) >= levels.forecast_least_steps else None
+        ahead = _engine_forecast(points, levels, key[1]) if len(points) >= levels.forecast_least_steps else None
         forecasts += [ahead] if ahead is not None else []
     return min(forecasts, key=lambda ahead: ahead.full_in_s, default=None)
 
 
-def _engine(points: list[tuple[float, float]], levels: Thresholds, engine: str) -> Forecast | None:
+def _engine_forecast(points: list[tuple[float, float]], levels: Thresholds, engine: str) -> Forecast | None:
     line = trend(points)
     if line is None or line.low <= 0 or line.level >= levels.pool_full_ratio or points[-1][1] >= levels.pool_full_ratio:
         return None
@@ -121,7 +121,7 @@ def _engine(points: list[tuple[float, float]], levels: Thresholds, engine: str) 
     )
 
 
-def _duration(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     if seconds < 90:
         return f"{max(round(seconds / 5) * 5, 5)} s"
     return f"{seconds / 60:.0f} min"

@@ -31,7 +31,7 @@ class GpuMemory:
     """(pid, bytes); 0 bytes where the driver does not report them, as in a container."""
 
 
-def devices() -> tuple[GpuMemory, ...]:
+def nvml_devices() -> tuple[GpuMemory, ...]:
     """All GPUs and MIG slices; () without a driver."""
     try:
         # vLLM's bundled copy, inside vLLM.
@@ -42,8 +42,8 @@ def devices() -> tuple[GpuMemory, ...]:
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            slices = _slices(pynvml, index)
-            gpu = None if slices else _device(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
+            slices = _mig_slices(pynvml, index)
+            gpu = None if slices else _read_device(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
             gpus += slices or ([gpu] if gpu is not None else [])
         return tuple(gpus)
     except pynvml.NVMLError:
@@ -68,7 +68,7 @@ def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory,
     return tuple(chosen)
 
 
-def _slices(pynvml: Any, index: int) -> list[GpuMemory]:
+def _mig_slices(pynvml: Any, index: int) -> list[GpuMemory]:
     """The MIG slices of a card; [] for a card without MIG."""
     try:
         card = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -77,22 +77,24 @@ def _slices(pynvml: Any, index: int) -> list[GpuMemory]:
         most = pynvml.nvmlDeviceGetMaxMigDeviceCount(card)
     except (pynvml.NVMLError, AttributeError):
         return []  # no such card, no MIG support, old bindings
-    made = (_device(pynvml, lambda at: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, at), at) for at in range(most))
+    made = (
+        _read_device(pynvml, lambda at: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, at), at) for at in range(most)
+    )
     return [replace(gpu, index=index) for gpu in made if gpu is not None]
 
 
-def _device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
+def _read_device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
     """One GPU; None where NVML fails (off the bus, no such slice, no permission)."""
     try:
         handle = handle_at(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
+        name, uuid = _decoded(pynvml.nvmlDeviceGetName(handle)), _decoded(pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError:
         return None
-    return GpuMemory(index, name, uuid, int(memory.total), int(memory.used), _processes(pynvml, handle))
+    return GpuMemory(index, name, uuid, int(memory.total), int(memory.used), _bytes_by_process(pynvml, handle))
 
 
-def _processes(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
+def _bytes_by_process(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
@@ -100,11 +102,11 @@ def _processes(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
     return tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
 
 
-def _text(value: str | bytes) -> str:
+def _decoded(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
+def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
     """GPU bytes of these processes. Where the driver does not report them: all used bytes of a GPU without other
     processes, else None."""
     total_bytes = 0
@@ -120,9 +122,9 @@ def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
     return total_bytes if mine else None
 
 
-def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:
+def bytes_on_gpus_of(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:
     """Used bytes of the GPUs that these processes run on; None without any."""
-    seen = devices() if gpus is None else gpus
+    seen = nvml_devices() if gpus is None else gpus
     mine = [gpu.used_bytes for gpu in seen if any(pid in pids for pid, _ in gpu.processes)]
     return sum(mine) if mine else None
 
@@ -138,13 +140,13 @@ def server_processes(port: int) -> tuple[int, ...]:
         pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
         if pid is None:
             return ()
-        top = _top(psutil.Process(pid))
+        top = _main_process(psutil.Process(pid))
         return (top.pid, *(child.pid for child in top.children(recursive=True)))
     except (psutil.Error, OSError):
         return ()
 
 
-def _top(listener: psutil.Process) -> psutil.Process:
+def _main_process(listener: psutil.Process) -> psutil.Process:
     """The server's main process: with several API servers, the listener's parent."""
     parent = listener.parent() if shares_engines(listener.pid) else None
     # An init process that adopted an orphan has another process group.
@@ -162,7 +164,7 @@ class LocalServers:
 
     def __init__(
         self,
-        read: Callable[[], tuple[GpuMemory, ...]] = devices,
+        read: Callable[[], tuple[GpuMemory, ...]] = nvml_devices,
         find: Callable[[int], tuple[int, ...]] = server_processes,
         clock: Callable[[], float] = time.monotonic,
         is_stopped: Callable[[int], bool] = is_stopped,
@@ -186,7 +188,7 @@ class LocalServers:
         pids = self._processes_of(port, now_s)
         if not pids:
             return result
-        used_bytes = held_by(frozenset(pids), self._cards_now(now_s))
+        used_bytes = bytes_held_by(frozenset(pids), self._cards_now(now_s))
         host_rss_bytes = result.host_rss_bytes
         if host_rss_bytes is None and pids[1:]:
             host_rss_bytes = self._resident(pids[1:])  # the API server, the first, reports its own memory

@@ -49,8 +49,8 @@ class Cgroup:
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
         """None where the process has no memory cgroup, or it is not visible here."""
-        paths = _cgroup_paths(_text(proc / str(pid) / "cgroup"))
-        for mount, root, version in _mounts(_text(proc / "self/mountinfo")):
+        paths = _cgroup_paths(_file_text(proc / str(pid) / "cgroup"))
+        for mount, root, version in _cgroup_mounts(_file_text(proc / "self/mountinfo")):
             path = paths.get(version)
             if path is None:
                 continue
@@ -63,14 +63,14 @@ class Cgroup:
     @property
     def kills(self) -> int | None:
         """How many of its processes the kernel's out-of-memory killer has ended."""
-        return _counters(_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
+        return _parse_counters(_file_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
 
     @property
     def limit(self) -> tuple[int, str] | None:
         """The lowest limit of this cgroup and its parents in bytes, and the folder that sets it."""
         limits, folder = [], Path(self.folder)
         while folder.is_relative_to(self.mount):
-            limit = _number(_text(folder / _FILES[self.version].limit))
+            limit = _parse_int(_file_text(folder / _FILES[self.version].limit))
             if limit is not None and limit < _UNLIMITED:
                 limits.append((limit, str(folder)))
             folder = folder.parent
@@ -78,7 +78,7 @@ class Cgroup:
 
     def peak_bytes(self, folder: str) -> int | None:
         """The peak use of a cgroup folder; None in version 2 before Linux 5.19."""
-        return _number(_text(Path(folder) / _FILES[self.version].peak))
+        return _parse_int(_file_text(Path(folder) / _FILES[self.version].peak))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
     # The kernel's log clock drifts by seconds a day.
     records = [text for stamp_s, text in _kernel_log(kmsg) if stamp_s >= before.time_s - 5.0 and _KILLED.search(text)]
     line = records[-1] if records else ""
-    memory = re.search(r"^MemTotal:\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
+    memory = re.search(r"^MemTotal:\s+(\d+) kB", _file_text(proc / "meminfo"), re.MULTILINE)
     killed = _KILLED.search(line)
     limit = cgroup.limit if cgroup is not None else None
     peak = cgroup.peak_bytes(limit[1]) if cgroup is not None and limit is not None else None
@@ -152,7 +152,7 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
 
 def machine_kills(proc: Path = Path("/proc")) -> int | None:
     """Out-of-memory kills since boot, of any process (Linux 4.13 and later)."""
-    return _counters(_text(proc / "vmstat")).get("oom_kill")
+    return _parse_counters(_file_text(proc / "vmstat")).get("oom_kill")
 
 
 def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
@@ -190,7 +190,7 @@ def _cgroup_paths(text: str) -> dict[int, str]:
     return paths
 
 
-def _mounts(text: str) -> Iterator[tuple[str, str, int]]:
+def _cgroup_mounts(text: str) -> Iterator[tuple[str, str, int]]:
     """(mount point, mounted root, version) of each cgroup mount. Version 1 comes first: beside its memory controller,
     version 2 accounts for no memory."""
     mounts = []
@@ -206,17 +206,17 @@ def _mounts(text: str) -> Iterator[tuple[str, str, int]]:
     yield from sorted(mounts, key=lambda mount: mount[2])
 
 
-def _counters(text: str) -> Mapping[str, int]:
+def _parse_counters(text: str) -> Mapping[str, int]:
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
-def _number(text: str) -> int | None:
+def _parse_int(text: str) -> int | None:
     stripped = text.strip()
     return int(stripped) if stripped.isdecimal() else None
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError:

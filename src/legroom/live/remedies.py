@@ -72,7 +72,7 @@ class Traffic:
         return self.prompt_tokens + self.answer_tokens
 
     @property
-    def holds(self) -> int | None:
+    def fitting_requests(self) -> int | None:
         """How many requests fit the pool at their full length."""
         if not self.pool_tokens or not self.request_tokens:
             return None
@@ -119,7 +119,7 @@ def remedies_for(
     return tuple(proposed[:4]) or (ProposedRemedy("nothing needs to be changed"),)
 
 
-def _command(plan: Plan | None) -> tuple[str, ...]:
+def _plan_command(plan: Plan | None) -> tuple[str, ...]:
     return tuple(ready_command(plan)) if plan is not None else ()
 
 
@@ -132,7 +132,7 @@ def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, 
     return (flags, changed) if changed is not None and changed.starts else None
 
 
-def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _startup_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     advised = with_advice(planned) if planned is not None else None
     if planned is None or advised is None:
         yield ProposedRemedy("why a server ends stands in its log", steps=("legroom diagnose LOG",))
@@ -143,20 +143,20 @@ def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> 
     else:
         for advice in advised.advice:
             why = f"the plan says {advised.reason or advised.verdict}; {advice.why}"
-            steps, command = ("legroom diagnose LOG, for what really ended it",), _command(advice.plan)
+            steps, command = ("legroom diagnose LOG, for what really ended it",), _plan_command(advice.plan)
             yield ProposedRemedy(why, dict(advice.flags), {}, steps, command, advice.trades)
 
 
-def _burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """A smaller batch, or a larger pool."""
-    yield from _fitting_batch(finding, seen, planned)
+    yield from _batch_remedies(finding, seen, planned)
     if planned is not None:
-        yield from _larger_pools(seen, planned)
+        yield from _pool_remedies(seen, planned)
 
 
-def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """The `max_num_seqs` that the pool holds at the observed request length."""
-    holds, length = seen.holds, seen.request_tokens
+    holds, length = seen.fitting_requests, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
         return
     now = planned.settings.max_num_seqs if planned is not None else None
@@ -179,10 +179,10 @@ def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None
     changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and not changed.starts:
         return
-    yield ProposedRemedy(why, flags, command=_command(changed), trades=trades)
+    yield ProposedRemedy(why, flags, command=_plan_command(changed), trades=trades)
 
 
-def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
+def _pool_remedies(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
     """Flags that enlarge the pool and still fit the GPU, cheapest first."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
@@ -203,10 +203,10 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
             share = f", {tokens / needed:.0%} of what is asked now" if needed else ""
             free = human_bytes(changed.layout.headroom_bytes)
             why = f"the pool grows from {base:,} to {tokens:,} tokens{share}; {free} stay free"
-            yield ProposedRemedy(why, flags, command=_command(changed), trades=lever.trades)
+            yield ProposedRemedy(why, flags, command=_plan_command(changed), trades=lever.trades)
 
 
-def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _long_prompt_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Smaller steps for less activation memory, and admission by the guard."""
     length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
     if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
@@ -217,17 +217,17 @@ def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None)
                 less = planned.layout.activation.bytes - changed.layout.activation.bytes
                 tokens = flags["max_num_batched_tokens"]
                 why = f"{human_bytes(less)} less activation memory in a step of {tokens:,} tokens"
-                yield ProposedRemedy(why, flags, command=_command(changed), trades=lever.trades)
+                yield ProposedRemedy(why, flags, command=_plan_command(changed), trades=lever.trades)
                 break
     if length and pool:
         why = f"{pool / length:.0f} such prompts fill the pool; the guard admits what it holds and lets the rest wait"
         yield ProposedRemedy(
             why, steps=("vllm serve ... --middleware legroom.guard.Guard, or legroom guard --upstream URL",)
         )
-    yield from _fitting_batch(finding, seen, planned)
+    yield from _batch_remedies(finding, seen, planned)
 
 
-def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """When to restart, and the utilization that leaves headroom for a week."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     left_h = finding.numbers.get("hours_left")
@@ -254,10 +254,10 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
         f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
         f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
     )
-    yield ProposedRemedy(why, flags, command=_command(changed), trades="a smaller pool")
+    yield ProposedRemedy(why, flags, command=_plan_command(changed), trades="a smaller pool")
 
 
-def _host_creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _host_creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """A restart, and the caches that may grow."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     yield ProposedRemedy(
@@ -270,7 +270,7 @@ def _host_creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -
     )
 
 
-def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     ranks = planned.settings.tensor_parallel_size if planned is not None else 1
     if planned is not None and ranks > 1 and not getattr(planned.args, "disable_custom_all_reduce", None):
@@ -287,7 +287,7 @@ def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None
     )
 
 
-def _neighbour(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Find the process, or lower the utilization by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
     yield ProposedRemedy(
@@ -295,27 +295,27 @@ def _neighbour(finding: DetectorFinding, seen: Traffic, planned: Plan | None) ->
         "them back, or run on another card",
         steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
     )
-    yield from _more_room(taken, planned, "beside that process")
+    yield from _headroom_remedies(taken, planned, "beside that process")
 
 
-def _memory_burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """A lower utilization, and the black box to measure the need."""
-    yield from _more_room(_BURST_ROOM_BYTES, planned, "for the largest steps")
+    yield from _headroom_remedies(_BURST_ROOM_BYTES, planned, "for the largest steps")
     yield ProposedRemedy(
         "with the black box on, the first refused request says how much it lacked",
         steps=("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",),
     )
 
 
-def _more_room(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
+def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
     lowered = _lower_utilization(planned, size) if planned is not None else None
     if lowered is not None:
         flags, changed = lowered
         why = f"leaves {human_bytes(size)} more {what_for}; the pool keeps {changed.memory.kv.tokens:,} tokens"
-        yield ProposedRemedy(why, flags, command=_command(changed), trades="a smaller pool")
+        yield ProposedRemedy(why, flags, command=_plan_command(changed), trades="a smaller pool")
 
 
-def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _prefix_cache_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Turning the cache off, or a larger pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
@@ -327,11 +327,11 @@ def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None)
         f"only {rate:.1%} of prompt tokens are found, so hashing and look-ups buy nothing; cached blocks are given up "
         f"on demand and take no room from requests.{kept}",
         flags,
-        command=_command(changed),
+        command=_plan_command(changed),
         trades="prompts that do share a beginning are computed in full",
     )
     if planned is not None:
-        yield from _larger_pools(seen, planned)
+        yield from _pool_remedies(seen, planned)
 
 
 _FIXED = {
@@ -350,17 +350,17 @@ _FIXED = {
 }
 """Remedies that depend on nothing but the kind of finding."""
 _BY_KIND = {
-    "crash_loop": _start_up,
-    "unreachable": _start_up,
-    "pool_pressure": _burst,
-    "preemption_thrash": _burst,
-    "queue_backlog": _burst,
-    "long_prompt_burst": _long_prompts,
-    "memory_creep": _creep,
-    "host_memory_creep": _host_creep,
-    "gpu_neighbour": _neighbour,
-    "memory_burst": _memory_burst,
-    "fragmentation": _fragmentation,
-    "prefix_cache_waste": _prefix_cache,
+    "crash_loop": _startup_remedies,
+    "unreachable": _startup_remedies,
+    "pool_pressure": _burst_remedies,
+    "preemption_thrash": _burst_remedies,
+    "queue_backlog": _burst_remedies,
+    "long_prompt_burst": _long_prompt_remedies,
+    "memory_creep": _creep_remedies,
+    "host_memory_creep": _host_creep_remedies,
+    "gpu_neighbour": _neighbour_remedies,
+    "memory_burst": _memory_burst_remedies,
+    "fragmentation": _fragmentation_remedies,
+    "prefix_cache_waste": _prefix_cache_remedies,
 }
 _NEEDS_PLAN = frozenset(_BY_KIND) - {"unreachable", "host_memory_creep", "fragmentation"}

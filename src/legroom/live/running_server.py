@@ -85,16 +85,16 @@ class RunningServer:
 
 def running_server(address: str, api_key: str | None = None, *, verify_tls: bool = True) -> RunningServer:
     """Queries a server. Raises LegroomError where it does not answer or is not vLLM."""
-    return asyncio.run(_query(endpoint(address, api_key, verify_tls=verify_tls)))
+    return asyncio.run(_query_server(endpoint(address, api_key, verify_tls=verify_tls)))
 
 
-async def _query(target: Endpoint) -> RunningServer:
+async def _query_server(target: Endpoint) -> RunningServer:
     async with open_session() as session:
-        version = await _document(session, target, "/version")
-        models = await _document(session, target, "/v1/models")
+        version = await _json_at(session, target, "/version")
+        models = await _json_at(session, target, "/v1/models")
         metrics = (await fetch(session, target, TIMEOUT_S)).decode("utf-8", "replace")
         try:
-            info = await _document(session, replace(target, query="config_format=json"), "/server_info")
+            info = await _json_at(session, replace(target, query="config_format=json"), "/server_info")
         except LegroomError:
             info = {}  # not in development mode
     served: Any = next(iter(models.get("data") or ()), {})
@@ -107,10 +107,12 @@ async def _query(target: Endpoint) -> RunningServer:
     if isinstance(length, int):
         settings["max_model_len"] = length
     model = str(served.get("root") or served.get("id") or "")
-    return RunningServer(version["version"], model, settings, _slots(labels, settings), "max_num_seqs" in settings)
+    return RunningServer(
+        version["version"], model, settings, _pool_tokens(labels, settings), "max_num_seqs" in settings
+    )
 
 
-async def _document(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:
+async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:
     body = await fetch(session, replace(target, url=target.server + path), TIMEOUT_S)
     try:
         document = json.loads(body)
@@ -121,7 +123,7 @@ async def _document(session: aiohttp.ClientSession, target: Endpoint, path: str)
     return document
 
 
-def _slots(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
+def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isdigit() and size.isdigit()):
         return None

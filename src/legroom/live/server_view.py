@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from legroom.live.detectors import DetectorFinding, Watcher
-from legroom.live.forecast import Forecast, forecast
+from legroom.live.forecast import Forecast, pool_forecast
 from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -66,10 +66,10 @@ class ServerView:
         }
 
 
-def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
+def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
     """The view after the last scrape."""
     window, findings = watcher.window, watcher.findings
-    ahead = forecast(window, levels)
+    ahead = pool_forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
     if not window.is_answering:
         return ServerView(window.server, now_s, "unreachable", _failure_sentence(window, findings), findings=findings)
@@ -80,8 +80,8 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
     return ServerView(
         server=window.server,
         time_s=now_s,
-        state=_state(window, findings),
-        sentence=_sentence(window, findings, ahead),
+        state=_server_state(window, findings),
+        sentence=_summary_sentence(window, findings, ahead),
         models=tuple(dict.fromkeys(engine.model for engine in latest.engines)),
         kv_use=latest.kv_use,
         running=latest.running,
@@ -108,7 +108,7 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
 def _blocks_per_request(sample: Sample) -> float | None:
     """Mean over all engines; None without running requests or a reported pool."""
     busy = [engine for engine in sample.engines if engine.running and engine.kv_use is not None and engine.num_blocks]
-    used = sum(_blocks(engine) * (engine.kv_use or 0.0) for engine in busy)
+    used = sum(_usable_blocks(engine) * (engine.kv_use or 0.0) for engine in busy)
     return used / sum(engine.running or 0.0 for engine in busy) if used else None
 
 
@@ -118,15 +118,15 @@ def _room_for_requests(sample: Sample) -> int | None:
     pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
     if each is None or not pools:
         return None
-    return sum(int(_blocks(engine) * (1.0 - (engine.kv_use or 0.0)) / each + 1e-6) for engine in pools)
+    return sum(int(_usable_blocks(engine) * (1.0 - (engine.kv_use or 0.0)) / each + 1e-6) for engine in pools)
 
 
-def _blocks(engine: EngineSample) -> int:
+def _usable_blocks(engine: EngineSample) -> int:
     """Usable blocks: all but vLLM's null block."""
     return max((engine.num_blocks or 0) - 1, 0)
 
 
-def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
+def _server_state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
     grave = {finding.severity for finding in findings}
     if "critical" in grave:
         return "critical"
@@ -143,7 +143,7 @@ def _failure_sentence(window: Window, findings: tuple[DetectorFinding, ...]) -> 
     return window.failures[-1].message if window.failures else "not scraped yet"
 
 
-def _sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
+def _summary_sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
     grave = [finding for finding in findings if finding.severity != "info"]
     if grave:
         more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""

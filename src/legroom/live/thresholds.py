@@ -163,32 +163,32 @@ class Thresholds:
             old = known.get(name)
             if old is None:
                 raise LegroomError(f"there is no threshold named {name}", f"one of: {', '.join(known)}")
-            changes[name] = _checked(name, value, old)
+            changes[name] = _checked_value(name, value, old)
         return replace(self, **changes)
 
 
-def _checked(name: str, value: Any, old: Any) -> Any:
+def _checked_value(name: str, value: Any, old: Any) -> Any:
     if isinstance(old, Hold):
         if isinstance(value, dict) and set(value) <= {"samples", "seconds"}:
-            samples = _count(f"{name}.samples", value.get("samples", old.samples))
-            return Hold(samples, _number(f"{name}.seconds", value.get("seconds", old.seconds)))
+            samples = _checked_count(f"{name}.samples", value.get("samples", old.samples))
+            return Hold(samples, _checked_number(f"{name}.seconds", value.get("seconds", old.seconds)))
         raise LegroomError(f"threshold {name} needs samples and seconds", f"{name} = {{ samples = 3, seconds = 10 }}")
     if isinstance(old, int):
-        return _count(name, value)
-    number = _number(name, value)
+        return _checked_count(name, value)
+    number = _checked_number(name, value)
     if name.endswith("_ratio") and number > 1 and name != "queue_per_running_ratio":
         raise LegroomError(f"threshold {name} is a share: {number:g} is above 1", "write 0.95 for 95 %")
     return number
 
 
-def _count(name: str, value: Any) -> int:
-    number = _number(name, value)
+def _checked_count(name: str, value: Any) -> int:
+    number = _checked_number(name, value)
     if number < 1 or number != int(number):
         raise LegroomError(f"threshold {name} is a count: it must be a whole number of at least 1, not {value!r}")
     return int(number)
 
 
-def _number(name: str, value: Any) -> float:
+def _checked_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise LegroomError(f"threshold {name} must be a number of at least 0, not {value!r}")
     return value

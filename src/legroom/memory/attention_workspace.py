@@ -17,7 +17,7 @@ from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.figure_cache import cached_by_model
 from legroom.memory.kv.attention_backend import attention_backend
 from legroom.units import MIB, cdiv
-from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings, named_backend
 
 _LARGEST_SPLIT_BATCH = 992
 """FlashAttention 3 schedules up to this many sequences on the card, and splits no larger batch (flash_api.cpp)."""
@@ -28,7 +28,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
     """FlashAttention 3's float32 partial outputs and softmax sums in a full graph of this many sequences."""
-    named = _named_backend(settings)
+    named = named_backend(settings.given, known_release(settings.release))
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
         return 0
@@ -78,7 +78,7 @@ def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     mixers = cached_by_model(_attention_layers, model)
     if not mixers:
         return False
-    if named := _named_backend(settings):
+    if named := named_backend(settings.given, known_release(settings.release)):
         return named.startswith("FLASHINFER") and "MLA" not in named
     if gpu.compute_capability[0] == 10:
         return True
@@ -93,10 +93,6 @@ def _attention_layers(model: Model) -> tuple[Attention, ...]:
     """The distinct attention layers with keys and values and without an indexer."""
     mixers = with_kv_heads(layer.mixer for layer in model.layers)
     return tuple(dict.fromkeys(mixer for mixer in mixers if not mixer.index_head_dim))
-
-
-def _named_backend(settings: EngineSettings) -> str:
-    return (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
 
 
 _FA3_TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176), (192, 128, 112), (256, 128, 80))

@@ -210,9 +210,9 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
     for process in psutil.process_iter(_ATTRIBUTES, ad_value=""):
         files = opened.get(process.pid, _OpenFiles())
         processes[process.pid] = _process_info(process.info, files, _peer_pids(files, process.pid, peers or {}, owners))
-    from legroom.live.gpu_memory import devices
+    from legroom.live.gpu_memory import nvml_devices
 
-    gpus = devices()
+    gpus = nvml_devices()
     return MachineSnapshot(
         time_s=time.time(),
         processes=processes,

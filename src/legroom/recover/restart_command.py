@@ -176,11 +176,11 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
 
 def _target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
     from legroom.facts.gpus import gpu, with_total
-    from legroom.live.gpu_memory import devices
+    from legroom.live.gpu_memory import nvml_devices
     from legroom.planning.plan import Target
     from legroom.vllm.resolve import served_model
 
-    cards = devices()
+    cards = nvml_devices()
     if crashed.gpu is None and not cards:
         raise LegroomError("which GPU? no NVIDIA driver answers here", "say --gpu h100, or a size such as --gpu 24GiB")
     card = gpu(crashed.gpu or cards[0].name)

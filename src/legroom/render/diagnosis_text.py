@@ -22,7 +22,7 @@ from legroom.facts.diagnosis_texts import (
 )
 from legroom.facts.releases import logged_release
 from legroom.render.plan_parts import parts, scale_bytes
-from legroom.units import gib
+from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm_logs.log_masking import masked
 
@@ -40,9 +40,14 @@ _LONGEST_SHOWN = 220
 
 
 def readings_text(
-    readings: Sequence[LogReading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
+    readings: Sequence[LogReading],
+    style: Style = PLAIN,
+    language: Language = "en",
+    all_runs: bool = False,
+    explain_math: bool = False,
 ) -> str:
-    """The diagnoses of all logs; only the last run of each is in full unless `all_runs`."""
+    """The diagnoses of all logs; only the last run of each is in full unless `all_runs`. `explain_math` adds the
+    ledger of the card."""
     blocks: list[str] = []
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
@@ -50,10 +55,41 @@ def readings_text(
             blocks.append("\n".join([*lead, heading("not_understood", language)]))
             continue
         shown = reading.runs if all_runs else reading.runs[:1]
-        blocks.append("\n\n".join([*lead, *(diagnosis_text(run, style, language) for run in shown)]))
+        blocks.append("\n\n".join([*lead, *(_with_ledger(run, style, language, explain_math) for run in shown)]))
         if len(reading.runs) > len(shown):
             blocks.append("\n".join(_earlier_runs(reading.runs[len(shown) :], style, language)))
     return "\n\n".join(blocks) + "\n"
+
+
+def _with_ledger(diagnosis: Diagnosis, style: Style, language: Language, explain_math: bool) -> str:
+    text = diagnosis_text(diagnosis, style, language)
+    if not explain_math or diagnosis.case.oom is None:
+        return text
+    return "\n".join([text, "", *_ledger_lines(diagnosis, style)])
+
+
+_LEDGER_ENTRIES = {
+    "total_bytes": "the card",
+    "other_processes_bytes": "other processes",
+    "own_non_torch_bytes": "own, outside torch",
+    "allocated_bytes": "allocated by torch",
+    "unused_bytes": "reserved, unused",
+    "free_bytes": "free",
+    "wanted_bytes": "asked for",
+}
+
+
+def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
+    """The ledger as seen and as planned at each moment, in GiB, and the tensors of the size that failed."""
+    columns = {"seen": diagnosis.case.ledger, **diagnosis.expected}
+    yield style.paint(f"{_MARGIN}{'GiB':20}" + "".join(f"{name:>10}" for name in columns), "bold")
+    for entry, title in _LEDGER_ENTRIES.items():
+        sizes = [getattr(ledger, entry) for ledger in columns.values()]
+        if any(size is not None for size in sizes):
+            cells_ = "".join(f"{'-' if size is None else f'{size / GIB:.2f}':>10}" for size in sizes)
+            yield f"{_MARGIN}{title:20}{cells_}"
+    for tensor in diagnosis.wanted:
+        yield from wrap(f"asked for: {tensor.name} = {tensor.how}", style.width, _MARGIN, _MARGIN * 3)
 
 
 def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:

@@ -61,11 +61,11 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
 
     A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
     """
-    from legroom.live.gpu_memory import devices, visible  # loads the driver's library
+    from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
     if named:
         known_gpu(named)  # raises for an unknown name
-    seen = visible(devices(), env.get("CUDA_VISIBLE_DEVICES"))
+    seen = visible(nvml_devices(), env.get("CUDA_VISIBLE_DEVICES"))
     if not seen:
         return Gpus(named or "", 1 if named else 0)
     name = named or seen[0].name

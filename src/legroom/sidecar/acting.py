@@ -51,7 +51,7 @@ class Actor:
         group = GroupState(incident.group, servers, unhealthy, (), busy)
         decision = self._decide(incident, watcher, group)
         if decision.action is None:
-            self._refuse(incident, decision)
+            self._report_refusal(incident, decision)
             return
         self._busy[incident.group] = f"{decision.action} of {incident.server} is under way"
         self._acting_on[incident.group] = incident.server
@@ -65,7 +65,7 @@ class Actor:
         server, settings = self._servers.get(incident.server), self._config.group(incident.group)
         return decision_about(incident, watcher, server, settings, group)
 
-    def _refuse(self, incident: OpenIncident, decision: Decision) -> None:
+    def _report_refusal(self, incident: OpenIncident, decision: Decision) -> None:
         wait_s = REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
         incident.ask_again_s = time.monotonic() + (0.0 if decision.refusal == "busy" else wait_s)
         if decision.dedupe_key != incident.last_refusal:
@@ -76,25 +76,25 @@ class Actor:
         """Decides again with the journal's attempts, then acts under the lease."""
         try:
             ages_s = await self._attempt_ages(incident.group)
-            replicas, busy = await self._replicas(incident), run_under_way(incident.server)
+            replicas, busy = await self._scaled_replicas(incident), run_under_way(incident.server)
             group = GroupState(group.name, group.servers, group.unhealthy, ages_s, busy, replicas)
             decision = self._decide(incident, watcher, group)
             if decision.action is None:
-                self._refuse(incident, decision)
+                self._report_refusal(incident, decision)
                 return
-            if not await self._lease(incident.group):
+            if not await self._take_lease(incident.group):
                 reason = f"one at a time: somebody else acts on group {incident.group}"
-                self._refuse(incident, refuse("busy", reason, about="lease"))
+                self._report_refusal(incident, refuse("busy", reason, about="lease"))
                 return
             try:
                 await self._carry_out(incident, decision)
             finally:
-                await self._release(incident.group)
+                await self._release_lease(incident.group)
         except FlagsFixed as error:
             incident.change = None  # a restart without new flags may still help
-            self._refuse(incident, refuse("failed", error.message, about=error.message))
+            self._report_refusal(incident, refuse("failed", error.message, about=error.message))
         except (ActionFailed, JournalUnavailable) as error:
-            self._refuse(incident, refuse("failed", error.message, about=error.message))
+            self._report_refusal(incident, refuse("failed", error.message, about=error.message))
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
         server = self._servers[incident.server]
@@ -115,7 +115,7 @@ class Actor:
         outcome = await self._restart(order, lambda: self._report(begins))
         self._report(ActionReport(incident, outcome.text, order.name, outcome.state))
         if outcome.state == FAILED and change is not None:
-            await self._take_back(order, outcome, incident)
+            await self._restore_flags(order, outcome, incident)
 
     async def _restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
         begun_s = time.monotonic()
@@ -123,7 +123,7 @@ class Actor:
         self._begun[outcome.action_id] = (order.server.group, begun_s)
         return outcome
 
-    async def _take_back(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
+    async def _restore_flags(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
         """Restarts with the old flags, once, after a restart with new ones failed."""
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
@@ -139,7 +139,7 @@ class Actor:
 
     async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
         assert server.platform is not None
-        wanted = (await self._replicas(incident) or 1) + 1
+        wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
         action = await self._context.journal(
             lambda journal: journal.begin_action(number, server.group, "scale", detail)
@@ -156,14 +156,14 @@ class Actor:
         """Ends the drain of a closed incident."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
-            self._spawn(None, self._drains.end(lambda journal: _drains_for(journal, incident.key), incident))
+            self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
 
     # Recovery after a kill
 
     async def recover(self) -> None:
         """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
         left = await self._context.journal(lambda journal: journal.unfinished_actions())
-        drained = await self._context.journal(left_drained)
+        drained = await self._context.journal(leftover_drains)
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
         for drain in (*drains, *drained):
@@ -187,7 +187,7 @@ class Actor:
                 await self._context.finish(action.id, UNDONE)
             else:
                 outcome = await self._resume_restart(action, server)
-            await self._release(action.group)
+            await self._release_lease(action.group)
             self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
     async def _resume_restart(self, action: Action, server: ServerConfig) -> RestartOutcome:
@@ -199,7 +199,7 @@ class Actor:
         order = RestartOrder(server, limits, action.name, reason, failing, action.incident_id, restore=restore)
         outcome = await ServerRestart(self._context, order).resume(action)
         if outcome.state == FAILED:
-            await self._take_back(order, outcome, None)
+            await self._restore_flags(order, outcome, None)
         return outcome
 
     # POST /act
@@ -226,7 +226,7 @@ class Actor:
             self._busy[name] = f"{action} of {server_name} is under way"
             self._acting_on[name] = server_name
             order = RestartOrder(server, limits, action, "a person asked for it", False, None, None, restore)
-            self._spawn(name, self._do_order(order))
+            self._spawn(name, self._restart_under_lease(order))
         return decision
 
     async def _restorable(self, number: int, server_name: str) -> tuple[int, Override]:
@@ -239,14 +239,14 @@ class Actor:
             raise ActionFailed(f"action {number} changed {changed.detail.get('server')}, not {server_name}")
         return number, override
 
-    async def _do_order(self, order: RestartOrder) -> None:
+    async def _restart_under_lease(self, order: RestartOrder) -> None:
         try:
-            if not await self._lease(order.server.group):
+            if not await self._take_lease(order.server.group):
                 raise ActionFailed(f"one at a time: somebody else acts on group {order.server.group}")
             try:
                 outcome = await self._restart(order)
             finally:
-                await self._release(order.server.group)
+                await self._release_lease(order.server.group)
         except (ActionFailed, JournalUnavailable) as error:
             self._report(ActionReport(None, f"{order.name} of {order.server.name}: {error.message}", order.name))
             return
@@ -255,6 +255,7 @@ class Actor:
     # Bookkeeping
 
     async def _attempt_ages(self, group: str) -> Sequence[float]:
+        """Seconds since each action on the group within the last day, from the journal and this process."""
         now_s, mono_s = time.time(), time.monotonic()
         past = await self._context.journal(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
@@ -262,21 +263,22 @@ class Actor:
         ages = wall | {number: min(age_s, wall.get(number, age_s)) for number, age_s in own.items()}
         return [age_s for age_s in ages.values() if age_s < DAY_S]
 
-    async def _replicas(self, incident: OpenIncident) -> int | None:
+    async def _scaled_replicas(self, incident: OpenIncident) -> int | None:
+        """The present number of replicas, where the group may be scaled; else None."""
         server = self._servers.get(incident.server)
         counted = getattr(server.platform, "replicas", None) if server is not None else None
         if counted is None or "scale" not in self._config.group(incident.group).act:
             return None
         return int(await counted())
 
-    async def _lease(self, group: str) -> bool:
+    async def _take_lease(self, group: str) -> bool:
         limits = self._config.group(group).limits
         seconds = limits.drain_deadline_s + 2 * limits.restart_deadline_s + 60.0
         if self._cluster_lease is not None:
             return await self._cluster_lease.take(group, self._holder, seconds)
         return await self._context.journal(lambda journal: journal.take_lease(group, self._holder, seconds))
 
-    async def _release(self, group: str) -> None:
+    async def _release_lease(self, group: str) -> None:
         try:
             if self._cluster_lease is not None:
                 await self._cluster_lease.release(group, self._holder)
@@ -327,7 +329,7 @@ class Drains:
         drain_method = server.drain_method
         if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")
-        if await self._context.journal(lambda journal: _drains_for(journal, incident.key)):
+        if await self._context.journal(lambda journal: _drains_of(journal, incident.key)):
             incident.ask_again_s = float("inf")
             return
         self._report(ActionReport(incident, f"drain: {reason}", "drain"))
@@ -351,7 +353,7 @@ class Drains:
         while True:
             try:
                 for drain in await self._context.journal(find):
-                    await self._end(drain)
+                    await self._end_one(drain)
             except (ActionFailed, JournalUnavailable) as error:
                 if error.message != last_problem:
                     last_problem = error.message
@@ -361,38 +363,38 @@ class Drains:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 60.0)
 
-    async def _end(self, drain: Action) -> None:
+    async def _end_one(self, drain: Action) -> None:
         server = self._servers.get(str(drain.detail.get("server")))
         if server is not None and server.drain_method is not None:
             name = server.name
-            if not await self._context.journal(lambda journal: _others_at(journal, name, drain)):
+            if not await self._context.journal(lambda journal: _other_drains_of_server(journal, name, drain)):
                 await server.drain_method.end()
                 self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
         await self._context.finish(drain.id, UNDONE)
 
 
-def left_drained(journal: Journal) -> tuple[Action, ...]:
+def leftover_drains(journal: Journal) -> tuple[Action, ...]:
     """Drains whose incident was closed while no sidecar ran."""
-    return tuple(drain for drain in _drains(journal.actions()) if not _lasts(journal, drain))
+    return tuple(drain for drain in _only_drains(journal.actions()) if not _incident_is_open(journal, drain))
 
 
-def _drains_for(journal: Journal, key: str) -> tuple[Action, ...]:
+def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
     number = journal.incident_id(key)
     incident = journal.incident(number) if number is not None else None
-    return _drains(incident.actions) if incident is not None else ()
+    return _only_drains(incident.actions) if incident is not None else ()
 
 
-def _others_at(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
+def _other_drains_of_server(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
     """Drains of the same server for other open incidents."""
-    drains = _drains(journal.actions(group=drain.group))
+    drains = _only_drains(journal.actions(group=drain.group))
     return tuple(
         other
         for other in drains
-        if other.id != drain.id and other.detail.get("server") == server and _lasts(journal, other)
+        if other.id != drain.id and other.detail.get("server") == server and _incident_is_open(journal, other)
     )
 
 
-def _drains(actions: Iterable[Action]) -> tuple[Action, ...]:
+def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
     return tuple(
         action
         for action in actions
@@ -400,6 +402,6 @@ def _drains(actions: Iterable[Action]) -> tuple[Action, ...]:
     )
 
 
-def _lasts(journal: Journal, drain: Action) -> bool:
+def _incident_is_open(journal: Journal, drain: Action) -> bool:
     incident = journal.incident(drain.incident_id) if drain.incident_id is not None else None
     return incident is not None and incident.closed_s is None

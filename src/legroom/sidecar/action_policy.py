@@ -36,7 +36,7 @@ class ActionLimits:
     """From the restart until the server answers; a large model loads from a slow disk in minutes."""
     most_replicas: int = 8
 
-    def pause_s(self, attempts: int) -> float:
+    def backoff_s(self, attempts: int) -> float:
         """The back-off after this many attempts within a day."""
         if attempts <= 0:
             return 0.0
@@ -93,7 +93,7 @@ class Decision:
 
 def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
     """The action for a problem, or a refusal."""
-    wanted = _wanted(problem, allowed)
+    wanted = _wanted_action(problem, allowed)
     if wanted.action is None:
         return wanted
     if group.busy_with is not None:
@@ -101,18 +101,18 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
     if wanted.action == "scale":
         return _decide_scale(wanted, group, limits)
     if wanted.action == "drain":
-        return _unhealthy_majority(group) or wanted
+        return _refuse_unhealthy_majority(group) or wanted
     return (
-        _unhealthy_majority(group)
-        or _hour_budget_spent(group, limits)
-        or _budget_spent(group, DAY_S, limits.per_day, "day spent", "a day")
-        or _backing_off(group, limits)
-        or _drain_too_long(problem, limits)
+        _refuse_unhealthy_majority(group)
+        or _refuse_hour_budget(group, limits)
+        or _refuse_spent_budget(group, DAY_S, limits.per_day, "day spent", "a day")
+        or _refuse_in_backoff(group, limits)
+        or _refuse_long_drain(problem, limits)
         or wanted
     )
 
 
-def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
+def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
     """The action that helps this kind of problem, before budgets are checked."""
     if problem.has_flags and "restart-with-flags" in allowed:
         return Decision("restart-with-flags", f"the flags computed for {problem.kind} take effect at a restart")
@@ -129,7 +129,7 @@ def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
     return refuse("no help", f"no allowed action helps {problem.kind}", about="allowed")
 
 
-def _unhealthy_majority(group: GroupState) -> Decision | None:
+def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
     """Refuses to take a server away while most of its group is unhealthy."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
         return refuse(
@@ -139,11 +139,12 @@ def _unhealthy_majority(group: GroupState) -> Decision | None:
     return None
 
 
-def _hour_budget_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
-    return _budget_spent(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
+def _refuse_hour_budget(group: GroupState, limits: ActionLimits) -> Decision | None:
+    return _refuse_spent_budget(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
 
 
-def _budget_spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
+def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
+    """A refusal where the group had `most` attempts within the window; else None."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
@@ -152,9 +153,9 @@ def _budget_spent(group: GroupState, window_s: float, most: int, refusal: Refusa
     return refuse(refusal, f"the budget of {most} restarts {each} is spent in group {group.name}", again_s)
 
 
-def _backing_off(group: GroupState, limits: ActionLimits) -> Decision | None:
+def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | None:
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
-    pause_s = limits.pause_s(len(recent))
+    pause_s = limits.backoff_s(len(recent))
     if not recent or min(recent) >= pause_s:
         return None
     left_s = pause_s - min(recent)
@@ -162,7 +163,7 @@ def _backing_off(group: GroupState, limits: ActionLimits) -> Decision | None:
     return refuse("pause", reason, left_s)
 
 
-def _drain_too_long(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
+def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
     if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
     return refuse(
@@ -175,7 +176,7 @@ def _drain_too_long(problem: ServerProblem, limits: ActionLimits) -> Decision | 
 def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
     if group.replicas is not None and group.replicas >= limits.most_replicas:
         return refuse("most replicas", f"group {group.name} has {group.replicas} servers, the most that is allowed")
-    return _hour_budget_spent(group, limits) or _backing_off(group, limits) or wanted
+    return _refuse_hour_budget(group, limits) or _refuse_in_backoff(group, limits) or wanted
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:

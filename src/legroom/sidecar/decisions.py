@@ -76,7 +76,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
     return longest_s + (latest.waiting / rate if latest.waiting and rate else 0.0)
 
 
-def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
+def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
     """The flags of the first remedy that the server's release accepts; None without a plan."""
     if plan is None:
         return None
@@ -85,14 +85,14 @@ def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> 
     except LegroomError:
         return None  # which flags it takes is not known
     changes = (
-        _change(remedy, used)
+        _flags_of_remedy(remedy, used)
         for remedy in remedies
         if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
     )
     return next((change for change in changes if change is not None), None)
 
 
-def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
+def _flags_of_remedy(answer: ProposedRemedy, used: Release) -> FlagChange | None:
     flags: dict[str, str | None] = {}
     for dest, value in answer.flags.items():
         words = setting_words(dest, value, used)
@@ -118,18 +118,18 @@ class RemedySearch:
         plan = server.plan if server is not None else None
         incident.change = server.answers.get(incident.kind) if server is not None else None
         incident.remedies_known = plan is None or incident.change is not None
-        work = self._find(incident, incident.finding, window.snapshot(), plan)
+        work = self._find_remedies(incident, incident.finding, window.snapshot(), plan)
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _find(
+    async def _find_remedies(
         self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
         given = incident.change
         try:
             remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
-            incident.change = given or change_of(remedies, plan)
+            incident.change = given or first_accepted_change(remedies, plan)
         finally:
             incident.remedies_known = True
         texts = "; ".join(remedy.why for remedy in remedies)

@@ -35,7 +35,7 @@ class Webhook:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def shown(self) -> str:
+    def shown_host(self) -> str:
         """The host of the address."""
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
@@ -75,16 +75,16 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
             "severity": sent["severity"],
         },
         "annotations": {"summary": sent["title"], "description": sent["text"]},
-        "startsAt": _iso(sent["opened_s"]),
+        "startsAt": _iso_time(sent["opened_s"]),
     }
     if number is not None:
         alert["annotations"]["incident"] = str(number)
     if closed_s is not None:
-        alert["endsAt"] = _iso(closed_s)
+        alert["endsAt"] = _iso_time(closed_s)
     return [alert]
 
 
-async def post(hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0) -> None:
+async def post_with_retries(hook: Webhook, message: Mapping[str, Any], first_pause_s: float = 1.0) -> None:
     """Posts with retries. Raises `ActionFailed` after the last."""
     import aiohttp
 
@@ -107,10 +107,10 @@ async def post(hook: Webhook, message: Mapping[str, Any], first_pause_s: float =
                         break
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 problem = f"it cannot be reached ({type(error).__name__})"
-    raise ActionFailed(f"{hook.shown} did not take the message: {problem}")
+    raise ActionFailed(f"{hook.shown_host} did not take the message: {problem}")
 
 
-def _iso(time_s: float) -> str:
+def _iso_time(time_s: float) -> str:
     return (
         datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )
@@ -141,14 +141,14 @@ class Notifier:
         """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
-                _put(queue, (incident, message_of(incident, text, closed_s)))
+                _put_dropping_oldest(queue, (incident, message_of(incident, text, closed_s)))
 
-    def repeat(self, incidents: Sequence[OpenIncident]) -> None:
+    def repeat_open(self, incidents: Sequence[OpenIncident]) -> None:
         """Queues open incidents again for Alertmanager."""
         for hook, queue in zip(self._hooks, self._queues, strict=True):
             for incident in incidents if hook.format == "alertmanager" else ():
                 if not incident.acknowledged:
-                    _put(queue, (incident, message_of(incident)))
+                    _put_dropping_oldest(queue, (incident, message_of(incident)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -157,13 +157,13 @@ class Notifier:
             while True:
                 # Below Alertmanager's resolve_timeout of five minutes.
                 await asyncio.sleep(60.0)
-                self.repeat(lasting())
+                self.repeat_open(lasting())
 
     async def _send(self, hook: Webhook, queue: _Queue) -> None:
         while True:
             incident, message = await queue.get()
             try:
-                await post(hook, {**message, "incident": await _number(incident)})
+                await post_with_retries(hook, {**message, "incident": await _journal_id(incident)})
             except ActionFailed as error:
                 self._metrics.notified.labels("failed").inc()
                 self._log(error.message)
@@ -178,7 +178,7 @@ class Notifier:
             await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
 
 
-async def _number(incident: OpenIncident) -> int | None:
+async def _journal_id(incident: OpenIncident) -> int | None:
     """The incident's journal id, which is written asynchronously."""
     for _ in range(20):
         if incident.number is not None:
@@ -187,7 +187,7 @@ async def _number(incident: OpenIncident) -> int | None:
     return incident.number
 
 
-def _put(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
+def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
     if queue.full():
         queue.get_nowait()
         queue.task_done()

@@ -75,7 +75,7 @@ class IncidentKeeper:
         """Open incidents, oldest first."""
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
-    def of(self, server: str) -> tuple[OpenIncident, ...]:
+    def of_server(self, server: str) -> tuple[OpenIncident, ...]:
         possible = (self._open.get((server, kind)) for kind in self._kinds)
         return tuple(incident for incident in possible if incident is not None)
 
@@ -98,11 +98,11 @@ class IncidentKeeper:
                     incident.kind,
                     incident.title,
                     incident.opened_s,
-                    str(_last_noted(incident, "severity", "warning")),
+                    str(_last_noted_detail(incident, "severity", "warning")),
                     None,
                     reason=str((incident.detail.get("finding") or {}).get("reason", "")),
                     number=incident.id,
-                    acknowledged=bool(_last_noted(incident, "acknowledged", False)),
+                    acknowledged=bool(_last_noted_detail(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
                 )
         return frozenset(incident.key for incident in self._open.values())
@@ -124,7 +124,7 @@ class IncidentKeeper:
                 incident.severity = finding.severity  # never lowered again, so that it is reported once
                 worse.append(incident)
             incident.finding, incident.scrapes_without = finding, 0
-        for incident in self.of(server):
+        for incident in self.of_server(server):
             if incident.kind not in now:
                 incident.scrapes_without += 1
                 # Twelve scrapes are a minute at the default interval.
@@ -136,13 +136,13 @@ class IncidentKeeper:
 
     def forget(self, server: str) -> tuple[OpenIncident, ...]:
         """Drops and returns the incidents of a server that is no longer watched."""
-        removed = self.of(server)
+        removed = self.of_server(server)
         for incident in removed:
             del self._open[server, incident.kind]
         return removed
 
 
-def _last_noted(incident: Incident, name: str, otherwise: object) -> object:
+def _last_noted_detail(incident: Incident, name: str, otherwise: object) -> object:
     """A detail of the last note that has it, else of the incident."""
     noted = [note.detail[name] for note in incident.notes if name in note.detail]
     return noted[-1] if noted else incident.detail.get(name, otherwise)
@@ -154,7 +154,9 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
     return tuple(incident for number in ours if (incident := journal.incident(number)) is not None)
 
 
-def close_rest(journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]) -> None:
+def close_leftovers(
+    journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]
+) -> None:
     """Closes incidents of an earlier sidecar that were not taken over."""
     for incident in left:
         if incident.key not in kept:

@@ -20,7 +20,7 @@ from legroom.live.metrics.scrape_recording import replay
 from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
 from legroom.sidecar.action_policy import DAY_S, RESTARTS, GroupState
-from legroom.sidecar.decisions import change_of, decision_about
+from legroom.sidecar.decisions import decision_about, first_accepted_change
 from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.watch_config import SidecarConfig
 
@@ -99,17 +99,17 @@ class _Player:
             assert incident.finding is not None  # it was just found
             self._append_event(result, incident, "opened", f"{incident.title}: {incident.finding.reason}")
             given = server.answers.get(incident.kind) if server is not None else None
-            incident.change = given or change_of(remedies_for(incident.finding, watcher.window, plan), plan)
+            incident.change = given or first_accepted_change(remedies_for(incident.finding, watcher.window, plan), plan)
         for incident in changes.closed:
             self._append_event(result, incident, "closed", f"{incident.title}: over")
-        for incident in self.keeper.of(result.server):
+        for incident in self.keeper.of_server(result.server):
             self._decide(result, incident, watcher)
 
     def _decide(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return
-        server, group = self.servers.get(incident.server), self._group(incident.group, result.time_s)
+        server, group = self.servers.get(incident.server), self._group_state(incident.group, result.time_s)
         decision = decision_about(incident, watcher, server, settings, group)
         if decision.action is None:
             if decision.dedupe_key != incident.last_refusal:
@@ -122,7 +122,7 @@ class _Player:
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
         self._append_event(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
-    def _group(self, name: str, now_s: float) -> GroupState:
+    def _group_state(self, name: str, now_s: float) -> GroupState:
         members = [server for server, group in self.groups.items() if group == name]
         unhealthy = sum(
             any(finding.severity == "critical" for finding in self.watchers[server].findings)
@@ -153,13 +153,13 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
     latencies."""
     with Journal.open(path) as journal:
         series = [
-            [_sample(server, point) for point in journal.samples(server, 0.0, 1e11, max_points=10**12)]
+            [_sample_of_point(server, point) for point in journal.samples(server, 0.0, 1e11, max_points=10**12)]
             for server in journal.servers()
         ]
         yield from heapq.merge(*series, key=lambda sample: sample.time_s)
 
 
-def _sample(server: str, point: JournalPoint) -> Sample:
+def _sample_of_point(server: str, point: JournalPoint) -> Sample:
     values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
     blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
     engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]

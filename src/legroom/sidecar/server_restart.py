@@ -110,9 +110,9 @@ class ServerRestart:
         """Drains, restarts and waits. Raises `ActionFailed` or `JournalUnavailable` only before `begun` is called."""
         order = self._order
         before = await self._platform.state()
-        started_s = await self._process_start()
+        started_s = await self._process_start_s()
         override = await self._platform.override_place() if order.change is not None else None
-        detail = self._detail(before, started_s)
+        detail = self._begun_detail(before, started_s)
         self._id = await self._context.journal(
             lambda journal: journal.begin_action(order.incident_id, order.server.group, order.name, detail)
         )
@@ -135,7 +135,7 @@ class ServerRestart:
             raise
         return await self._record_done(f"{order.server.name} was restarted by {self._platform.name}")
 
-    def _detail(self, before: State, started_s: float | None) -> dict[str, Any]:
+    def _begun_detail(self, before: State, started_s: float | None) -> dict[str, Any]:
         order = self._order
         return {
             "by": BY,
@@ -153,17 +153,19 @@ class ServerRestart:
     async def _drain_server(self) -> None:
         """Drains, without waiting for a failing server."""
         order, drain_method = self._order, self._drain_method
-        await self._stage("draining", {"door": drain_method.name})
+        await self._record_stage("draining", {"door": drain_method.name})
         try:
             await drain_method.begin()
         except ActionFailed as error:
             if not order.failing:
                 raise _Abandoned(f"new work could not be stopped: {error.message}") from error
         if order.failing:
-            await self._stage("drained", {"waited": False, "why": "it is failing: its requests are lost already"})
+            await self._record_stage(
+                "drained", {"waited": False, "why": "it is failing: its requests are lost already"}
+            )
             return
         if isinstance(drain_method, PlatformDrain):
-            await self._stage("drained", {"waited": False, "why": drain_method.name})
+            await self._record_stage("drained", {"waited": False, "why": drain_method.name})
             return
         drained = await wait_until_empty(
             drain_method, self._unfinished_requests, order.limits.drain_deadline_s, self._context.poll_s
@@ -172,7 +174,7 @@ class ServerRestart:
             no_drain = isinstance(drain_method, NoDrain)
             more = ", and there is no guard or other way to stop new work" if no_drain else ""
             raise _Abandoned(f"{drained}{more}")
-        await self._stage("drained", {"waited_s": round(drained.waited_s, 2)})
+        await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
         order = self._order
@@ -188,10 +190,10 @@ class ServerRestart:
             await self._platform.restore_flags(order.restore[1])
         token = f"{self._id}-{time.time():.0f}"
         await self._platform.restart(RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched))
-        await self._stage("restarted", {})
+        await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
-        await self._stage("launched", {"pid": pid, "identity": identity})
+        await self._record_stage("launched", {"pid": pid, "identity": identity})
         self._launched = True
 
     async def _wait_until_back(self, before: State, started_s: float | None) -> None:
@@ -220,11 +222,11 @@ class ServerRestart:
             return None
         return result.running + (result.waiting or 0.0)
 
-    async def _process_start(self) -> float | None:
+    async def _process_start_s(self) -> float | None:
         result = await self._context.scrape(self._order.server)
         return result.process_start_s if isinstance(result, Sample) else None
 
-    async def _stage(self, name: str, detail: Mapping[str, Any]) -> None:
+    async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     # Outcomes, and recovery after a kill
@@ -235,10 +237,10 @@ class ServerRestart:
             taken_back = self._order.restore[0]
             await self._context.finish(taken_back, UNDONE)
             forget_override(taken_back, self._context.home)
-        return await self._finish(DONE, text)
+        return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
-        return await self._finish(FAILED, await self._end_drain(text, patient=False))
+        return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
         override = kept_override(self._id, self._context.home)
@@ -246,9 +248,9 @@ class ServerRestart:
             with contextlib.suppress(ActionFailed):
                 await self._platform.restore_flags(override)
                 forget_override(self._id, self._context.home)
-        return await self._finish(UNDONE, await self._end_drain(text, patient=False))
+        return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
 
-    async def _finish(self, state: str, text: str) -> RestartOutcome:
+    async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
         await self._context.finish(self._id, state, {"outcome": text})
         return RestartOutcome(state, text, self._id)
 

@@ -16,7 +16,7 @@ from typing import Any
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
-from legroom.live.forecast import forecast
+from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import JournalUnavailable, journal_path
 from legroom.live.journal.journal_buffer import JournalThread
@@ -28,10 +28,10 @@ from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
 from legroom.sidecar.decisions import RemedySearch
 from legroom.sidecar.notifier import IncidentReporter, Notifier
-from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
+from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_leftovers, left_open
 from legroom.sidecar.server_restart import ActionContext
 from legroom.sidecar.sidecar_http import SidecarMetrics, make_app
-from legroom.sidecar.sources import Source, source_of
+from legroom.sidecar.sources import Source, combined_source
 from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 
 _MIN_FLUSH_INTERVAL_S = 1.0
@@ -75,14 +75,14 @@ class Sidecar:
     async def run(self, source: Source) -> None:
         """Watches until `stop` is called."""
         self._session = open_session()
-        runner = await self._serve()
+        runner = await self._start_http()
         for name in {*self._groups.values(), "default"}:
             self._metrics.set_allowed_actions(name, self._config.group(name).act)
         await self._take_over()
         tasks = [
             asyncio.create_task(source(self._take_safely, self.remove_server, self._expected_servers)),
             asyncio.create_task(self._write_samples()),
-            asyncio.create_task(self._maintain()),
+            asyncio.create_task(self._maintain_journal()),
             asyncio.create_task(self._notifier.run(self._keeper.all)),
             asyncio.create_task(self._stopping.wait()),
         ]
@@ -91,13 +91,13 @@ class Sidecar:
             for task in done:
                 task.result()  # a source that ended with an error is one
         finally:
-            await self._end(tasks, runner)
+            await self._shut_down(tasks, runner)
 
     def stop(self) -> None:
         """Makes `run` return after a clean shutdown."""
         self._stopping.set()
 
-    async def _end(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
+    async def _shut_down(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
         self._stopping.set()
         await self._actor.stop()
         await self._notifier.drain(1.0)
@@ -110,7 +110,7 @@ class Sidecar:
         self._flush_samples()
         await self._journal.close()
 
-    async def _serve(self) -> Any:
+    async def _start_http(self) -> Any:
         from aiohttp import web  # slow to import
 
         runner = web.AppRunner(make_app(self), access_log=None, shutdown_timeout=1.0)
@@ -138,7 +138,7 @@ class Sidecar:
                     self._groups.setdefault(incident.server, "default")  # they may well be found there again
             patience_s = {detector.kind: detector.warm_up_s for detector in make_detectors(self._config.thresholds)}
             kept = self._keeper.take_over(left, self._groups, patience_s)
-            await self._journal.call(lambda journal: close_rest(journal, left, kept, self._groups))
+            await self._journal.call(lambda journal: close_leftovers(journal, left, kept, self._groups))
             await self._actor.recover()
         except JournalUnavailable as error:
             if self._journal_problem is None:
@@ -195,7 +195,7 @@ class Sidecar:
             self._reporter.report_critical(incident)
         for incident in changes.closed:
             self._close_incident(incident)
-        incidents = self._keeper.of(result.server)
+        incidents = self._keeper.of_server(result.server)
         if not incidents:
             return
         servers, unhealthy = self._group_health(group)
@@ -231,10 +231,11 @@ class Sidecar:
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
         self._next_forecast_s[result.server] = self._last_scrape_s + _FORECAST_S
-        ahead = forecast(watcher.window, self._config.thresholds)
+        ahead = pool_forecast(watcher.window, self._config.thresholds)
         self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
+        """The numbers of watched and of unhealthy servers in a group."""
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
         # Servers that were never scraped or are being restarted count as unhealthy.
@@ -265,7 +266,7 @@ class Sidecar:
             if error_text := self._journal.take_error():
                 self._log(f"an entry of the journal was given up: {error_text}")
 
-    async def _maintain(self) -> None:
+    async def _maintain_journal(self) -> None:
         while True:
             try:
                 await self._journal.maintain()
@@ -329,18 +330,18 @@ def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None)
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"
     with single_process(lock, log, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
-        asyncio.run(_main(config, log))
+        asyncio.run(_run_until_signal(config, log))
     return 0
 
 
-async def _main(config: SidecarConfig, log: Callable[[str], None]) -> None:
+async def _run_until_signal(config: SidecarConfig, log: Callable[[str], None]) -> None:
     sidecar = Sidecar(config, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sidecar.stop)
     acting = sorted(config.act - {"notify"})
     log(f"watching {_sources_text(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
-    await sidecar.run(source_of(config, log))
+    await sidecar.run(combined_source(config, log))
     log("stopped")
 
 

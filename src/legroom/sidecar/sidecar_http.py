@@ -98,8 +98,8 @@ def make_app(served: Sidecar) -> web.Application:
         return web.json_response(health, status=200 if health["ok"] else 503)
 
     async def incidents(request: web.Request) -> web.Response:
-        since_s = _query_number(request.query.get("since_s"), "since_s")
-        limit = min(int(_query_number(request.query.get("limit"), "limit") or 100), 1000)
+        since_s = _number_of_query(request.query.get("since_s"), "since_s")
+        limit = min(int(_number_of_query(request.query.get("limit"), "limit") or 100), 1000)
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:
@@ -140,6 +140,7 @@ def make_app(served: Sidecar) -> web.Application:
 
 
 def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
+    """A 401 response where the bearer token is wrong, else None."""
     from aiohttp import web
 
     if token is None:
@@ -168,7 +169,7 @@ def _row_id(given: Any) -> int | None:
     return given if isinstance(given, int) and not isinstance(given, bool) and 0 < given < 2**63 else None
 
 
-def _query_number(text: str | None, name: str) -> float | None:
+def _number_of_query(text: str | None, name: str) -> float | None:
     if text is None:
         return None
     try:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import Endpoint
-from legroom.live.metrics.kubernetes_source import KubernetesPods, discovered
+from legroom.live.metrics.kubernetes_source import KubernetesPods, discovered_endpoints
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.metrics.sample import ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_fleet
@@ -60,7 +60,7 @@ class _Discovery:
         return now
 
 
-def source_of(config: SidecarConfig, log: Log) -> Source:
+def combined_source(config: SidecarConfig, log: Log) -> Source:
     """All sources of a configuration, run concurrently. Raises LegroomError for an invalid address."""
     prometheus = prometheus_source(config.prometheus) if config.prometheus is not None else None
 
@@ -77,12 +77,12 @@ def source_of(config: SidecarConfig, log: Log) -> Source:
                     group.create_task(_scrape_pods(config.kubernetes, config.interval_s, take, discovery, log))
         except BaseExceptionGroup as group_error:
             # The first source that fails ends all. A pipe may close while a result is printed.
-            raise (_leaf(group_error.subgroup((LegroomError, BrokenPipeError))) or group_error) from None
+            raise (_first_of_group(group_error.subgroup((LegroomError, BrokenPipeError))) or group_error) from None
 
     return run_all
 
 
-def _leaf(error: BaseException | None) -> BaseException | None:
+def _first_of_group(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -119,7 +119,7 @@ async def _scrape_pods(
     endpoints: dict[str, Endpoint] = {}
     while True:
         try:
-            endpoints = await asyncio.to_thread(discovered, pods, config.selector, config.namespace)
+            endpoints = await asyncio.to_thread(discovered_endpoints, pods, config.selector, config.namespace)
             servers = frozenset(endpoint.server for endpoint in endpoints.values())
             listed = discovery.report_removed("kubernetes", servers, listed)
             last_problem = _log_change(

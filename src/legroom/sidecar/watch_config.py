@@ -111,9 +111,9 @@ def read_config(path: Path) -> SidecarConfig:
     """Reads and validates watch.toml. Errors name the line and the key."""
     table = read_toml(path)
     act = frozenset(table.choices("act", ACTION_NAMES, ("notify",)))
-    servers = tuple(_server(server_table) for server_table in table.tables("servers"))
-    prometheus = _prometheus(table.table("prometheus"))
-    kubernetes = _kubernetes(table.table("kubernetes"))
+    servers = tuple(_server_config(server_table) for server_table in table.tables("servers"))
+    prometheus = _prometheus_config(table.table("prometheus"))
+    kubernetes = _kubernetes_config(table.table("kubernetes"))
     if not servers and prometheus is None and kubernetes is None:
         raise table.error("servers", "there is no server to watch", 'write [[servers]] with url = "http://host:8000"')
     named = [server.name for server in servers]
@@ -122,7 +122,9 @@ def read_config(path: Path) -> SidecarConfig:
             raise server_table.error("url", f"{named[number]} is there twice")
     config = SidecarConfig(
         servers=servers,
-        groups=_groups(table.table("groups"), act, _limits(table.table("limits"), ActionLimits()), servers),
+        groups=_group_configs(
+            table.table("groups"), act, _action_limits(table.table("limits"), ActionLimits()), servers
+        ),
         act=act,
         interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
         thresholds=_thresholds(table),
@@ -170,7 +172,7 @@ def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
     return replace(config, interval_s=interval_s)
 
 
-def _server(table: TomlTable) -> ServerConfig:
+def _server_config(table: TomlTable) -> ServerConfig:
     try:
         place = endpoint(
             table.require("url", str),
@@ -185,13 +187,13 @@ def _server(table: TomlTable) -> ServerConfig:
     platform = platform_of(table, place.server) if "platform" in table else None
     drain_method = drain_method_of(table.table("drain"), place, platform)
     made = ServerConfig(
-        place, table.get("group", str, "default"), platform, drain_method, _plan(table), _answers(table)
+        place, table.get("group", str, "default"), platform, drain_method, _server_plan(table), _flag_answers(table)
     )
     table.end()
     return made
 
 
-def _plan(table: TomlTable) -> PlanDocument | None:
+def _server_plan(table: TomlTable) -> PlanDocument | None:
     path = table.path("plan")
     if path is None:
         return None
@@ -202,7 +204,7 @@ def _plan(table: TomlTable) -> PlanDocument | None:
         raise table.error("plan", f"{path} is not the JSON of a plan", hint) from error
 
 
-def _answers(table: TomlTable) -> dict[str, FlagChange]:
+def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
     """`answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
@@ -221,7 +223,7 @@ def _answers(table: TomlTable) -> dict[str, FlagChange]:
     return made
 
 
-def _groups(
+def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
@@ -232,12 +234,12 @@ def _groups(
         if name not in groups and servers:
             raise table.error(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
         own = frozenset(group_table.choices("act", ACTION_NAMES, tuple(act)))
-        groups[name] = GroupConfig(name, own, _limits(group_table.table("limits"), limits))
+        groups[name] = GroupConfig(name, own, _action_limits(group_table.table("limits"), limits))
         group_table.end()
     return groups
 
 
-def _limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
+def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
     if table is None:
         return given
     made = ActionLimits(
@@ -280,7 +282,7 @@ def _webhook(table: TomlTable) -> Webhook:
     return made
 
 
-def _prometheus(table: TomlTable | None) -> PrometheusConfig | None:
+def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
     if table is None:
         return None
     made = PrometheusConfig(
@@ -310,7 +312,7 @@ def _ca_file(table: TomlTable) -> str | None:
     return str(path)
 
 
-def _kubernetes(table: TomlTable | None) -> KubernetesConfig | None:
+def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
     if table is None:
         return None
     made = KubernetesConfig(table.require("selector", str), table.find("namespace", str), table.find("context", str))

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Watcher
-from legroom.live.detectors.plan_drift import ComparedFigure, compare
+from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
 from legroom.live.gpu_memory import LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.server_view import ServerView, view
+from legroom.live.server_view import ServerView, server_view
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
@@ -104,17 +104,19 @@ class WatchSession:
         is_recent = abs(time.time() - result.time_s) < 60.0  # an older result is from a recording
         what = run_under_way(result.server) if isinstance(result, ScrapeFailure) and is_recent else None
         if what is not None:
-            waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
+            waiting = replace(server_view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
             self.views[result.server] = waiting
             return waiting  # it is being started
         findings = watcher.take(result)
-        now = self.views[result.server] = view(watcher, self.levels)
-        self._remember(result, now, watcher)
+        now = self.views[result.server] = server_view(watcher, self.levels)
+        self._append_history(result, now, watcher)
         changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
-            self.changes.appendleft(IncidentChange(incident, False, result.time_s, self._opened(incident, watcher)))
+            self.changes.appendleft(
+                IncidentChange(incident, False, result.time_s, self._journal_opened(incident, watcher))
+            )
         for incident in changed.closed:
-            self._end(incident, OVER, result.time_s)
+            self._journal_closed(incident, OVER, result.time_s)
         if isinstance(result, Sample) and self._journal is not None:
             self._samples.append(result)
             if result.time_s - self._written_s >= 10.0:
@@ -131,16 +133,16 @@ class WatchSession:
         plan, watcher = self.plan_of(server), self._watchers.get(server)
         if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
             return ()
-        return compare(plan, watcher.window.latest, self.levels)
+        return compare_with_plan(plan, watcher.window.latest, self.levels)
 
     def remove_server(self, server: str) -> None:
         """Closes the incidents of a server that no source lists any more."""
         for incident in self._keeper.forget(server):
-            self._end(incident, UNWATCHED, time.time())
+            self._journal_closed(incident, UNWATCHED, time.time())
         for known in (self.views, self.history, self._watchers):
             known.pop(server, None)
 
-    def _remember(self, result: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
+    def _append_history(self, result: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
         kept = self.history.get(result.server)
         if kept is None:
             points = MAX_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
@@ -168,7 +170,7 @@ class WatchSession:
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
             watcher.findings = tuple(both[kind] for kind in kinds if kind in both)
-            self.views[server] = view(watcher, self.levels)
+            self.views[server] = server_view(watcher, self.levels)
         return self.views[server]
 
     def scraped_only_once(self) -> list[str]:
@@ -185,14 +187,15 @@ class WatchSession:
     def close(self) -> None:
         """Closes open incidents and writes what is buffered."""
         for incident in self._keeper.all():
-            self._end(incident, "lasted when watching ended", time.time())
+            self._journal_closed(incident, "lasted when watching ended", time.time())
         self._flush()
         if self._recorder is not None:
             self._recorder.close()
 
     # The journal. Its failure never stops the watching.
 
-    def _opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
+    def _journal_opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
+        """Write a new incident to the journal; its id, or None where another process has it."""
         finding, journal = incident.finding, self._journal
         if journal is None or finding is None:
             return None
@@ -222,7 +225,7 @@ class WatchSession:
         text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
         self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
 
-    def _end(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+    def _journal_closed(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
         made = self._ids.pop(incident.key, None)
         self.changes.appendleft(IncidentChange(incident, True, time_s, made))
         if made is not None and self._journal is not None:
@@ -263,12 +266,12 @@ def _has_live_owner(incident: Incident) -> bool:
 
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
     """Scrapes each server a few times, then adds immediate findings."""
-    _run(_scrape_all(config, session, gap_s))
+    _run_coroutine(_scrape_all(config, session, gap_s))
     for server in session.views:
         session.add_immediate_findings(server)
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
     """asyncio.run, also inside a running event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
@@ -338,12 +341,12 @@ async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s:
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
     """Scrapes for ever and shows a view after every scrape."""
-    from legroom.sidecar.sources import source_of  # slow to import
+    from legroom.sidecar.sources import combined_source  # slow to import
 
-    await source_of(config, session.log)(lambda result: show(session.take(result)), session.remove_server)
+    await combined_source(config, session.log)(lambda result: show(session.take(result)), session.remove_server)
 
 
-def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
+def replayed_views(path: Path, session: WatchSession) -> Iterator[ServerView]:
     """Views of a recording, at full speed."""
     from legroom.live.metrics.scrape_recording import replay
 
@@ -351,7 +354,7 @@ def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
         yield session.take(result)
 
 
-def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
+def watched_views(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
     """Views for synchronous callers. Closing the iterator stops the scraping."""
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.live.gpu_memory import devices, server_processes, used_by
+from legroom.live.gpu_memory import bytes_on_gpus_of, nvml_devices, server_processes
 from legroom.live.metrics.endpoint import is_loopback, port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
@@ -284,9 +284,11 @@ def memory_reader(url: str) -> MemoryReader | None:
     if not pids:
         return None
     server_pids = frozenset(pids)
-    cards = [card for card in devices() if any(pid in server_pids for pid, _ in card.processes)]
+    cards = [card for card in nvml_devices() if any(pid in server_pids for pid, _ in card.processes)]
     if cards:
-        return MemoryReader("GPU memory (NVML)", lambda: used_by(server_pids), sum(card.total_bytes for card in cards))
+        return MemoryReader(
+            "GPU memory (NVML)", lambda: bytes_on_gpus_of(server_pids), sum(card.total_bytes for card in cards)
+        )
     return MemoryReader("resident memory of its processes", lambda: _resident_bytes(pids))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.release_support import build_of, driver_is_older
-from legroom.live.gpu_memory import GpuMemory, devices, visible
+from legroom.live.gpu_memory import GpuMemory, nvml_devices, visible
 from legroom.live.kernel_memory import Cgroup
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
@@ -177,7 +177,7 @@ def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]
 
 def this_node(visible_devices: str | None = None) -> NodeState:
     """The state of this node; `visible_devices` is the server's CUDA_VISIBLE_DEVICES."""
-    gpus, driver = devices(), _driver_version()
+    gpus, driver = nvml_devices(), _driver_version()
     if not gpus:
         gpus, driver = gpus_from_nvidia_smi()
     seen = visible(gpus, visible_devices)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
 Usage = Literal["serve", "llm"]
@@ -194,6 +195,14 @@ def env_flag(args: ServeArgs, name: str) -> bool | None:
     if text in ("1", "true", "yes", "on"):
         return True
     return False if text in ("0", "false", "no", "off", "") else None
+
+
+def named_backend(args: ServeArgs, release: Release) -> str:
+    """The attention backend of the flags, or up to 0.14.1 of VLLM_ATTENTION_BACKEND, in capitals; empty for `auto`."""
+    name = args.attention_backend or (json_value(args, "--attention-config") or {}).get("backend")
+    if not name and release.before("0.15.0"):
+        name = args.env.get("VLLM_ATTENTION_BACKEND")
+    return str(name).upper() if name and str(name).lower() != "auto" else ""
 
 
 HEADS = frozenset({"eagle", "eagle3"})

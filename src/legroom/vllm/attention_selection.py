@@ -10,9 +10,9 @@ from legroom.facts.attention_backends import BackendTable, LayerNeeds, backend_t
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Model, attending, with_kv_heads
 from legroom.facts.releases import Release
-from legroom.vllm.args import EngineSettings, is_given
+from legroom.vllm.args import EngineSettings, is_given, named_backend
 from legroom.vllm.precision import requested_cache_dtype
-from legroom.vllm.traits import has_state, masks_images, uses_mla
+from legroom.vllm.traits import has_block_sparse, has_state, masks_images, uses_mla
 
 _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 """Backends that vLLM takes on any card when they are named; what they then do is not known here."""
@@ -28,7 +28,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
             "PCP requires attention backend support, but the backend of the recurrent layers does not support PCP.",
             "leave --prefill-context-parallel-size out",
         )
-    named = _named(settings) or _forced(model, table)
+    named = named_backend(settings.given, release) or _forced(model, table)
     if named.startswith(_OTHER_VENDORS):
         if ("MLA" in named) != uses_mla(model):
             reason = "non-MLA not supported" if "MLA" in named else "MLA not supported"
@@ -42,6 +42,19 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         return
     for needs in dict.fromkeys(_needs(settings, model, gpu, release)):
         yield from _refusal(needs, named, table, gpu, release)
+        if has_block_sparse(model) and release.at_least("0.25.0"):
+            # Up to 0.28 the first layer's backend alone sets the block size.
+            size = settings.block_size or (128 if release.at_least("0.29.0") else 16)
+            small = (named or _runs(table, needs)) == "FLASHINFER" and gpu.compute_capability[0] != 10
+            if size % 128 or small:
+                hint = "leave --kv-cache-dtype and --attention-backend out" if small else "use --block-size 128"
+                yield f"No common block size for {size} (MINIMAX_M3_SPARSE: [128]).", hint
+    mixers = with_kv_heads(layer.mixer for layer in model.layers)
+    unequal = next((mixer for mixer in mixers if mixer.v_head_dim != mixer.head_dim), None)
+    # FlashAttention 3 and 4 take keys and values of unequal widths, other cards run Triton's kernel.
+    if unequal and gpu.compute_capability[0] not in (9, 10) and release.at_least("0.24.0"):
+        needs = LayerNeeds(unequal.head_dim, settings.dtype, requested_cache_dtype(settings.given, model, gpu, release))
+        yield from _triton_on_old_card("TRITON_ATTN", needs, gpu)
 
 
 def _refusal(
@@ -77,11 +90,6 @@ def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tu
                 f"{capability[0]}.{capability[1]}). Re-run with --kv-cache-dtype {other}.",
                 f"use --kv-cache-dtype {other}",
             )
-
-
-def _named(settings: EngineSettings) -> str:
-    name = settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or ""
-    return "" if name.lower() == "auto" else name.upper()
 
 
 def _forced(model: Model, table: BackendTable) -> str:

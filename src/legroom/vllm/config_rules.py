@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from legroom.facts.config.fields import LENGTH_NAMES
 from legroom.facts.config_classes import config_class, field_of_flag, interfaces, is_asked, known_names
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.units import cdiv
-from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, other_value
+from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, named_backend, other_value
 from legroom.vllm.flag_values import FIELDS
 from legroom.vllm.traits import (
     attention_heads,
@@ -139,9 +140,9 @@ def _json_value(args: ServeArgs, dest: str) -> Mapping[str, Any] | None:
 
 def _names(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Backends and connectors that the release does not have."""
-    backend, known = settings.given.attention_backend, known_names("attention_backends", release)
-    if backend and backend.lower() != "auto" and backend.upper() not in known:
-        message = f"Unknown attention backend: '{backend.upper()}'. Valid options are: {', '.join(known)}"
+    backend, known = named_backend(settings.given, release), known_names("attention_backends", release)
+    if backend and backend not in known:
+        message = f"Unknown attention backend: '{backend}'. Valid options are: {', '.join(known)}"
         yield message, "leave --attention-backend out"
     transfer = _json_value(settings.given, "kv_transfer_config")
     if transfer is None:
@@ -176,7 +177,11 @@ def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterato
     implements = interfaces(model.architecture, release)
     if implements is None:
         return
-    runner = settings.given.runner
+    runner, convert = settings.given.runner, other_value(settings.given, "--convert")
+    # In 0.20.2, not in 0.22.1: --convert alone leaves a generative model without a pooler.
+    converted = runner is None and convert not in (None, "auto", "none")
+    if converted and "pools" not in implements and release.before("0.21.0"):
+        yield "AssertionError: pooler_config is not None", "add --runner pooling"
     if runner in ("generate", "draft") and "pools" in implements and "generates" not in implements:
         message = f"Embedding models do not support `--runner {runner}`. Use `--runner pooling` or `--runner auto`."
         yield message, "leave --runner out"
@@ -224,8 +229,11 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
     for encoder in built_encoders(settings.given, model, release):
         # Audio encoders are not split.
         split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given)
-        if split and encoder.heads % ranks:
-            yield f"{encoder.heads} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
+        weights = [weight for weight in encoder.weights if weight.split]
+        sizes = {weight.outputs if weight.split == "out" else weight.inputs for weight in weights}
+        for size in sorted(sizes | {encoder.heads}):
+            if split and size % ranks:
+                yield f"{size} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
 
 
 def _context_parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
@@ -328,6 +336,9 @@ def _scheduler(settings: EngineSettings, model: Model, release: Release) -> Iter
     partial = (
         other_value(settings.given, name) for name in ("--max-num-partial-prefills", "--max-long-partial-prefills")
     )
+    if settings.auto_fit_len and model.config and all(model.config.get(key) is None for key in LENGTH_NAMES):
+        message = "max_model_len must be a positive integer, got int: -1. Example: max_model_len=2048"
+        yield message, "give --max-model-len a length: the model's config has none to fit"
     if any(value and value.isdecimal() and int(value) > 1 for value in partial):
         message = "Concurrent Partial Prefill is not supported. We recommend to remove it from your config."
         yield message, "leave --max-num-partial-prefills and --max-long-partial-prefills out"
@@ -383,7 +394,7 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
     method = model.quantization.method if model.quantization else ""
     if settings.kv_cache_dtype == "fp8_e5m2" and method.startswith(("fp8", "modelopt")):
         yield "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", "use --kv-cache-dtype fp8"
-    named = (settings.given.attention_backend or "").upper()
+    named = named_backend(settings.given, release)
     if is_compressed_mla(model) and settings.kv_cache_dtype != "fp8_ds_mla" and "FLASHINFER" not in named:
         yield (
             f"DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {settings.kv_cache_dtype}.",
@@ -406,7 +417,9 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
             "leave --disable-hybrid-kv-cache-manager out: attention and recurrent layers need groups of their own",
         )
     if has_state(model) and settings.enable_prefix_caching:
-        if not settings.enable_chunked_prefill:
+        mode = settings.given.mamba_cache_mode
+        keeps_all = "mamba_prefix_caching" in (interfaces(model.architecture, release) or ()) and mode != "align"
+        if not settings.enable_chunked_prefill and not (keeps_all and release.before("0.28.0")):
             message = "Chunked prefill is required for mamba cache mode 'align'."
             yield message, "leave chunked prefill on, or add --no-enable-prefix-caching"
         if is_given(settings.given, "--disable-chunked-mm-input"):

@@ -13,8 +13,17 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass
-from legroom.vllm.args import ServeArgs, env_flag, other_values
-from legroom.vllm.traits import has_chunked_attention, has_state, is_encoder_decoder, is_pooling, masks_images, uses_mla
+from legroom.vllm.args import ServeArgs, env_flag, named_backend, other_values
+from legroom.vllm.precision import requested_cache_dtype
+from legroom.vllm.traits import (
+    has_chunked_attention,
+    has_state,
+    is_attention_free,
+    is_encoder_decoder,
+    is_pooling,
+    masks_images,
+    uses_mla,
+)
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 _MODE_NUMBERS = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
@@ -105,7 +114,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
         return "PIECEWISE"
     if is_encoder_decoder(model) and mode not in ("NONE", "FULL_DECODE_ONLY") and release.at_least("0.11.0"):
         return "FULL_DECODE_ONLY" if release.at_least("0.13.0") else "PIECEWISE"
-    if mode == "FULL" and release.at_least("0.32.0") and not _captures_mixed_batches(args, model, gpu, release):
+    if mode == "FULL" and release.at_least("0.16.0") and not _captures_mixed_batches(args, model, gpu, release):
         mode = "FULL_AND_PIECEWISE" if level == 3 else "FULL_DECODE_ONLY"
     if mode.startswith("FULL") and _attention_in_no_graph(args, model, gpu, release):
         return "PIECEWISE" if level == 3 else "NONE"
@@ -117,13 +126,25 @@ def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Re
     major = gpu.compute_capability[0]
     if uses_mla(model):
         return major == 10
+    if requested_cache_dtype(args, model, gpu, release).startswith("nvfp4"):
+        return False
     return major in (0, 7, 9) or (major in (8, 12) and masks_images(args, model, release))
 
 
 def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
-    """Chunked attention, and Gemma-3's windows around image masks on the cards with a composite backend (0.32+)."""
+    """Chunked attention, Triton's MLA up to 0.20, speculation over FlashInfer's kernels of old cards, and Gemma-3's
+    windows around image masks on the cards with a composite backend (0.32+)."""
     if has_chunked_attention(model):
         return release.at_least("0.11.0")
+    major = gpu.compute_capability[0]
+    if uses_mla(model) and major not in (9, 10):
+        return release.within("0.16.0", "0.20.2")
+    if num_speculative_tokens(args) and major in (7, 8) and release.at_least("0.16.0"):
+        named = named_backend(args, release)
+        by_default = major == 7 and release.before("0.24.0")
+        by_default = by_default or requested_cache_dtype(args, model, gpu, release).startswith("fp8")
+        if named == "FLASHINFER" or (not named and by_default and not is_attention_free(model)):
+            return True
     composite = gpu.compute_capability[0] in (9, 10) and release.at_least("0.32.0")
     return composite and model.architecture == "Gemma3ForConditionalGeneration" and masks_images(args, model, release)
 

@@ -81,31 +81,21 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
     return args.max_model_len
 
 
-def overrides(args: ServeArgs) -> Mapping[str, Any]:
-    """Overrides of the model's text config."""
-    given: dict[str, Any] = {}
-    for key, value in config_overrides(args).items():
-        if key == "text_config" and isinstance(value, Mapping):
-            given |= value
-        else:
-            given[key] = value
-    return given
-
-
 def _derived_and_limit(args: ServeArgs, model: Model, release: Release) -> tuple[int, int]:
     """The default max_model_len, and the longest one that the release accepts."""
-    given = overrides(args)
+    given = config_overrides(args)
     if not model.config:
         # Without the config the overrides cannot be applied, so the given length is accepted.
         asked = args.max_model_len or 0
         return model.max_position_embeddings, max(model.max_position_embeddings, asked if given else 0)
-    if all(model.config.get(key) is None and given.get(key) is None for key in LENGTH_NAMES):
+    if model.modalities:  # top-level overrides do not reach a nested text config
+        given = given.get("text_config") or {}
+    config = {**model.config, **given}
+    if all(config.get(key) is None for key in LENGTH_NAMES):
         # Every release accepts any length for a config without one (Mamba).
         return model.max_position_embeddings, max(model.max_position_embeddings, args.max_model_len or 0)
-    scaled = any(key in model.config or key in given for key in ("rope_scaling", "rope_parameters"))
-    if not scaled and not given:
+    if not given and not any(key in config for key in ("rope_scaling", "rope_parameters")):
         return model.max_position_embeddings, model.max_position_embeddings
-    config = {**model.config, **given}
     original = config.pop(_LONGROPE_KEY, None)
     # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
     full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
@@ -210,7 +200,7 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
         bool(spec.get("disable_padded_drafter_batch")),
         is_pooling(args, model) and release.at_least("0.18.0"),
         pipeline and release.before("0.15.0"),
-        pipeline and runner == "V1" and release.at_least("0.28.0"),
+        pipeline and runner == "V1" and release.at_least("0.29.0"),
         other_value(args, "--distributed-executor-backend") == "ray" and release.before("0.28.0"),
         has_state(model) and args.mamba_cache_mode in ("align", "all") and release.within("0.15.0", "0.17.1"),
     )

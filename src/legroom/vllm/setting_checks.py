@@ -9,7 +9,7 @@ from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
 from legroom.vllm.config_rules import config_refusals
-from legroom.vllm.traits import attention_heads
+from legroom.vllm.traits import attention_heads, is_bidirectional
 
 
 class RefusedByVllm(LegroomError):
@@ -32,7 +32,6 @@ _POSITIVE = (
     "max_loras",
     "max_lora_rank",
     "kv_cache_memory_bytes",
-    "num_gpu_blocks_override",
 )
 _LARGEST = 2**50
 """Above every token count and byte size of a real server."""
@@ -81,7 +80,7 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
     """Refuse combinations that the release's config classes refuse, in their order."""
-    for check in (_batched_tokens, _heads, _stages, _block_size, _state_blocks):
+    for check in (_batched_tokens, _heads, _stages, _block_size, _pool, _state_blocks):
         check(settings, model)
     for vllm_message, hint in config_refusals(settings, model, known_release(settings.release)):
         raise RefusedByVllm(vllm_message, hint, vllm_message)
@@ -138,6 +137,13 @@ def _block_size(settings: EngineSettings, model: Model) -> None:
     size = settings.block_size
     if size is not None and size % 16 and size not in (1, 8) and attention_heads(model) is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
+
+
+def _pool(settings: EngineSettings, model: Model) -> None:
+    blocks = settings.num_gpu_blocks_override
+    if blocks is not None and blocks < 1 and not is_bidirectional(model):
+        message = f"--num-gpu-blocks-override {blocks} is out of range"
+        raise LegroomError(message, "--num-gpu-blocks-override takes a whole number from 1 up")
 
 
 def _state_blocks(settings: EngineSettings, model: Model) -> None:

@@ -24,6 +24,7 @@ class _LayerTraits:
     bidirectional: bool
     slides_everywhere: bool
     chunked: bool
+    block_sparse: bool
     heads: int | None
 
 
@@ -47,6 +48,7 @@ def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
         bidirectional=bool(attentions) and not any(attention.causal for attention in attentions),
         slides_everywhere=bool(attentions) and all(attention.window for attention in attentions),
         chunked=any(attention.chunk for attention in attentions),
+        block_sparse=any(attention.index_head_dim for attention in attentions),
         heads=next((mixer.heads for mixer in attending(mixers)), None),
     )
 
@@ -140,6 +142,11 @@ def slides_everywhere(model: Model) -> bool:
 def has_chunked_attention(model: Model) -> bool:
     """Whether some layer attends within chunks only (Llama 4)."""
     return _traits(model).chunked
+
+
+def has_block_sparse(model: Model) -> bool:
+    """Whether some layer selects blocks of keys and values (MiniMax-M3)."""
+    return _traits(model).block_sparse
 
 
 def attention_heads(model: Model) -> int | None:

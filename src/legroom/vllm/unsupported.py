@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.facts.attention_backends import backend_table
-from legroom.facts.config_classes import accepted_quantizations, interfaces, is_asked
+from legroom.facts.config_classes import accepted_quantizations, interfaces, is_asked, known_names
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
@@ -169,6 +169,18 @@ _CONFIG_CLASSES = {
 }
 
 
+_EXPERT_METHODS = {
+    "awq": ("AutoAWQMoEMethod", "AWQMarlinMoEMethod"),
+    "gptq": ("AutoGPTQMoEMethod", "GPTQMarlinMoEMethod"),
+    "compressed-tensors int8": ("CompressedTensorsW8A8Int8MoEMethod",),
+    "humming": ("HummingMoEMethod",),
+    "modelopt": ("ModelOptFp8MoEMethod",),
+    "moe_wna16": ("MoeWNA16Method",),
+    "mxfp4 gpt_oss": ("GptOssMxfp4MoEMethod", "Mxfp4MoEMethod"),
+}
+"""The classes that run the experts of a method, under their names in several releases."""
+
+
 def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """The quantization method of --quantization and of the checkpoint's config; a guessed one refuses nothing."""
     guessed = model.quantization is not None and not _is_own_config(model)
@@ -195,6 +207,13 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     if mismatch is not None:
         yield mismatch
         return
+    requantizes = (settings.given.quantization or "").startswith((*_REQUANTIZING, "mxfp8"))
+    if requantizes and declared and is_asked(release) and release.before("0.21.0"):  # in 0.20.2, not in 0.22.1
+        message = (
+            "Setting `quantization_config` for online quantization when the model checkpoint already has a "
+            "`quantization_config` is not supported"
+        )
+        yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
     if is_deprecated(method, release) and not is_given(settings.given, "--allow-deprecated-quantization"):
         yield Unsupported(
             _ID,
@@ -221,6 +240,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     yield from _mx_groups(method, settings, model, release)
     yield from _dense_groups(settings, model, release)
     yield from _expert_blocks(settings, model, gpu, release)
+    yield from _eplb(method, settings, model, release)
 
 
 def _unknown(method: str, release: Release) -> Unsupported:
@@ -346,6 +366,22 @@ def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> I
             name = f"weight quantization block_n = {step}" if scheme.block else f"group_size = {step}"
             message = f"Weight input_size_per_partition = {shard} is not divisible by {name}."
             yield Unsupported(_ID, message, "use a smaller --tensor-parallel-size")
+
+
+def _eplb(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """Expert methods whose experts cannot be moved between ranks."""
+    if not (is_given(settings.given, "--enable-eplb") and is_moe(model)):
+        return
+    scheme = model.quantization
+    if method == "compressed-tensors":
+        method = f"{method} {_scheme_name(scheme)}" if scheme else method
+    elif method == "mxfp4":
+        method = f"{method} {model.model_type}"
+    without = known_names("expert_methods_without_eplb", release)
+    for name in _EXPERT_METHODS.get(method.removesuffix("_marlin"), ()):
+        if name in without:
+            message = f"EPLB is not supported {name}."
+            yield Unsupported(_ID, message, "leave --enable-eplb out, or use an FP8 or unquantized checkpoint")
 
 
 def _mx_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:

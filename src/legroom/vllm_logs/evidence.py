@@ -17,11 +17,10 @@ from legroom.facts.log_messages import (
     message_patterns,
     oom_parts,
     size_bytes,
-    typed,
+    typed_groups,
 )
 from legroom.records import dataclass, field
 from legroom.regex import PatternSet, compiled, escaped
-from legroom.units import GIB, MIB
 from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
 
 WINDOW_LINES = 6
@@ -33,6 +32,8 @@ _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
 _SINGLE_LINE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
 """Lines about optional steps: a library that is not found is no failure there."""
+_QUOTING = re.compile(r"^Dumping |\bFAILED \S+::")
+"""Lines that name files for other reasons than a traceback: dumped inputs, pytest's summary."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
@@ -91,11 +92,11 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         match = compiled(_message_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
-        if message.role == "frame" and (_NO_TRACEBACK.search(head) or first.startswith("Dumping ")):
+        if message.role == "frame" and (_NO_TRACEBACK.search(head) or _QUOTING.search(first[:200])):
             continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
-        facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
+        facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
                 message.id,
@@ -199,40 +200,6 @@ class TorchOom:
     """Reserved by torch but not allocated."""
     allowed_bytes: int | None = None
 
-    @property
-    def non_torch_bytes(self) -> int | None:
-        """Used on the card outside this process's torch: libraries, NCCL, kernels, other processes."""
-        if self.total_bytes is None or self.free_bytes is None or self.torch_bytes is None:
-            return None
-        return self.total_bytes - self.free_bytes - self.torch_bytes - (self.unallocated_bytes or 0)
-
-    @property
-    def other_processes_bytes(self) -> int:
-        """Held by other processes; a list of one process is this process itself."""
-        if self.own_bytes:
-            return sum(self.others_bytes)
-        return sum(sorted(self.others_bytes)[:-1])
-
-    @property
-    def reserve_covers_request(self) -> bool:
-        """Whether free plus reserved-but-unallocated memory would have been enough, so that only fragmentation
-        failed it."""
-        if self.unallocated_bytes is None:
-            return False
-        return self.unallocated_bytes + (self.free_bytes or 0) >= self.wanted_bytes
-
-    @property
-    def free_exceeds_request(self) -> bool:
-        """Whether the card had clearly more free memory than requested, so that another limit applied."""
-        if self.free_bytes is None:
-            return False
-        return self.free_bytes >= self.wanted_bytes + max(64 * MIB, self.wanted_bytes // 20)
-
-    @property
-    def larger_than_card(self) -> bool:
-        """Whether the request exceeds any card of this size: a wrong shape, not a shortage."""
-        return self.wanted_bytes > (self.total_bytes or 128 * GIB)
-
 
 def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     """Reads the figures of a `torch_oom` message, in the wording of any torch release."""
@@ -247,7 +214,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     for pattern in oom_parts().numbers:
         match = compiled(pattern).search(window)
         if match:
-            for name, value in typed(match.groupdict()).items():
+            for name, value in typed_groups(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
     others = sizes_bytes(match["used_size"] for match in compiled(oom_parts().process).finditer(window))

@@ -65,7 +65,7 @@ class ApiMetrics:
         if name in ENDPOINTS:
             self._seconds.observe(seconds)
 
-    async def page(self, request: Request) -> Response:
+    async def metrics_page(self, request: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def readiness(self, request: Request) -> Response:
@@ -102,13 +102,13 @@ class MetricsLayer:
 def create_app(
     access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None, *, page: bool = True
 ) -> Starlette:
-    """The application; `feed` follows running servers. Without `page` it serves the API alone."""
+    """The application; `feed` follows running servers. Without `metrics_page` it serves the API alone."""
     processes = EndpointProcesses(limits)
     metrics = ApiMetrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        warming = asyncio.create_task(_warm_up(processes, metrics))
+        warming = asyncio.create_task(_warm_up_worker(processes, metrics))
         watching = asyncio.create_task(feed.run()) if feed is not None else None
         try:
             yield
@@ -123,18 +123,18 @@ def create_app(
     routes: list[BaseRoute] = [
         Route("/healthz", _healthz),
         Route("/readyz", metrics.readiness),
-        Route("/metrics", metrics.page),
+        Route("/metrics", metrics.metrics_page),
         Route("/openapi.json", _openapi_handler(page)),
         *([Route("/api/live", _live_handler(feed))] if page else []),
         *(_endpoint_route(endpoint, processes) for endpoint in ENDPOINTS.values()),
-        Route("/{path:path}", _page if page else _not_found),
+        Route("/{path:path}", _serve_page_file if page else _not_found),
     ]
     layers = [
         Middleware(MetricsLayer, metrics=metrics),
         Middleware(SecurityLayer, access=access or Access()),
         Middleware(GZipMiddleware, compresslevel=5),
     ]
-    handlers = {HTTPException: _http_error, 500: _bug}
+    handlers = {HTTPException: _http_error, 500: _internal_error}
     return Starlette(routes=routes, middleware=layers, lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ async def _healthz(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _warm_up(processes: EndpointProcesses, metrics: ApiMetrics) -> None:
+async def _warm_up_worker(processes: EndpointProcesses, metrics: ApiMetrics) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(processes.warm_up())
         await processes.is_warm.wait()  # a request may be answered before the warm-up ends
@@ -169,7 +169,7 @@ def _method_not_allowed(path: str) -> Response:
     return answer
 
 
-async def _page(request: Request) -> Response:
+async def _serve_page_file(request: Request) -> Response:
     token = request.query_params.get("token")
     if token is not None:
         # Removes the token from the address, and so from the browser's history.
@@ -200,10 +200,10 @@ def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Rout
             query = {name: value for name, value in request.query_params.items() if name != "token"}
             query = query if endpoint.name == "diagnose" else {}
             if kind in _LOG_TYPES and endpoint.name == "diagnose":
-                return _worker_response(await processes.diagnose(query, _pieces(request, MAX_LOG_BYTES)))
+                return _worker_response(await processes.diagnose(query, _body_pieces(request, MAX_LOG_BYTES)))
             if kind != "application/json":
                 return error_response(415, "the request is not JSON", "send it as application/json")
-            body = b"".join([piece async for piece in _pieces(request, MAX_BODY_BYTES)])
+            body = b"".join([piece async for piece in _body_pieces(request, MAX_BODY_BYTES)])
             return _worker_response(await processes.call(endpoint.name, body, query))
         except Refused as refused:
             return error_response(refused.status, refused.message, refused.hint, refused.exit_code)
@@ -214,7 +214,7 @@ def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Rout
     return Route(f"/api/{endpoint.name}", handle, methods=methods)
 
 
-async def _pieces(request: Request, max_bytes: int, max_silence_s: float = 30.0) -> AsyncIterator[bytes]:
+async def _body_pieces(request: Request, max_bytes: int, max_silence_s: float = 30.0) -> AsyncIterator[bytes]:
     """The body in pieces; `Refused` where it is too large, or where no piece arrives in time."""
     length = request.headers.get("content-length", "")
     announced, received = int(length) if length.isascii() and length.isdigit() else 0, 0
@@ -250,5 +250,5 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return answer
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     return error_response(500, "this is a bug in legroom, not in your input", "the server's terminal shows where", 70)

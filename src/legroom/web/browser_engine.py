@@ -45,7 +45,7 @@ _WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")
 
 
 @cache
-def pinned() -> Mapping[str, str]:
+def pinned_pyodide() -> Mapping[str, str]:
     """The version, digest and licence of the npm package."""
     return json.loads(Path(__file__).with_name("pyodide.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
@@ -53,63 +53,65 @@ def pinned() -> Mapping[str, str]:
 def runtime_files(given: str | None = None) -> dict[str, bytes]:
     """Pyodide's files by name: from the given or the cached package, else fetched by npm and cached."""
     if given is not None:
-        return _members(_checked(_read(Path(given)), given))
-    cached = home() / "cache" / f"{pinned()['package']}-{pinned()['version']}.tgz"
+        return _unpacked_files(_with_pinned_digest(_read_package(Path(given)), given))
+    cached = home() / "cache" / f"{pinned_pyodide()['package']}-{pinned_pyodide()['version']}.tgz"
     if cached.is_file():
         try:
-            return _members(_checked(cached.read_bytes(), str(cached)))
+            return _unpacked_files(_with_pinned_digest(cached.read_bytes(), str(cached)))
         except (LegroomError, OSError):
             cached.unlink(missing_ok=True)  # incomplete or outdated
-    package = _checked(_fetch(), "what npm fetched")
+    package = _with_pinned_digest(_fetch_by_npm(), "what npm fetched")
     with suppress(OSError):  # fetched again the next time
         cached.parent.mkdir(parents=True, exist_ok=True)
         cached.write_bytes(package)
-    return _members(package)
+    return _unpacked_files(package)
 
 
-def _read(path: Path) -> bytes:
+def _read_package(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise LegroomError(
-            f"cannot read {path}: {error.strerror}", f"it should be {_package()} as npm packs it"
+            f"cannot read {path}: {error.strerror}", f"it should be {_package_spec()} as npm packs it"
         ) from None
 
 
-def _fetch() -> bytes:
-    hint = f"fetch the npm package {_package()} where there is a network (npm pack), and name its file by --runtime"
+def _fetch_by_npm() -> bytes:
+    hint = (
+        f"fetch the npm package {_package_spec()} where there is a network (npm pack), and name its file by --runtime"
+    )
     npm = shutil.which("npm")
     if npm is None:
         raise LegroomError(
             "a static page needs Python for browsers, and there is no npm to fetch it", hint, UNREACHABLE
         )
     with tempfile.TemporaryDirectory() as folder:
-        words = [npm, "pack", "--silent", _package()]
+        words = [npm, "pack", "--silent", _package_spec()]
         try:
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
         except (OSError, subprocess.TimeoutExpired):
-            raise LegroomError(f"npm could not fetch {_package()}", hint, UNREACHABLE) from None
+            raise LegroomError(f"npm could not fetch {_package_spec()}", hint, UNREACHABLE) from None
         files = list(Path(folder).glob("*.tgz"))
         if done.returncode or not files:
-            raise LegroomError(f"npm could not fetch {_package()}", hint, UNREACHABLE)
+            raise LegroomError(f"npm could not fetch {_package_spec()}", hint, UNREACHABLE)
         return files[0].read_bytes()
 
 
-def _package() -> str:
-    return f"{pinned()['package']}@{pinned()['version']}"
+def _package_spec() -> str:
+    return f"{pinned_pyodide()['package']}@{pinned_pyodide()['version']}"
 
 
-def _checked(package: bytes, name: str) -> bytes:
+def _with_pinned_digest(package: bytes, name: str) -> bytes:
     """The package, where its digest is the pinned one: it runs in visitors' browsers."""
     digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
-    if digest != pinned()["integrity"]:
+    if digest != pinned_pyodide()["integrity"]:
         raise LegroomError(
-            f"{name} is not {_package()}, or was changed", f"its digest should be {pinned()['integrity']}"
+            f"{name} is not {_package_spec()}, or was changed", f"its digest should be {pinned_pyodide()['integrity']}"
         )
     return package
 
 
-def _members(package: bytes) -> dict[str, bytes]:
+def _unpacked_files(package: bytes) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(package)) as archive:
         for name in RUNTIME_FILES:
@@ -123,7 +125,7 @@ def browser_package() -> bytes:
     """A reproducible tar of legroom and PyYAML; compressed as a whole it is smaller than a wheel."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, body in sorted([*_legroom_files(), *_yaml_files(), *_metadata()]):
+        for name, body in sorted([*_legroom_files(), *_yaml_files(), *_dist_info_file()]):
             member = tarfile.TarInfo(name)
             member.size = len(body)
             archive.addfile(member, io.BytesIO(body))
@@ -152,6 +154,6 @@ def _yaml_files() -> Iterator[tuple[str, bytes]]:
         break
 
 
-def _metadata() -> Iterator[tuple[str, bytes]]:
+def _dist_info_file() -> Iterator[tuple[str, bytes]]:
     folder = f"legroom-{__version__}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: legroom\nVersion: {__version__}\n".encode()

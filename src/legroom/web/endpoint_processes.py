@@ -67,13 +67,13 @@ class EndpointProcesses:
 
     async def call(self, name: str, body: bytes, query: Mapping[str, str] | None = None) -> WorkerAnswer:
         """The answer of one endpoint to a JSON body; `query` has the parameters of the URL."""
-        return await self._run(self.limits.call_s, name, body, dict(query or {}))
+        return await self._run_in_worker(self.limits.call_s, name, body, dict(query or {}))
 
     async def diagnose(self, query: Mapping[str, str], pieces: AsyncIterator[bytes]) -> WorkerAnswer:
         """The answer of `diagnose` to a log that is uploaded in pieces."""
         try:
             async with _spooled(pieces) as log:
-                return await self._run(self.limits.stream_s, "", log, dict(query))
+                return await self._run_in_worker(self.limits.stream_s, "", log, dict(query))
         except OSError as error:
             raise Refused(422, f"the log could not be stored: {error.strerror}", "use legroom diagnose FILE") from None
 
@@ -83,7 +83,9 @@ class EndpointProcesses:
             await self.call("plan", b'{"model": "llama-3.1-8b", "gpu": "h100"}')
         self.is_warm.set()
 
-    async def _run(self, limit_s: float, name: str, content: bytes | str, query: dict[str, str]) -> WorkerAnswer:
+    async def _run_in_worker(
+        self, limit_s: float, name: str, content: bytes | str, query: dict[str, str]
+    ) -> WorkerAnswer:
         limits = self.limits
         self._free = free = self._free or CapacityLimiter(limits.workers)
         if free.statistics().tasks_waiting >= limits.waiting:
@@ -140,7 +142,7 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_
         hints = _log_hints(query)
         if name:
             assert isinstance(content, bytes)
-            request = _parse(content)
+            request = _parse_json(content)
             document = answer(name, {**hints, **request} if isinstance(request, dict) else request)
         else:
             from legroom.web.endpoints.uploads import diagnose_pieces
@@ -148,7 +150,7 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_
             with isolated():
                 document = diagnose_pieces(_log_pieces(content), hints)
     except LegroomError as error:
-        document, status = error_document(error), status_of(error)
+        document, status = error_document(error), http_status(error)
     except Exception:
         import traceback
 
@@ -160,14 +162,14 @@ def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_
     return WorkerAnswer(status, text.encode("utf-8", "replace"), traceback_text)
 
 
-def status_of(error: LegroomError) -> int:
+def http_status(error: LegroomError) -> int:
     """400 for a request that does not match its schema, 424 for an unreachable dependency, else 422."""
     if isinstance(error, BadRequest):
         return 400
     return 424 if error.exit_code == UNREACHABLE else 422
 
 
-def _parse(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     def reject(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 

@@ -35,7 +35,7 @@ class LiveFeed:
     async def run(self) -> None:
         """Scrape until cancelled."""
         try:
-            await stream(self._config, self._session, self._show)
+            await stream(self._config, self._session, self._publish_view)
         finally:
             self.close()
 
@@ -43,7 +43,7 @@ class LiveFeed:
         """End every reader's stream."""
         self._is_closed = True
         for reader in self._readers:
-            _put(reader, _END)
+            _put_dropping_oldest(reader, _END)
 
     async def events(self, keep_alive_s: float = 15.0) -> AsyncIterator[str]:
         """Server-sent events: the current state, then every sample."""
@@ -69,32 +69,34 @@ class LiveFeed:
             server: [asdict(point) for point in list(points)[-max_points:]]
             for server, points in self._session.history.items()
         }
-        samples = [event(view.to_json()) for view in self._session.views.values()]
-        plans = [self._comparison(server) for server in self._compared]
-        return [event(curves, "history"), event(self._incidents(), "incidents"), *samples, *plans]
+        samples = [sse_event(view.to_json()) for view in self._session.views.values()]
+        plans = [self._comparison_event(server) for server in self._compared]
+        return [sse_event(curves, "history"), sse_event(self._recent_incidents(), "incidents"), *samples, *plans]
 
-    def _show(self, view: ServerView) -> None:
+    def _publish_view(self, view: ServerView) -> None:
         newest = self._session.changes[0] if self._session.changes else None
-        texts = [event(view.to_json())]
+        texts = [sse_event(view.to_json())]
         if newest is not self._last_change:
             self._last_change = newest
-            texts.append(event(self._incidents(), "incidents"))
+            texts.append(sse_event(self._recent_incidents(), "incidents"))
         compared = self._session.comparison(view.server)
         if compared and compared != self._compared.get(view.server):  # only after a restart with another pool
             self._compared[view.server] = compared
-            texts.append(self._comparison(view.server))
+            texts.append(self._comparison_event(view.server))
         for reader in self._readers:
             for text in texts:
-                _put(reader, text)
+                _put_dropping_oldest(reader, text)
 
-    def _comparison(self, server: str) -> str:
+    def _comparison_event(self, server: str) -> str:
         plan = self._session.plan_of(server)
         assert plan is not None
         figures = [asdict(figure) | {"is_as_planned": figure.is_as_planned} for figure in self._compared[server]]
         planned = {"model": plan.model, "vllm": plan.vllm, "gpu": plan.gpu.name, "gpus": plan.gpu.count}
-        return event({"server": server, "plan": planned | {"command": list(plan.command)}, "figures": figures}, "plan")
+        return sse_event(
+            {"server": server, "plan": planned | {"command": list(plan.command)}, "figures": figures}, "plan"
+        )
 
-    def _incidents(self) -> list[dict[str, Any]]:
+    def _recent_incidents(self) -> list[dict[str, Any]]:
         """Incidents that began or ended recently, the newest first."""
         return [
             {
@@ -112,13 +114,13 @@ class LiveFeed:
         ]
 
 
-def _put(reader: asyncio.Queue[str], text: str) -> None:
+def _put_dropping_oldest(reader: asyncio.Queue[str], text: str) -> None:
     """Queue an event; a full queue drops its oldest."""
     if reader.full():
         reader.get_nowait()
     reader.put_nowait(text)
 
 
-def event(document: Any, name: str = "") -> str:
+def sse_event(document: Any, name: str = "") -> str:
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(document, separators=(',', ':'))}\n\n"

@@ -37,27 +37,27 @@ def openapi_document(live: bool = True) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "paths": {
-            **{f"/api/{endpoint.name}": _path(endpoint) for endpoint in ENDPOINTS.values()},
-            **({"/api/live": {"get": _live()}} if live else {}),
-            **_probes(),
+            **{f"/api/{endpoint.name}": _path_item(endpoint) for endpoint in ENDPOINTS.values()},
+            **({"/api/live": {"get": _live_path()}} if live else {}),
+            **_probe_paths(),
         },
         "components": {"schemas": schemas()},
     }
 
 
-def _path(endpoint: ApiEndpoint) -> dict[str, Any]:
-    document = _json(response_name(endpoint.name))
-    post = _operation(endpoint.name, endpoint.summary, "The document", document, _errors(*_ERRORS))
-    post["requestBody"] = {"required": True, "content": _json(request_name(endpoint.name))}
+def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
+    document = _json_content(response_name(endpoint.name))
+    post = _operation(endpoint.name, endpoint.summary, "The document", document, _error_responses(*_ERRORS))
+    post["requestBody"] = {"required": True, "content": _json_content(request_name(endpoint.name))}
     if endpoint.name == "diagnose":
         # text/plain is accepted as well; client generators support bytes, but not text that is no JSON.
         description = "Or the log itself, streamed (or as text/plain); what it does not say goes into the query."
         log = {"type": "string", "format": "binary", "description": description}
         post["requestBody"]["content"]["application/octet-stream"] = {"schema": log}
-        post["parameters"] = [_log_hint(name) for name in ("command", "model", "gpu", "vllm")]
+        post["parameters"] = [_query_parameter(name) for name in ("command", "model", "gpu", "vllm")]
     if not endpoint.without_input:
         return {"post": post}
-    errors = _errors("401", "403", "421", "429")
+    errors = _error_responses("401", "403", "421", "429")
     return {"get": _operation(f"{endpoint.name}_get", endpoint.summary, "The document", document, errors), "post": post}
 
 
@@ -68,13 +68,13 @@ def _operation(
     return {"operationId": name, "summary": summary, "responses": responses}
 
 
-def _errors(*codes: str, **others: str) -> dict[str, Any]:
+def _error_responses(*codes: str, **others: str) -> dict[str, Any]:
     """Error responses by status; `others` are statuses with a description of their own."""
     texts = {code: _ERRORS[code] for code in codes} | {code.removeprefix("_"): text for code, text in others.items()}
-    return {code: {"description": text, "content": _json("Error")} for code, text in texts.items()}
+    return {code: {"description": text, "content": _json_content("Error")} for code, text in texts.items()}
 
 
-def _log_hint(name: str) -> dict[str, Any]:
+def _query_parameter(name: str) -> dict[str, Any]:
     schema = schemas()["DiagnoseRequest"]["properties"][name]
     return {
         "name": name,
@@ -85,25 +85,25 @@ def _log_hint(name: str) -> dict[str, Any]:
     }
 
 
-def _json(name: str) -> dict[str, Any]:
+def _json_content(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
-def _live() -> dict[str, Any]:
+def _live_path() -> dict[str, Any]:
     description = (
         "Server-sent events. `history` once: {server: [points]}; `incidents` at each change; unnamed ones: a look at a "
         "server, what `legroom watch --json` prints."
     )
     stream = {"text/event-stream": {"schema": {"type": "string"}}}
-    errors = _errors("401", "403", "421", _404="No servers are watched")
+    errors = _error_responses("401", "403", "421", _404="No servers are watched")
     return _operation("live", "What is watched, as it happens", description, stream, errors)
 
 
-def _probes() -> dict[str, Any]:
+def _probe_paths() -> dict[str, Any]:
     schema = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
     status, text = {"application/json": {"schema": schema}}, {"text/plain": {"schema": {"type": "string"}}}
-    denied = _errors("403", "421")
-    late = _errors("403", "421", _503="It has just started, or is about to end")
+    denied = _error_responses("403", "421")
+    late = _error_responses("403", "421", _503="It has just started, or is about to end")
     return {
         "/healthz": {"get": _operation("healthz", "Whether it serves", "It serves", status, denied)},
         "/readyz": {"get": _operation("readyz", "Whether requests are answered at once", "It answers", status, late)},

@@ -40,7 +40,7 @@ def page_file(path: str, edition: Edition) -> PageFile | None:
     file = PAGE_FOLDER / name
     if not file.is_file():
         return None
-    return _read(file, file.stat().st_mtime_ns, edition)
+    return _load_page_file(file, file.stat().st_mtime_ns, edition)
 
 
 def page_names() -> list[str]:
@@ -49,7 +49,7 @@ def page_names() -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _read(file: Path, changed_ns: int, edition: Edition) -> PageFile:
+def _load_page_file(file: Path, changed_ns: int, edition: Edition) -> PageFile:
     body = file.read_bytes()
     if file.suffix == ".html":
         body = with_edition(body, edition)

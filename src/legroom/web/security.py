@@ -100,7 +100,7 @@ class SecurityLayer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _joined_headers(scope["headers"])
+        headers = _headers_by_name(scope["headers"])
         query = scope.get("query_string", b"").decode("latin-1")
         denied = denial(self._access, scope["method"], scope["path"], query, headers)
 
@@ -112,7 +112,7 @@ class SecurityLayer:
         await (denied or self._app)(scope, receive, send_with_headers)
 
 
-def _joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _headers_by_name(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by lower-case name; repeated ones are joined, so that a second Host is not overlooked."""
     joined: dict[str, str] = {}
     for name, value in headers:

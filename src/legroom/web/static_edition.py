@@ -17,7 +17,7 @@ from legroom.errors import LegroomError
 from legroom.home import home
 from legroom.records import dataclass
 from legroom.version import __version__
-from legroom.web.browser_engine import browser_package, pinned, runtime_files
+from legroom.web.browser_engine import browser_package, pinned_pyodide, runtime_files
 from legroom.web.page_files import PAGE_FOLDER, page_names, with_edition
 
 _SCRIPTS = Path(__file__).with_name("static_files")
@@ -82,7 +82,7 @@ def write_static(folder: str | Path, runtime: str | None = None) -> StaticEditio
 
 def static_files(runtime: str | None = None) -> dict[str, bytes]:
     """The content of every file, by name."""
-    python = compiled({**runtime_files(runtime), "legroom.tar": browser_package()})
+    python = with_bytecode({**runtime_files(runtime), "legroom.tar": browser_package()})
     lock_info = json.loads(python.pop("pyodide-lock.json"))["info"]
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
     if "index.html" not in page:
@@ -93,7 +93,7 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     engine |= {f"engine/{name}.packed": body for name, body in packed.items()}
     loads = {name: {"bytes": len(body), "type": _PACKED[name]} for name, body in packed.items()}
     shell = ["./", *page, "worker.js", *(name for name in engine if not name.endswith(".packed"))]
-    scripts = _scripts("worker.js", "sw.js")
+    scripts = _read_scripts("worker.js", "sw.js")
     values = {
         "__VERSION__": _digest({**page, **engine, **scripts}),
         "__FILES__": json.dumps(loads),
@@ -103,23 +103,25 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     for name in scripts:
         for placeholder, value in values.items():
             scripts[name] = scripts[name].replace(placeholder.encode(), value.encode())
-    readme = _README.format(version=__version__, pyodide=pinned()["version"], licence=pinned()["license"])
+    readme = _README.format(
+        version=__version__, pyodide=pinned_pyodide()["version"], licence=pinned_pyodide()["license"]
+    )
     return {**page, **scripts, **engine, "README.txt": readme.encode()}
 
 
-def compiled(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files with bytecode of the modules that every visitor loads, compiled by Pyodide in node. Without node they
     stay as they are, and a first visit takes some seconds longer."""
     node = shutil.which("node")
     if node is None:
         return dict(files)
-    scripts = _scripts("compile.mjs", "compile_engine.py")
+    scripts = _read_scripts("compile.mjs", "compile_engine.py")
     cached = home() / "cache" / f"engine-{_digest({**files, **scripts})}"
     if not all((cached / name).is_file() for name in _COMPILED):
         made = _compile_in_node(node, {**files, **scripts})
         if not made:
             return dict(files)
-        _store(cached, made)
+        _store_in_cache(cached, made)
         return {**files, **made}
     return {**files, **{name: (cached / name).read_bytes() for name in _COMPILED}}
 
@@ -138,7 +140,7 @@ def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
         return {name: (place / name).read_bytes() for name in _COMPILED} if done.returncode == 0 else {}
 
 
-def _store(folder: Path, files: Mapping[str, bytes]) -> None:
+def _store_in_cache(folder: Path, files: Mapping[str, bytes]) -> None:
     """Cache the compiled archives; compiling takes most of a minute."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +150,7 @@ def _store(folder: Path, files: Mapping[str, bytes]) -> None:
             part.replace(folder / name)
 
 
-def _scripts(*names: str) -> dict[str, bytes]:
+def _read_scripts(*names: str) -> dict[str, bytes]:
     return {name: (_SCRIPTS / name).read_bytes() for name in names}
 
 

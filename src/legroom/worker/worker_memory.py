@@ -253,10 +253,10 @@ class CardUse:
 
 def card_use(cuda: Any, device: int) -> CardUse:
     """The memory use of a CUDA device by this process and by others, from NVML (matched by UUID)."""
-    from legroom.live.gpu_memory import devices
+    from legroom.live.gpu_memory import nvml_devices
 
     uuid = str(cuda.get_device_properties(device).uuid)
-    card = next((gpu for gpu in devices() if gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")), None)
+    card = next((gpu for gpu in nvml_devices() if gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")), None)
     if card is None:
         return CardUse(str(device))
     own = _own_bytes(card.processes, card.used_bytes)

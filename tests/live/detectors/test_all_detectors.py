@@ -12,7 +12,7 @@ import legroom.live.detectors as room
 from legroom.diagnosis.causes import causes
 from legroom.explain.catalog_entries import bundled
 from legroom.live.detectors import DETECTORS, Watcher
-from legroom.live.forecast import forecast
+from legroom.live.forecast import pool_forecast
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
 from legroom.live.remedies import remedies_for
 from legroom.planning.plan_document import PlanDocument, PlannedGpu, PlannedKv
@@ -82,4 +82,4 @@ def test_no_looks_make_a_detector_fail_or_speak_without_numbers(looks) -> None: 
             assert finding.reason and finding.since_s <= finding.time_s
             assert all(math.isfinite(value) for value in finding.numbers.values())
             assert remedies_for(finding, watcher.window)
-        forecast(watcher.window)
+        pool_forecast(watcher.window)

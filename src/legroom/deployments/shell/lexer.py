@@ -63,7 +63,7 @@ def split_words(text: str) -> list[str]:
         return text.split()
 
 
-def placed_env(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
+def env_with_places(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
     """Variables with their places, for a script that is embedded in another text."""
     return {
         name: word if word.place else Word(word.text, word.offset, word.raw, locate(word.offset))
@@ -116,7 +116,7 @@ def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Ite
             if finished:
                 yield finished
         else:
-            lexer.step()
+            lexer.read_token()
     if lexer.words:
         yield lexer.words
 
@@ -159,7 +159,7 @@ class _Lexer:
         at = bisect_right(ends, self.position)
         return ends[at] if at < len(ends) else self.position
 
-    def step(self) -> None:
+    def read_token(self) -> None:
         """Read one space, comment, operator or word."""
         character = self.text[self.position]
         continued = _CONTINUED.match(self.text, self.position) if character in "\\`^" else None
@@ -171,11 +171,11 @@ class _Lexer:
             end = self.text.find("\n", self.position)
             self.position = len(self.text) if end < 0 else end
         elif character in OPERATORS and not _PLACEHOLDER.match(self.text, self.position):
-            self._operator(character)
+            self._read_operator(character)
         else:
-            self._word()
+            self._read_word()
 
-    def _operator(self, character: str) -> None:
+    def _read_operator(self, character: str) -> None:
         if self.text.startswith("((", self.position):
             # In `(( a << b ))`, `<<` is a shift.
             line_end = self.text.find("\n", self.position)
@@ -196,8 +196,8 @@ class _Lexer:
             self._arrays -= 1
         self.position = end
 
-    def _word(self) -> None:
-        word, self.position = _word(self.text, self.position)
+    def _read_word(self) -> None:
+        word, self.position = _parse_word(self.text, self.position)
         if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
             word = Word(word.text + "(", word.offset, word.raw + "(")
             self.position += 1
@@ -206,7 +206,7 @@ class _Lexer:
         self.count += 1
 
 
-def _word(text: str, start: int) -> tuple[Word, int]:
+def _parse_word(text: str, start: int) -> tuple[Word, int]:
     position, out, is_open = start, [], False
     while position < len(text):
         character = text[position]
@@ -226,7 +226,7 @@ def _word(text: str, start: int) -> tuple[Word, int]:
             out.append(text[position : end + 1])
             position = end + 1
         elif text.startswith(("$(", "${"), position):
-            end = _closing(text, position + 1)
+            end = _after_closing_bracket(text, position + 1)
             out.append(_QUOTED_DEFAULT.sub(r"\1\3}", text[position:end]))
             position = end
         elif character in "<{" and (blank := _PLACEHOLDER.match(text, position)):
@@ -252,7 +252,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
             out.append({"\n": "", "$": LITERAL_DOLLAR}.get(text[position + 1], text[position + 1]))
             position += 2
         elif text.startswith("$(", position):
-            end = _closing(text, position + 1)
+            end = _after_closing_bracket(text, position + 1)
             out.append(text[position:end])
             position = end
         else:
@@ -261,7 +261,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
     return "".join(out), position + 1
 
 
-def _closing(text: str, position: int) -> int:
+def _after_closing_bracket(text: str, position: int) -> int:
     """The position after the bracket that closes the one at `position`."""
     opening = text[position]
     closing = {"(": ")", "{": "}"}[opening]

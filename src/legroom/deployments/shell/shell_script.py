@@ -14,8 +14,8 @@ from legroom.deployments.server_words import (
     launcher_command,
     server_start,
 )
-from legroom.deployments.shell.lexer import TooManyWords, Word, placed_env
-from legroom.deployments.shell.simple_commands import SimpleCommand, commands
+from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
+from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
 from legroom.deployments.subjects import (
     FilePart,
@@ -51,7 +51,7 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
 
 def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
     """The commands and servers of a script with the outer variables `env`."""
-    for command in commands(source, env):
+    for command in simple_commands(source, env):
         yield from subjects_of(source, command.within(env), runs, depth)
 
 
@@ -66,7 +66,7 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
     if start is not None and any(text.endswith(":") for text in texts[:start]):
         return  # a line of a log
     if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
-        yield from _container(source, command, start, depth)
+        yield from _container_subjects(source, command, start, depth)
     elif start is not None:
         words = command.words[start:]
         before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
@@ -82,7 +82,7 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
             if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
                 at = word.place or source.place(word.offset)
                 inner = Text(source.path, _inner_script(word), at.line, (at.column,))
-                yield from script_subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
+                yield from script_subjects(inner, runs, env_with_places(command.env, source.place), depth + 1)
 
 
 def _inner_script(word: Word) -> str:
@@ -92,7 +92,7 @@ def _inner_script(word: Word) -> str:
     return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")
 
 
-def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
+def _container_subjects(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
     from legroom.deployments.container_images import container_run  # not for a plain command line
 
     run = container_run(command.words[start:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from legroom.deployments.server_words import ASSIGNMENT, expand
+from legroom.deployments.server_words import ASSIGNMENT, expand_variables
 from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines, split_words
 from legroom.deployments.source_text import Text
 from legroom.records import dataclass, field
@@ -29,7 +29,7 @@ class Function:
         self.knows_positions = True
         self._is_straight = True
 
-    def keep(self, words: list[Word], line: list[Word]) -> None:
+    def keep_command(self, words: list[Word], line: list[Word]) -> None:
         self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
         name = words[0].text
         sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
@@ -48,7 +48,7 @@ class Functions:
 
     def outside(self, words: list[Word], line: list[Word]) -> list[Word]:
         """The words of a command outside of functions; the others are kept for calls."""
-        name, words = _defined(words)
+        name, words = _function_definition(words)
         if self._open is None:
             self._announced = name or self._announced
             if not self._announced or not words:
@@ -58,10 +58,10 @@ class Functions:
                 return words  # a body in parentheses, or none
             self._open = self.by_name[name] = Function()
             self._every.append(self._open)
-        self._keep(words, line)
+        self._keep_in_body(words, line)
         return []
 
-    def _keep(self, words: list[Word], line: list[Word]) -> None:
+    def _keep_in_body(self, words: list[Word], line: list[Word]) -> None:
         assert self._open is not None
         while words and words[0].text in ("{", *LEADING):
             self._depth += words[0].text == "{"
@@ -71,7 +71,7 @@ class Functions:
             if self._depth == 0:
                 self._open = None
         elif words:
-            self._open.keep(words, line)
+            self._open.keep_command(words, line)
 
     def uncalled_commands(self) -> Iterator[Simple]:
         for function in self._every:
@@ -91,7 +91,7 @@ def joined_names(line: list[Word]) -> list[Word]:
     return joined
 
 
-def _defined(words: list[Word]) -> tuple[str, list[Word]]:
+def _function_definition(words: list[Word]) -> tuple[str, list[Word]]:
     """The name of a function that is defined here, and the words after it."""
     if words[0].text == "function" and len(words) > 1:
         return words[1].text.removesuffix("()"), words[2:]
@@ -137,13 +137,13 @@ class SimpleCommand:
         """The same command with variables of the surrounding text."""
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
-    def moved(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
+    def moved_by(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
         """The same command of a text that begins at `offset` of a longer one."""
         words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
         return SimpleCommand(words, env, self.pipeline)
 
 
-def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
+def simple_commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
     """Every simple command, with variables replaced where the text itself or `env` sets them."""
     state = _ScriptState()
     for name, value in (env or {}).items():
@@ -153,11 +153,11 @@ def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[Si
     try:
         for line in logical_lines(source.text):
             for words in _split_commands(joined_names(line)):
-                yield from _take(state.functions.outside(words, line), line, state)
+                yield from _run_command(state.functions.outside(words, line), line, state)
     except TooManyWords as error:
         cut = error
     for words, line in state.functions.uncalled_commands():
-        yield from _take(words, line, state)
+        yield from _run_command(words, line, state)
     if cut is not None:
         raise cut
 
@@ -181,7 +181,8 @@ class _ScriptState:
         self.values[name], self.texts[name] = value, value.text
 
 
-def _take(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
+def _run_command(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
+    """Apply assignments and `shift` to the state; yield the command, and those of a function that it calls."""
     raw = " ".join(word.raw for word in line)
     while words and (words[0].text in LEADING or words[0].text == "{"):
         words = words[1:]
@@ -189,11 +190,11 @@ def _take(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[
     while start < len(words) and (words[start].text in _DECLARES or (start and words[start].text.startswith("-"))):
         start += 1
     if start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
-        inner = list(_expanded([word for word in words[start + 1 :] if word.text != ")"], state))
+        inner = list(_expanded_words([word for word in words[start + 1 :] if word.text != ")"], state))
         longer = state.arrays.get(array[1], []) + inner if "+=" in words[start].text else inner
         state.arrays[array[1]] = longer[:_MAX_PIECES]
         return
-    words = list(_expanded(words, state))
+    words = list(_expanded_words(words, state))
     count = 0
     while count < len(words) and (ASSIGNMENT.fullmatch(words[count].text) or _APPENDED.fullmatch(words[count].text)):
         count += 1
@@ -204,16 +205,16 @@ def _take(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[
             _assign(word, state, exported=exports)
         return
     if rest[0].text == "shift" and "@" in state.arrays:
-        _set_arguments(state, _shifted(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
-    given = dict(_assignment(word) for word in own)
+        _set_arguments(state, _arguments_after_shift(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
+    given = dict(_split_assignment(word) for word in own)
     env = {name: _with_literal_dollars(word) for name, word in {**state.exported, **given}.items()}
     yield SimpleCommand(tuple(_with_literal_dollars(word) for word in rest), env, raw)
     function = state.functions.by_name.get(rest[0].text)
     if function is not None and state.calls < _MAX_DEPTH and state.called < _MAX_CALLED_COMMANDS:
-        yield from _call(function, rest[1:], given, state)
+        yield from _call_function(function, rest[1:], given, state)
 
 
-def _call(
+def _call_function(
     function: Function, given: list[Word], env: Mapping[str, Word], state: _ScriptState
 ) -> Iterator[SimpleCommand]:
     """The commands of a function with the arguments and variables of a call."""
@@ -224,7 +225,7 @@ def _call(
     state.calls += 1
     for words, line in function.body:
         state.called += 1
-        yield from _take(words, line, state)
+        yield from _run_command(words, line, state)
     state.calls -= 1
     _set_arguments(state, outer)
     for name, word in outer_env.items():
@@ -237,7 +238,7 @@ def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
     """Set `$1`, `$2` ... and `$@`; None where they are not known."""
     for name in state.positions:
         del state.values[name], state.texts[name]
-    positions = _positions(given or [])
+    positions = _positional_parameters(given or [])
     state.positions = tuple(positions)
     for name, word in positions.items():
         state.set(name, word)
@@ -247,7 +248,7 @@ def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
         state.arrays["@"] = given
 
 
-def _positions(given: list[Word]) -> dict[str, Word]:
+def _positional_parameters(given: list[Word]) -> dict[str, Word]:
     """`$1`, `$2` ... up to a word that may expand to several or none."""
     positions: dict[str, Word] = {}
     for number, word in enumerate(given, 1):
@@ -258,22 +259,22 @@ def _positions(given: list[Word]) -> dict[str, Word]:
     return positions
 
 
-def _shifted(given: list[Word], count: str) -> list[Word] | None:
+def _arguments_after_shift(given: list[Word], count: str) -> list[Word] | None:
     """The arguments after `shift`; None where it is not known which words it removes."""
-    return given[int(count) :] if count in map(str, range(len(_positions(given)) + 1)) else None
+    return given[int(count) :] if count in map(str, range(len(_positional_parameters(given)) + 1)) else None
 
 
-def _assignment(word: Word) -> tuple[str, Word]:
+def _split_assignment(word: Word) -> tuple[str, Word]:
     name, _, value = word.text.partition("=")
     return name.removesuffix("+"), Word(value, word.offset, word.raw)
 
 
 def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
     if ASSIGNMENT.fullmatch(word.text):
-        name, value = _assignment(word)
+        name, value = _split_assignment(word)
         state.pieces[name] = [value]
     elif added := _APPENDED.fullmatch(word.text):
-        name, value = _assignment(word)
+        name, value = _split_assignment(word)
         before = state.values.get(name, Word("", word.offset))
         state.pieces[name] = [*state.pieces.get(name, []), value][:_MAX_PIECES]
         if not added[2][:1].isspace() and not before.text[-1:].isspace():
@@ -289,7 +290,7 @@ def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
             state.exported[name] = value
 
 
-def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterator[Word]:
+def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterator[Word]:
     texts = state.texts
     for word in words:
         if word.text in _PLACEHOLDERS:
@@ -298,7 +299,7 @@ def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterato
         if array and array[1] in state.arrays:
             first, count = int(array[2] or 0), int(array[3]) if array[3] else None
             for inner in state.arrays[array[1]][first:][:count]:
-                yield inner.with_text(expand(inner.text, texts))
+                yield inner.with_text(expand_variables(inner.text, texts))
             continue
         given = _ARGUMENTS.fullmatch(word.text)
         if given and "@" in state.arrays:
@@ -309,7 +310,7 @@ def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterato
         if alternative and depth < _MAX_DEPTH:
             inner_words = [Word(part, word.offset, part) for part in split_words(alternative[2])]
             if texts.get(alternative[1]) != "":
-                yield from _expanded(inner_words, state, depth + 1)
+                yield from _expanded_words(inner_words, state, depth + 1)
             continue
         bare = _BARE_VARIABLE.fullmatch(word.raw)
         name = bare[1] or bare[2] if bare else ""
@@ -319,7 +320,7 @@ def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterato
             for piece in state.pieces[name]:
                 yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
         else:
-            yield word.with_text(expand(_keep_empty_variables(word.text, texts), texts))
+            yield word.with_text(expand_variables(_keep_empty_variables(word.text, texts), texts))
 
 
 def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:

@@ -47,7 +47,7 @@ def examine(case: Case) -> Assessment | None:
         why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
         return Assessment(0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
     oom = case.oom
-    if oom and oom.free_exceeds_request:
+    if oom and case.ledger.free_exceeds_request:
         why = (
             f"{gib(oom.free_bytes or 0)} of the card were free and only "
             f"{gib(oom.wanted_bytes)} asked for: the host could not back it."

@@ -21,13 +21,13 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(0.8, proof(rank), why)
     if not case.is_oom:
         return None
-    oom = case.oom
+    ledger = case.ledger
     on = case.first("lora_on", "spec_on") is not None or bool(
         case.startup.args.enable_lora or case.startup.args.speculative_config
     )
     inside = bool(case.frames & {"frame_spec", "frame_lora"})
-    non_torch = oom.non_torch_bytes if oom and not oom.other_processes_bytes else None
-    large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not (oom and oom.free_exceeds_request)
+    non_torch = None if ledger.other_processes_bytes or ledger.unowned_bytes else ledger.outside_torch_bytes
+    large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not ledger.free_exceeds_request
     confidence = 0.0
     if inside:
         confidence = 0.9

@@ -16,11 +16,19 @@ def examine(case: Case) -> Assessment | None:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
         return Assessment(0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}")
+    short = case.first("mm_profile_too_short")
+    if short and not case.last_error and not case.was_ready:
+        why = (
+            f"The largest media of one prompt are {short.facts.get('worst_count')} tokens, and the dummy batch has "
+            f"{short.facts.get('profiled_count')} for each: the profile run that follows encodes all of them at once. "
+            "The text ends before it says how that went."
+        )
+        return Assessment(0.45, proof(short), why)
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
-    oom, vision = case.oom, bool(case.frames & {"frame_vision"})
+    vision = bool(case.frames & {"frame_vision"})
     confidence = 0.0
-    if oom and oom.larger_than_card:
+    if case.ledger.larger_than_card:
         confidence = 0.9
     elif vision:
         confidence = 0.87 if case.site in ("serving", "") else 0.8
@@ -40,7 +48,7 @@ def _dummy_media_suspected(case: Case) -> bool:
 
 def _explanation(case: Case) -> str:
     oom = case.oom
-    if oom and oom.larger_than_card:
+    if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
         return (
             f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: no setting of the KV cache matters. Attention "
@@ -111,7 +119,7 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
     case = planner.case
     if (
         case.oom is None
-        or not case.oom.larger_than_card
+        or not case.ledger.larger_than_card
         or case.site == "serving"
         or "mm_processor_kwargs" in limit.flags
     ):

@@ -39,13 +39,13 @@ def _confidence(case: Case) -> float:
         return 0.82
     if case.site == "sampling":
         return 0.7 if case.oom and case.oom.pools_bytes and not case.has("engine_dead") else 0.5
-    if oom and oom.free_exceeds_request:
+    if case.ledger.free_exceeds_request:
         return 0.3
     if case.site == "profile":
-        return 0.6 if case.frames & {"frame_vision"} and oom and oom.larger_than_card else 0.84
+        return 0.6 if case.frames & {"frame_vision"} and case.ledger.larger_than_card else 0.84
     if oom is None:
         return 0.0
-    if oom.larger_than_card:
+    if case.ledger.larger_than_card:
         return 0.6
     if case.has_site_frame or case.site == "serving":
         return 0.3 if case.site in ("graph", "kv") else 0.0

@@ -32,7 +32,7 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     oom = case.oom
-    if oom and (oom.larger_than_card or oom.free_exceeds_request):
+    if case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return 0.2
     if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
         return 0.86

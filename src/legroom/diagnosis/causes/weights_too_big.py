@@ -13,8 +13,7 @@ from legroom.units import GIB, MIB, gib
 
 def examine(case: Case) -> Assessment | None:
     """Assesses an allocation that fails while the model is built or loaded: a parameter."""
-    oom = case.oom
-    if not case.is_oom or (oom and (oom.larger_than_card or oom.free_exceeds_request)):
+    if not case.is_oom or case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return None
     confidence = _confidence(case)
     if not confidence:
@@ -43,7 +42,7 @@ def nothing_was_freed(case: Case) -> bool:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
-    unused, outside = oom.unallocated_bytes or 0, oom.non_torch_bytes or 0
+    unused, outside = oom.unallocated_bytes or 0, case.ledger.outside_torch_bytes or 0
     tight = unused < max(oom.total_bytes // 100, 64 * MIB) and outside < GIB
     return tight and oom.torch_bytes > oom.total_bytes * 0.8 and oom.wanted_bytes < oom.total_bytes // 10
 

@@ -287,7 +287,7 @@ def _neighbours_bytes(case: Case) -> int:
     free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
     if free is not None and total is not None:
         return max(total - free - GIB // 2, 0)
-    return case.oom.other_processes_bytes if case.oom else 0
+    return case.ledger.other_processes_bytes or 0
 
 
 _MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")

@@ -87,8 +87,7 @@ class FixPlanner:
     @property
     def oom_shortage_bytes(self) -> int:
         """What the failed allocation lacked; 0 where the log has no sizes."""
-        oom = self.case.oom
-        return max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else 0
+        return self.case.ledger.shortage_bytes
 
     @property
     def utilization_known(self) -> bool:

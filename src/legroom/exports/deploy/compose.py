@@ -19,17 +19,17 @@ add_options = partial(add_server_options, image=True)
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = containers.container_server(request)
-    text = yaml_text(document(server), head=(*containers.head(server), *server.remarks))
-    return containers.with_dockerfile(server, ExportedFile("compose.yaml", text))
+    text = yaml_text(compose_document(server), head=(*containers.head_comment(server), *server.remarks))
+    return containers.with_dockerfile_before(server, ExportedFile("compose.yaml", text))
 
 
-def document(server: ExportedServer) -> dict[str, Any]:
+def compose_document(server: ExportedServer) -> dict[str, Any]:
     """The compose file as values with comments."""
     services: dict[str, Any] = {server.name: _service(server)}
     if server.options.sidecar:
-        services[f"{server.name}-watch"] = _watch(server)
+        services[f"{server.name}-watch"] = _watch_service(server)
     volumes: dict[str, Any] = {"vllm-cache": {}}
-    if not server.local_model and not containers.download_volume(server).startswith("/"):
+    if not server.local_model and not containers.hf_home_volume(server).startswith("/"):
         volumes["huggingface"] = {}
     if server.options.sidecar:
         volumes["legroom"] = {}
@@ -64,7 +64,7 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "retries": 3,
     }
     service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
-    return service | _devices(server)
+    return service | _gpu_devices(server)
 
 
 def _environment(server: ExportedServer) -> dict[str, Any]:
@@ -81,22 +81,22 @@ def _environment(server: ExportedServer) -> dict[str, Any]:
 
 
 def _volumes(server: ExportedServer) -> list[str]:
-    kept = literal(containers.download_volume(server))
+    kept = literal(containers.hf_home_volume(server))
     downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
-    on_host = [literal(volume) for volume in containers.volumes(server)]
+    on_host = [literal(volume) for volume in containers.bind_mounts(server)]
     return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
 
 
-def _devices(server: ExportedServer) -> dict[str, Any]:
+def _gpu_devices(server: ExportedServer) -> dict[str, Any]:
     if files := containers.device_files(server):
         return {"devices": [f"{file}:{file}" for file in files], "group_add": ["video"]}
-    picked = containers.picked_devices(server)
+    picked = containers.visible_gpu_indexes(server)
     which: dict[str, Any] = {"device_ids": list(picked)} if picked else {"count": server.gpus}
     device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
     return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
 
 
-def _watch(server: ExportedServer) -> dict[str, Any]:
+def _watch_service(server: ExportedServer) -> dict[str, Any]:
     url = f"{server.address.scheme}://{server.name}:{server.port}"
     return {
         "image": containers.image(server),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.environment import EnvVariable
-from legroom.exports.deploy.exported_server import ExportedServer, server_of
-from legroom.exports.deploy.flag_comments import WRITTEN, headline
+from legroom.exports.deploy.exported_server import ExportedServer, requested_server
+from legroom.exports.deploy.flag_comments import WRITTEN, plan_headline
 from legroom.exports.deploy.named_paths import check_paths, named_paths, unmounted_paths_remark
 from legroom.exports.deploy.serve_command import check_reachable
 from legroom.exports.export_request import ExportedFile, ExportRequest
@@ -42,7 +42,7 @@ _BUILT_IMAGE = "vllm-legroom"
 
 def container_server(request: ExportRequest) -> ExportedServer:
     """The server of a request; refused where it is unreachable or lacks a file in a container."""
-    server = server_of(request)
+    server = requested_server(request)
     check_reachable(server.words)
     check_paths(server)
     return server
@@ -87,7 +87,7 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
     return ExportedFile("Dockerfile", text)
 
 
-def with_dockerfile(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:
+def with_dockerfile_before(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:
     """The file, after the Dockerfile of its image where the image needs legroom."""
     return (dockerfile(server), file) if needs_legroom(server) else (file,)
 
@@ -109,13 +109,13 @@ def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[E
     return tuple(line for line in server.env if line.name not in left_out)
 
 
-def download_volume(server: ExportedServer) -> str:
+def hf_home_volume(server: ExportedServer) -> str:
     """The existing HF_HOME of this machine, or else a named volume."""
     home = next((line.value for line in server.env if line.name == "HF_HOME"), "")
     return home if home.startswith("/") and ":" not in home and Path(home).is_dir() else "huggingface"
 
 
-def picked_devices(server: ExportedServer) -> tuple[str, ...]:
+def visible_gpu_indexes(server: ExportedServer) -> tuple[str, ...]:
     """The GPU indexes of CUDA_VISIBLE_DEVICES and the like."""
     for line in server.env:
         if line.name in _PICK_DEVICES and line.value not in ("", "all", "none", "void", "-1"):
@@ -123,9 +123,9 @@ def picked_devices(server: ExportedServer) -> tuple[str, ...]:
     return ()
 
 
-def head(server: ExportedServer) -> Iterator[str]:
+def head_comment(server: ExportedServer) -> Iterator[str]:
     """The comment lines at the top of a file."""
-    yield from headline(server.plan)
+    yield from plan_headline(server.plan)
     yield f"Start: {server.times.sentence()}."
     yield f"{server.host.sentence()}."
     if caches := [line.name for line in server.env if line.name in _CACHES]:
@@ -133,7 +133,7 @@ def head(server: ExportedServer) -> Iterator[str]:
     yield from unmounted_paths_remark(server)
 
 
-def volumes(server: ExportedServer) -> tuple[str, ...]:
+def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
     """`source:target[:ro]` of the model folder and the paths of flags."""
     model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
     return (*model, *(f"{named.path}:{named.path}{'' if named.writable else ':ro'}" for named in named_paths(server)))

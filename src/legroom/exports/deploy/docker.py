@@ -9,7 +9,7 @@ from functools import partial
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.flag_comments import comment_lines
-from legroom.exports.deploy.script import argument_lines, required
+from legroom.exports.deploy.script import argument_lines, required_variable_line
 from legroom.exports.export_request import ExportedFile, ExportRequest
 
 NAME = "docker"
@@ -20,19 +20,19 @@ add_options = partial(add_server_options, image=True)
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = containers.container_server(request)
-    script = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
-    return containers.with_dockerfile(server, script)
+    script = ExportedFile(f"{server.name}-docker.sh", docker_run_script(server), executable=True)
+    return containers.with_dockerfile_before(server, script)
 
 
-def run_text(server: ExportedServer) -> str:
+def docker_run_script(server: ExportedServer) -> str:
     lines = [
         "#!/usr/bin/env bash",
-        *comment_lines(*containers.head(server), *server.remarks),
+        *comment_lines(*containers.head_comment(server), *server.remarks),
         "set -euo pipefail",
-        *(line for name in server.secrets for line in required(name)),
+        *(line for name in server.secrets for line in required_variable_line(name)),
         "",
         "options=(",
-        *(f"  {line}" for line in _options(server)),
+        *(f"  {line}" for line in _docker_run_options(server)),
         ")",
         "",
         "arguments=(",
@@ -44,48 +44,48 @@ def run_text(server: ExportedServer) -> str:
     words = " ".join(shlex.quote(word) for word in (containers.image(server), *rest))
     lines.append(f'docker run "${{options[@]}}" --entrypoint {program} {words} "${{arguments[@]}}" "$@"')
     if server.options.sidecar:
-        lines += ["", *_watch(server)]
+        lines += ["", *_watch_run_command(server)]
     return "\n".join(lines) + "\n"
 
 
-def _options(server: ExportedServer) -> Iterator[str]:
+def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     yield f"--detach --init --name {server.name}"
     yield from comment_lines("It restarts after a crash and after a reboot.")
     yield "--restart unless-stopped"
-    yield from _devices(server)
+    yield from _gpu_options(server)
     yield from comment_lines("Ranks communicate through /dev/shm, which has only 64 MiB by default.")
     yield f"--shm-size {containers.shm_gib(server)}g"
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
     yield f"--publish {server.port}:{server.port}"
-    yield from _volumes(server)
+    yield from _volume_options(server)
     for line in containers.container_env(server, all_cards=bool(containers.device_files(server))):
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"--env {shlex.quote(f'{line.name}={line.value}')}"
     for name in server.secrets:
         yield from comment_lines(f"{name} is taken from the environment of this script; it is not written here.")
         yield f"--env {name}"
-    yield from _health(server)
+    yield from _health_check_options(server)
 
 
-def _devices(server: ExportedServer) -> Iterator[str]:
+def _gpu_options(server: ExportedServer) -> Iterator[str]:
     if files := containers.device_files(server):
         yield " ".join(f"--device {file}" for file in files) + " --group-add video"
         return
-    picked = containers.picked_devices(server)
+    picked = containers.visible_gpu_indexes(server)
     yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
 
 
-def _volumes(server: ExportedServer) -> Iterator[str]:
+def _volume_options(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("Weights and compiled code are kept when the container is replaced.")
     if not server.local_model:
-        yield f"--volume {shlex.quote(f'{containers.download_volume(server)}:{containers.CACHE}')}"
+        yield f"--volume {shlex.quote(f'{containers.hf_home_volume(server)}:{containers.CACHE}')}"
     yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
-    if on_host := containers.volumes(server):
+    if on_host := containers.bind_mounts(server):
         yield from comment_lines("What the command names on this machine, at the same paths.")
         yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
 
 
-def _health(server: ExportedServer) -> Iterator[str]:
+def _health_check_options(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
@@ -93,7 +93,7 @@ def _health(server: ExportedServer) -> Iterator[str]:
     yield f"--stop-timeout {server.times.stop_s}"
 
 
-def _watch(server: ExportedServer) -> Iterator[str]:
+def _watch_run_command(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("legroom watch beside it, in the same network.")
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "

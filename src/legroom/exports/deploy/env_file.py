@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, server_of
-from legroom.exports.deploy.flag_comments import comment_lines, headline
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, requested_server
+from legroom.exports.deploy.flag_comments import comment_lines, plan_headline
 from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.export_request import ExportedFile, ExportRequest
 
@@ -17,13 +17,13 @@ add_options = add_server_options
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    server = server_of(request)
-    return (ExportedFile(f"{server.name}.env", "\n".join(_lines(server)) + "\n"),)
+    server = requested_server(request)
+    return (ExportedFile(f"{server.name}.env", "\n".join(_variable_lines(server)) + "\n"),)
 
 
-def _lines(server: ExportedServer) -> Iterator[str]:
+def _variable_lines(server: ExportedServer) -> Iterator[str]:
     """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
-    yield from comment_lines(*headline(server.plan), *server.remarks)
+    yield from comment_lines(*plan_headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:
             hint = "an environment file holds one line per variable"

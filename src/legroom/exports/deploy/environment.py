@@ -31,13 +31,13 @@ class EnvVariable:
     why: str
 
 
-def environment(
+def server_environment(
     plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str], times: StartTimes
 ) -> tuple[EnvVariable, ...]:
     """The given variables, the engine timeout and the allocator setting."""
-    broken = _broken(plan, words, release)
+    broken = _why_broken(plan, words, release)
     kept = {
-        name: _unbroken(name, value, broken)
+        name: _without_breaking_segments(name, value, broken)
         for name, value in given.items()
         if name not in _OF_ONE_MACHINE and not is_secret(name, value)
     }
@@ -56,7 +56,7 @@ def environment(
     return tuple(lines)
 
 
-def breaks_expandable_segments(words: ServeCommand, release: Release, tensor_parallel_size: int) -> str:
+def why_expandable_segments_break(words: ServeCommand, release: Release, tensor_parallel_size: int) -> str:
     """Why expandable segments would break this server; empty where they do not."""
     if tensor_parallel_size > 1 and words.get("--disable-custom-all-reduce") is None:
         return f"custom all-reduce of {tensor_parallel_size} ranks cannot share memory of expandable segments"
@@ -69,7 +69,7 @@ def breaks_expandable_segments(words: ServeCommand, release: Release, tensor_par
 
 def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
     """Why expandable segments are not set; empty where they help."""
-    broken = _broken(plan, words, release)
+    broken = _why_broken(plan, words, release)
     if broken:
         return broken
     if not plan.gpu.name.startswith("NVIDIA"):
@@ -87,21 +87,21 @@ def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given
     """Comments about variables and allocator settings that are left out."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
     remarks = [f"{', '.join(own)}: given, but left out, because it names places on one machine."] if own else []
-    broken = _broken(plan, words, release)
+    broken = _why_broken(plan, words, release)
     allocator = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
-    left_out = [name for name, value in allocator.items() if _unbroken(name, value, broken) != value]
+    left_out = [name for name, value in allocator.items() if _without_breaking_segments(name, value, broken) != value]
     remarks += [f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out]
     if not allocator and (objection := allocator_objection(plan, words, release)):
         remarks.append(f"No allocator settings: {objection}.")
     return tuple(remarks)
 
 
-def _broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
+def _why_broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
-    return breaks_expandable_segments(words, release, ranks)
+    return why_expandable_segments_break(words, release, ranks)
 
 
-def _unbroken(name: str, value: str, broken: str) -> str:
+def _without_breaking_segments(name: str, value: str, broken: str) -> str:
     """A variable's value, without expandable segments where they would break the server."""
     if not broken or name not in ALLOCATOR_NAMES:
         return value

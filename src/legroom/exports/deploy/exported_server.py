@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.environment import EnvVariable, env_remarks, environment
+from legroom.exports.deploy.environment import EnvVariable, env_remarks, server_environment
 from legroom.exports.deploy.flag_comments import flag_comment
 from legroom.exports.deploy.serve_command import (
     API_KEY_NAME,
@@ -127,9 +127,9 @@ def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str
             yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
 
 
-def server_of(request: ExportRequest) -> ExportedServer:
+def requested_server(request: ExportRequest) -> ExportedServer:
     """The server of a request."""
-    server = planned_server(request.needed_plan, server_options(request.options), request.secret_names)
+    server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
     return server
@@ -167,14 +167,14 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
         name=name,
         disk_bytes_s=parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
         download_bytes_s=parse_speed(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
-        drain_s=_seconds(options.get("drain"), DRAIN_S),
+        drain_s=_parsed_seconds(options.get("drain"), DRAIN_S),
         guard=bool(options.get("with_guard")),
         sidecar=bool(options.get("with_sidecar")),
         image=options.get("image"),
     )
 
 
-def _seconds(text: str | None, default: int) -> int:
+def _parsed_seconds(text: str | None, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 6):
@@ -188,7 +188,7 @@ def planned_server(
     """The server of a plan, with the flags that determine memory written out."""
     options = options or ServerOptions()
     release = plan.release
-    words = _with_pinned(parse_command(plan.command, release), plan, release)
+    words = _with_memory_flags(parse_command(plan.command, release), plan, release)
     if _has_guard(words):
         options = replace(options, guard=True)
     given = dict(plan.env)
@@ -198,18 +198,18 @@ def planned_server(
     gpus = engines * max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
     checkpoint = checkpoint_bytes(plan, words)
     is_local = is_model_folder(words.model)
-    words, drain_s = _with_drain(words, release, options)
+    words, drain_s = _with_shutdown_timeout(words, release, options)
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if is_local else options.download_bytes_s, drain_s)
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
     return ExportedServer(
-        name=options.name or name_of_model(words.model),
+        name=options.name or deployment_name(words.model),
         model=words.model,
         release=release,
         words=words,
         lines=lines,
-        env=environment(plan, words, release, given, times),
+        env=server_environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
         secrets=secrets_of(
             words,
@@ -291,14 +291,15 @@ def host_needs_of(
     )
 
 
-def name_of_model(model: str) -> str:
+def deployment_name(model: str) -> str:
     """A name from the model's that systemd, Docker and Kubernetes accept."""
     last = model.rstrip("/").rpartition("/")[2].lower()
     slug = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:40].strip("-")
     return f"vllm-{slug}" if slug else "vllm"
 
 
-def _with_pinned(words: ServeCommand, plan: PlanDocument, release: Release) -> ServeCommand:
+def _with_memory_flags(words: ServeCommand, plan: PlanDocument, release: Release) -> ServeCommand:
+    """The command with the planned values of the flags that determine memory written out."""
     table = flags_of(release)
     for dest in _PINNED:
         flag = flag_name(dest)
@@ -309,7 +310,7 @@ def _with_pinned(words: ServeCommand, plan: PlanDocument, release: Release) -> S
     return words
 
 
-def _with_drain(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
+def _with_shutdown_timeout(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
     """Add --shutdown-timeout, with which vLLM drains on SIGTERM (0.18.0 on)."""
     phrase = words.get("--shutdown-timeout")
     if phrase is not None and phrase.value.isdigit():

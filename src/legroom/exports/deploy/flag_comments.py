@@ -23,7 +23,7 @@ def flag_comment(phrase: Phrase, plan: PlanDocument) -> str:
     return planned or _PLAIN.get(phrase.flag.partition(".")[0], "As given; no figure of the plan depends on it alone.")
 
 
-def headline(plan: PlanDocument) -> tuple[str, ...]:
+def plan_headline(plan: PlanDocument) -> tuple[str, ...]:
     """The comment at the top of a file: the plan, and that legroom wrote it."""
     gpu, layout, kv = plan.gpu, plan.layout, plan.kv
     each = "the card" if gpu.count == 1 else "each card"
@@ -55,11 +55,11 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
     peak = human_bytes(layout.activation_bytes)
     is_v0 = plan.args.get("engine") == "V0"
     return {
-        "--max-model-len": _max_model_len(phrase, plan),
-        "--max-num-seqs": _max_num_seqs(plan),
+        "--max-model-len": _max_model_len_comment(phrase, plan),
+        "--max-num-seqs": _max_num_seqs_comment(plan),
         "--max-num-batched-tokens": "Tokens computed in one step. They set the activation peak: "
         f"{peak} of each card in the profile run.",
-        "--gpu-memory-utilization": _utilization(plan),
+        "--gpu-memory-utilization": _gpu_memory_utilization_comment(plan),
         "--tensor-parallel-size": f"GPUs that split every layer between them. {gib(layout.weights_bytes)} of weights "
         f"and {gib(layout.kv_cache_bytes)} of KV cache lie on each.",
         "--pipeline-parallel-size": "Stages the layers are split into; the fullest card holds "
@@ -83,7 +83,7 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
     }
 
 
-def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
+def _max_model_len_comment(phrase: Phrase, plan: PlanDocument) -> str:
     if phrase.value in ("-1", "auto"):
         return f"The longest context that memory holds: {plan.args['max_model_len']:,} tokens here."
     needed = plan.kv.needed_bytes
@@ -95,7 +95,7 @@ def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
     )
 
 
-def _max_num_seqs(plan: PlanDocument) -> str:
+def _max_num_seqs_comment(plan: PlanDocument) -> str:
     if plan.kv.tokens <= 0:
         return _PLAIN["--max-num-seqs"]
     average = int(plan.kv.tokens / max(int(plan.args["max_num_seqs"]), 1))
@@ -105,7 +105,7 @@ def _max_num_seqs(plan: PlanDocument) -> str:
     )
 
 
-def _utilization(plan: PlanDocument) -> str:
+def _gpu_memory_utilization_comment(plan: PlanDocument) -> str:
     layout = plan.layout
     if plan.args.get("kv_cache_memory_bytes"):
         return "The share of the card that must be free at the start; the size of the pool is set separately."

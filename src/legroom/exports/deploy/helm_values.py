@@ -12,9 +12,9 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.pod import secret_key, secrets_created
+from legroom.exports.deploy.cluster.pod import secret_command, secret_key
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
-from legroom.exports.deploy.named_paths import creating, file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.named_paths import create_commands, file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.deploy.serve_command import API_KEY_NAME, Phrase
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
@@ -59,19 +59,19 @@ _OWN = frozenset(
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = containers.container_server(request)
-    _check(server)
+    _check_chart_can_hold(server)
     remarks = (
         f"Values for the chart {CHART}.",
-        *containers.head(server),
+        *containers.head_comment(server),
         *server.remarks,
-        *secrets_created(server, None),
-        *creating(server, None),
+        *secret_command(server, None),
+        *create_commands(server, None),
         f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply, and the drain is shorter.",
     )
-    return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
+    return (ExportedFile(f"{server.name}-values.yaml", yaml_text(chart_values(server), head=remarks)),)
 
 
-def _check(server: ExportedServer) -> None:
+def _check_chart_can_hold(server: ExportedServer) -> None:
     if server.address.tls:
         hint = "leave out --ssl-*, or use legroom export kubernetes"
         raise LegroomError("the router of the chart speaks plain http to its servers", hint)
@@ -79,32 +79,32 @@ def _check(server: ExportedServer) -> None:
         hint = "use legroom export kubernetes, or leave them out"
         raise LegroomError("the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY", hint)
     flag = flags_of(server.release).get("--enable-prefix-caching")
-    if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
+    if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _has_prefix_caching(server)):
         raise LegroomError(
             f"the chart writes --no-enable-prefix-caching, which vLLM {server.release} does not take",
             "use legroom export kubernetes, or a release from 0.8.5 on",
         )
 
 
-def values(server: ExportedServer) -> dict[str, Any]:
+def chart_values(server: ExportedServer) -> dict[str, Any]:
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model_spec(server)]}
     if API_KEY_NAME in server.secrets:
         keys = {"secretName": server.name, "secretKey": secret_key(API_KEY_NAME)}
         spec["vllmApiKey"] = Commented("A secret that exists in the cluster.", keys)
     tries = -(-server.times.limit_s // PROBE_PERIOD_S)
-    startup = {**_probe(server, tries), "initialDelaySeconds": 15}
+    startup = {**_health_probe(server, tries), "initialDelaySeconds": 15}
     spec["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", startup)
-    spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
+    spec["livenessProbe"] = {**_health_probe(server, 6), "timeoutSeconds": 10}
     return {"servingEngineSpec": spec}
 
 
-def _probe(server: ExportedServer, tries: int) -> dict[str, Any]:
+def _health_probe(server: ExportedServer, tries: int) -> dict[str, Any]:
     check = {"path": "/health", "port": server.port}
     return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
 
 
 def _model_spec(server: ExportedServer) -> dict[str, Any]:
-    repository, tag = _image(containers.image(server))
+    repository, tag = _image_repository_and_tag(containers.image(server))
     model: dict[str, Any] = {
         "name": server.name,
         "repository": repository,
@@ -113,7 +113,7 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
         "replicaCount": 1,
         "resources": _resources(server),
         "shmSize": f"{containers.shm_gib(server)}Gi",
-        "vllmConfig": _vllm_config(server),
+        "vllmConfig": _chart_vllm_config(server),
     }
     if env := [*_environment(server)]:
         model["env"] = env
@@ -128,7 +128,7 @@ def _model_spec(server: ExportedServer) -> dict[str, Any]:
     return model
 
 
-def _image(name: str) -> tuple[str, str]:
+def _image_repository_and_tag(name: str) -> tuple[str, str]:
     """The repository and the tag; a colon before a slash belongs to a port."""
     repository, colon, tag = name.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (name, "latest")
@@ -154,9 +154,9 @@ def _resources(server: ExportedServer) -> dict[str, Any]:
     }
 
 
-def _vllm_config(server: ExportedServer) -> dict[str, Any]:
+def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _prefix_caching(server)),
+        "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _has_prefix_caching(server)),
         "tensorParallelSize": Commented("The chart mounts /dev/shm only if this is set.", 1),
     }
     chunked = server.words.get("--enable-chunked-prefill")
@@ -189,5 +189,5 @@ def _chart_value(phrase: Phrase) -> str | int | float | None:
     return None if isinstance(value, int) and not 0 <= value <= _MOST else value
 
 
-def _prefix_caching(server: ExportedServer) -> bool:
+def _has_prefix_caching(server: ExportedServer) -> bool:
     return bool(server.plan.args.get("enable_prefix_caching"))

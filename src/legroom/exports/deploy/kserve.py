@@ -19,11 +19,11 @@ from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
     USER_ID,
-    environment,
+    env_entries,
     metadata,
-    planned_card,
-    resources,
-    secrets_created,
+    planned_gpu_note,
+    resource_requests,
+    secret_command,
 )
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
@@ -66,13 +66,13 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server, settings, over = cluster_server(request)
-    _check(server, over)
-    remarks = (*containers.head(server), *server.remarks, *secrets_created(server, settings.namespace))
-    text = yaml_text(service(server, settings, over), head=remarks)
+    _check_kserve_can_hold(server, over)
+    remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
+    text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
     return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
 
 
-def _check(server: ExportedServer, over: NodeSpread) -> None:
+def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
     if server.local_model:
         raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
     if containers.needs_legroom(server):
@@ -87,7 +87,7 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
         )
 
 
-def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def llm_inference_service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     pod = _pod_template(server, settings, over)
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{server.model}", "name": server.served_name},
@@ -101,7 +101,7 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
     return manifest(
         "serving.kserve.io/v1alpha2",
         "LLMInferenceService",
-        {**metadata(server, settings), "annotations": planned_card(server)},
+        {**metadata(server, settings), "annotations": planned_gpu_note(server)},
         spec,
     )
 
@@ -119,11 +119,11 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
     main: dict[str, Any] = {
         "name": "main",
         "image": containers.image(server),
-        "args": [*_args(server, over)],
-        "resources": resources(server),
+        "args": [*_quoted_vllm_args(server, over)],
+        "resources": resource_requests(server),
     }
-    downloading = [*environment(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
-    env = [*environment(replace(server, secrets=_secrets_among(server, set(server.secrets) - _DOWNLOADING)), settings)]
+    downloading = [*env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
+    env = [*env_entries(replace(server, secrets=_secrets_among(server, set(server.secrets) - _DOWNLOADING)), settings)]
     if server.options.image is None:
         why = "The template refuses root, which vLLM's image would run as."
         main["securityContext"] = Commented(why, {"runAsUser": USER_ID, "runAsGroup": USER_ID})
@@ -152,7 +152,7 @@ def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str,
     return tuple(name for name in server.secrets if name in names)
 
 
-def _args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
+def _quoted_vllm_args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
     """The arguments, quoted for the shell of KServe's template."""
     left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
     flags = (line for line in server.lines if line.phrase.flag not in left_out)

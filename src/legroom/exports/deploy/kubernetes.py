@@ -11,21 +11,21 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster import autoscaling, pod_groups
-from legroom.exports.deploy.cluster.nodes import NodeSpread, server_of_node, spread
+from legroom.exports.deploy.cluster.nodes import NodeSpread, server_of_node, spread_over_nodes
 from legroom.exports.deploy.cluster.pod import (
     WATCH_PORT_NAME,
-    check_restricted,
+    check_restricted_pod_security,
     claim_spec,
     metadata,
     pod_metadata,
+    pod_selector,
     pod_spec,
-    secrets_created,
-    selector,
-    watch_settings,
+    secret_command,
+    sidecar_config_map,
 )
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.flag_comments import WRITTEN
-from legroom.exports.deploy.named_paths import creating, on_the_node
+from legroom.exports.deploy.named_paths import create_commands, paths_on_node
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.records import dataclass
@@ -54,7 +54,7 @@ class ClusterSettings:
     gpus_per_node: int = DEFAULT_GPUS_PER_NODE
 
     @property
-    def several(self) -> bool:
+    def many_replicas(self) -> bool:
         """Whether more than one replica may run."""
         return max(self.replicas, self.most_replicas) > 1
 
@@ -64,13 +64,13 @@ class ClusterSettings:
         return self.cache in ("pod", "kept")
 
     @property
-    def home(self) -> str:
+    def home_folder(self) -> str:
         """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
         return "/home/vllm" if self.restricted else "/root"
 
     @property
-    def journal(self) -> str:
-        return containers.JOURNAL.replace("/root", self.home, 1)
+    def journal_folder(self) -> str:
+        return containers.JOURNAL.replace("/root", self.home_folder, 1)
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
@@ -85,7 +85,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
     if cache == "pod" and keeps_volumes:
         cache = "kept"
     return ClusterSettings(
-        namespace=_namespace(options.get("namespace")),
+        namespace=_checked_namespace(options.get("namespace")),
         replicas=replicas,
         most_replicas=most,
         scaler=(options.get("scaler") or "keda") if most else "",
@@ -107,7 +107,7 @@ def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
     return int(text)
 
 
-def _namespace(namespace: str | None) -> str | None:
+def _checked_namespace(namespace: str | None) -> str | None:
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
     return namespace
@@ -139,24 +139,24 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server, settings, over = cluster_server(request)
-    created = (*secrets_created(server, settings.namespace), *creating(server, settings.namespace))
-    remarks = (*containers.head(server), *_remarks(server, settings, over), *server.remarks, *created)
+    created = (*secret_command(server, settings.namespace), *create_commands(server, settings.namespace))
+    remarks = (*containers.head_comment(server), *_head_remarks(server, settings, over), *server.remarks, *created)
     text = yaml_text(*manifests(server, settings, over), head=remarks)
-    made = containers.with_dockerfile(server, ExportedFile(f"{server.name}.yaml", text))
+    made = containers.with_dockerfile_before(server, ExportedFile(f"{server.name}.yaml", text))
     if settings.scaler == "hpa":
-        values = yaml_text(autoscaling.adapter_values(server, settings), head=(_ADAPTER, WRITTEN))
+        values = yaml_text(autoscaling.prometheus_adapter_values(server, settings), head=(_ADAPTER, WRITTEN))
         made = (ExportedFile(f"{server.name}-adapter-values.yaml", values), *made)
     return made
 
 
 def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSettings, NodeSpread]:
     """The server of a request with the flags and GPUs of one node, the settings, and how it spreads over nodes."""
-    plan, over = spread(request.needed_plan, cluster_settings(request.options).gpus_per_node)
+    plan, over = spread_over_nodes(request.required_plan, cluster_settings(request.options).gpus_per_node)
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
     if settings.restricted:
-        check_restricted(server, on_the_node(server))
-    if over.ray and settings.several:
+        check_restricted_pod_security(server, paths_on_node(server))
+    if over.ray and settings.many_replicas:
         hint = "export it again under another --name, or use --nnodes in place of Ray"
         raise LegroomError("a RayCluster is one server, and several replicas were asked for", hint)
     return server, settings, over
@@ -179,64 +179,64 @@ def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSprea
 
 def _optional_objects(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[dict[str, Any]]:
     if server.options.sidecar:
-        yield watch_settings(server, settings)
-    if settings.several:
+        yield sidecar_config_map(server, settings)
+    if settings.many_replicas:
         yield disruption_budget(server, settings)
     if settings.scaler:
-        yield autoscaling.scaler(server, settings, over)
+        yield autoscaling.scaler_manifest(server, settings, over)
     if settings.network_policy:
         yield network_policy(server, settings, over)
 
 
-def _remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[str]:
+def _head_remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[str]:
     if over.nodes > 1:
         what = "KubeRay" if over.ray else f"LeaderWorkerSet {pod_groups.LEAST_VERSION} or newer"
-        yield f"{over.total_sentence} It needs {what} in the cluster."
+        yield f"{over.nodes_sentence} It needs {what} in the cluster."
         yield (
             "No RDMA device is asked for, because each network names its own (rdma/...): without one, NCCL sends over "
             "TCP between the nodes."
         )
     if over.ray:
-        yield from pod_groups.image_remarks(server)
+        yield from pod_groups.ray_image_remarks(server)
     elif over.nodes > 1:
-        yield from pod_groups.remarks(server, settings)
+        yield from pod_groups.leader_worker_set_remarks(server, settings)
     if settings.cache == "shared":
         yield "Its cache is one volume for all pods: the storage class must offer ReadWriteMany."
     if settings.scaler:
-        yield from autoscaling.remarks(server, settings)
+        yield from autoscaling.scaling_remarks(server, settings)
 
 
 def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    if settings.several:
+    if settings.many_replicas:
         rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
         strategy = Commented("One after another, without spare cards: the others serve meanwhile.", rolling)
     else:
         strategy = Commented("The new pod needs the cards and the volume of the old one.", {"type": "Recreate"})
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
     pod = pod_spec(server, settings)
-    if settings.several:
+    if settings.many_replicas:
         constraint = {
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": selector(server)},
+            "labelSelector": {"matchLabels": pod_selector(server)},
         }
         why = "On nodes of their own where there are enough: one that fails takes one replica."
         pod["topologySpreadConstraints"] = Commented(why, [constraint])
     spec: dict[str, Any] = {
         **replicas,
         "strategy": strategy,
-        "selector": {"matchLabels": selector(server)},
+        "selector": {"matchLabels": pod_selector(server)},
         "template": {"metadata": pod_metadata(server), "spec": pod},
     }
-    deadline_s = server.times.limit_s * (settings.replicas if settings.several else 1) + 600
+    deadline_s = server.times.limit_s * (settings.replicas if settings.many_replicas else 1) + 600
     spec["progressDeadlineSeconds"] = Commented("A rollout that is still loading is not late.", deadline_s)
     return manifest("apps/v1", "Deployment", metadata(server, settings), spec)
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The Service of the pods that receive requests."""
-    chosen = selector(server)
+    chosen = pod_selector(server)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER
     ports = [{"name": "http", "port": server.port, "targetPort": "http"}]
@@ -252,7 +252,7 @@ def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict
         "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: all of its "
         "pods leave and come back together."
     )
-    spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": selector(server)}}
+    spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
     return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 
 
@@ -270,7 +270,7 @@ def network_policy(server: ExportedServer, settings: ClusterSettings, over: Node
         Commented("Prometheus, in the namespace that it usually has.", {"from": monitoring, "ports": scraped}),
     ]
     if over.nodes > 1:
-        own = {"from": [{"podSelector": {"matchLabels": selector(server)}}]}
+        own = {"from": [{"podSelector": {"matchLabels": pod_selector(server)}}]}
         rules.append(Commented("Ranks open ports of their own choice to each other.", own))
-    spec = {"podSelector": {"matchLabels": selector(server)}, "policyTypes": ["Ingress"], "ingress": rules}
+    spec = {"podSelector": {"matchLabels": pod_selector(server)}, "policyTypes": ["Ingress"], "ingress": rules}
     return manifest("networking.k8s.io/v1", "NetworkPolicy", metadata(server, settings), spec)

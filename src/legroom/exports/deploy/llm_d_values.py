@@ -11,10 +11,10 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.pod import container, pod_spec, secrets_created
+from legroom.exports.deploy.cluster.pod import container, pod_spec, secret_command
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
-from legroom.exports.deploy.yaml_text import Commented, plain, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, without_comments, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.units import GIB
 
@@ -38,14 +38,14 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError("a server over several nodes is not exported for llm-d's chart", hint)
     remarks = (
         "Values for the chart llm-d-modelservice of llm-d.",
-        *containers.head(server),
+        *containers.head_comment(server),
         *server.remarks,
-        *secrets_created(server, None),
+        *secret_command(server, None),
     )
-    return (ExportedFile(f"{server.name}-llm-d-values.yaml", yaml_text(values(server, settings), head=remarks)),)
+    return (ExportedFile(f"{server.name}-llm-d-values.yaml", yaml_text(chart_values(server, settings), head=remarks)),)
 
 
-def values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def chart_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     artifacts = {
         "name": server.served_name,
         "uri": f"hf://{server.model}",
@@ -58,12 +58,12 @@ def values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
         "modelArtifacts": artifacts,
         "routing": {"servicePort": server.port, "proxy": proxy},
         "accelerator": {"type": containers.vendor(server)},
-        "decode": _decode(server, settings),
+        "decode": _decode_section(server, settings),
         "prefill": {"create": False},
     }
 
 
-def _decode(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def _decode_section(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     pod, first = pod_spec(server, settings), container(server, settings)
     first["volumeMounts"] = [mount for mount in first["volumeMounts"] if mount["name"] != "cache"]
     cache = {"name": "HF_HOME", "value": "/model-cache"}
@@ -86,5 +86,5 @@ def _decode(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]
         "enableServiceLinks": pod["enableServiceLinks"],
         "terminationGracePeriodSeconds": pod["terminationGracePeriodSeconds"],
         "containers": [main],
-        "volumes": [volume for volume in pod["volumes"] if plain(volume)["name"] != "cache"],
+        "volumes": [volume for volume in pod["volumes"] if without_comments(volume)["name"] != "cache"],
     }

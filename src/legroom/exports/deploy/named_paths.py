@@ -89,15 +89,15 @@ class NamedPath:
 
     def is_provided_by(self, other: NamedPath) -> bool:
         """Whether the mount of a parent folder contains it."""
-        return self.path != other.path and _under(self.path, other.path) and other.writable >= self.writable
+        return self.path != other.path and _is_under(self.path, other.path) and other.writable >= self.writable
 
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
     """Refuse relative paths, and paths with a colon where they are mounted."""
     models = [server.model] if server.local_model else []
     relative = [("the model", path) for path in models if not path.startswith("/")]
-    for phrase in _path_flags(server):
-        relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _is_relative(phrase, path)]
+    for phrase in _flags_that_may_hold_paths(server):
+        relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _is_relative_path(phrase, path)]
     for what, path in relative:
         raise LegroomError(
             f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
@@ -111,10 +111,10 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
 def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
     """The existing paths of flags that a container must mount, without the model."""
     by_path: dict[str, NamedPath] = {}
-    for phrase in _path_flags(server):
-        for path in _absolute(phrase, server):
+    for phrase in _flags_that_may_hold_paths(server):
+        for path in _absolute_paths(phrase, server):
             there = Path(path)
-            if path in _OF_THE_IMAGE or not (_exists(there) or phrase.flag == _DOWNLOADS):
+            if path in _OF_THE_IMAGE or not (_path_exists(there) or phrase.flag == _DOWNLOADS):
                 continue
             folder = not there.is_file()
             by_path.setdefault(path, NamedPath(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
@@ -125,8 +125,8 @@ def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
 def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
     """A sentence about paths in flags that no volume provides."""
     mounted = named_paths(server)
-    paths = [path for phrase in _path_flags(server) for path in _absolute(phrase, server)]
-    left = [path for path in dict.fromkeys(paths) if not any(_under(path, mount.path) for mount in mounted)]
+    paths = [path for phrase in _flags_that_may_hold_paths(server) for path in _absolute_paths(phrase, server)]
+    left = [path for path in dict.fromkeys(paths) if not any(_is_under(path, mount.path) for mount in mounted)]
     if left:
         yield (
             f"Flags name {', '.join(left)}, and no volume here brings that into the container: it is not on the "
@@ -134,14 +134,14 @@ def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
         )
 
 
-def _path_flags(server: ExportedServer) -> list[Phrase]:
+def _flags_that_may_hold_paths(server: ExportedServer) -> list[Phrase]:
     return [line.phrase for line in server.lines if line.phrase.flag.partition(".")[0] not in _NO_PATHS]
 
 
-def _absolute(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
+def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
     """The absolute paths of a flag outside the model's folder."""
     for path in _possible_paths(phrase):
-        if path.startswith("/") and not (server.local_model and _under(path, server.model)):
+        if path.startswith("/") and not (server.local_model and _is_under(path, server.model)):
             yield path.rstrip("/")
 
 
@@ -174,20 +174,20 @@ def _json_texts(value: str) -> Iterator[str]:
             waiting += reversed(part)
 
 
-def _is_relative(phrase: Phrase, path: str) -> bool:
+def _is_relative_path(phrase: Phrase, path: str) -> bool:
     if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
         return False
-    return path.startswith(("./", "../", "~/")) or _exists(Path(path))
+    return path.startswith(("./", "../", "~/")) or _path_exists(Path(path))
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     try:
         return path.exists()
     except (OSError, ValueError):  # a text too long for a name, or with a zero byte
         return False
 
 
-def _under(path: str, folder: str) -> bool:
+def _is_under(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
@@ -197,7 +197,7 @@ _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", Tr
 """The kubectl type, the name suffix and the privacy of the objects that hold files."""
 
 
-def _small_files(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
+def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
     """The files for a ConfigMap or Secret, by key."""
     by_key: dict[str, NamedPath] = {}
     for named in named_paths(server):
@@ -210,16 +210,18 @@ def _small_files(server: ExportedServer, *, private: bool) -> dict[str, NamedPat
     return by_key
 
 
-def _node_paths(server: ExportedServer) -> list[NamedPath]:
-    small = {named.path for private in (False, True) for named in _small_files(server, private=private).values()}
+def _paths_mounted_from_node(server: ExportedServer) -> list[NamedPath]:
+    small = {
+        named.path for private in (False, True) for named in _files_for_config_map(server, private=private).values()
+    }
     return [named for named in named_paths(server) if named.path not in small]
 
 
-def creating(server: ExportedServer, namespace: str | None) -> Iterator[str]:
+def create_commands(server: ExportedServer, namespace: str | None) -> Iterator[str]:
     """The kubectl commands that create the ConfigMap and Secret of the files."""
     where = f" --namespace {namespace}" if namespace else ""
     for what, name, private in _OBJECTS:
-        if files := _small_files(server, private=private):
+        if files := _files_for_config_map(server, private=private):
             words = " ".join(f"--from-file={shlex.quote(f'{key}={named.path}')}" for key, named in files.items())
             yield f"Its {name}: kubectl create {what} {server.name}-{name}{where} {words}"
 
@@ -228,9 +230,9 @@ def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
     """The volume mounts of the files."""
     mounts: list[dict[str, Any]] = []
     for _, name, private in _OBJECTS:
-        for key, named in _small_files(server, private=private).items():
+        for key, named in _files_for_config_map(server, private=private).items():
             mounts.append({"name": name, "mountPath": named.path, "subPath": key, "readOnly": True})
-    for number, named in enumerate(_node_paths(server)):
+    for number, named in enumerate(_paths_mounted_from_node(server)):
         mounts.append({"name": f"node-{number}", "mountPath": named.path, "readOnly": not named.writable})
     return mounts
 
@@ -238,11 +240,11 @@ def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
 def file_volumes(server: ExportedServer) -> list[Any]:
     """The volumes of the files."""
     volumes: list[Any] = []
-    if _small_files(server, private=False):
+    if _files_for_config_map(server, private=False):
         volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
-    if _small_files(server, private=True):
+    if _files_for_config_map(server, private=True):
         volumes.append({"name": "certificates", "secret": {"secretName": f"{server.name}-certificates"}})
-    for number, named in enumerate(_node_paths(server)):
+    for number, named in enumerate(_paths_mounted_from_node(server)):
         kind = "File" if not named.folder else "DirectoryOrCreate" if named.writable else "Directory"
         volume = {"name": f"node-{number}", "hostPath": {"path": named.path, "type": kind}}
         volumes.append(Commented(f"{named.flag} names it, so it must exist on the node.", volume))
@@ -259,7 +261,7 @@ def model_volumes(server: ExportedServer) -> list[Any]:
     return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
 
 
-def on_the_node(server: ExportedServer) -> tuple[str, ...]:
+def paths_on_node(server: ExportedServer) -> tuple[str, ...]:
     """The paths that a pod mounts from the node it runs on."""
     model = (server.model,) if server.local_model else ()
-    return (*model, *(named.path for named in _node_paths(server)))
+    return (*model, *(named.path for named in _paths_mounted_from_node(server)))

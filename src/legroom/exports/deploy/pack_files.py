@@ -10,7 +10,7 @@ from legroom.exports.deploy import compose, systemd
 from legroom.exports.deploy.exported_server import ExportedServer, ServerOptions, planned_server
 from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines
 from legroom.exports.deploy.named_paths import check_paths
-from legroom.exports.deploy.serve_command import check_probes, check_reachable
+from legroom.exports.deploy.serve_command import check_health_is_reachable, check_reachable
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.export_request import ExportedFile
 from legroom.facts.sleep_mode import FLAG
@@ -50,14 +50,14 @@ def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) 
     """The servers of the first shift, which start one after the other: profiling counts memory that others allocate
     meanwhile. The other servers start with their shift."""
     shifts = result.request.shifts
-    return [server for server in servers if not shifts or _name(server) in shifts[0].awake]
+    return [server for server in servers if not shifts or _pack_name(server) in shifts[0].awake]
 
 
-def _name(server: ExportedServer) -> str:
+def _pack_name(server: ExportedServer) -> str:
     return server.name.removeprefix(_PREFIX)
 
 
-def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+def _compose_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
     services: dict[str, Any] = {}
     volumes: dict[str, Any] = {}
     before: ExportedServer | None = None
@@ -65,7 +65,7 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     for server in servers:
         check_reachable(server.words)
         check_paths(server)
-        document = compose.document(server)
+        document = compose.compose_document(server)
         service = document["services"][server.name]
         if server not in first:
             service["profiles"] = Commented("Started by the script of its shift.", ["later"])
@@ -83,40 +83,40 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     return (ExportedFile("compose.yaml", text), *scripts)
 
 
-def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+def _systemd_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
     """A unit for each server, in order, all part of one target."""
     files = []
     before: tuple[str, ...] = ()
     first = _first_shift_servers(result, servers)
     for server in servers:
-        check_probes(server.words)
+        check_health_is_reachable(server.words)
         check_paths(server, mounted=False)
         text = systemd.unit_text(server, _USER, _BIN, systemd.UnitPlace(f"{TARGET}.target", before, server in first))
         files.append(ExportedFile(f"{server.name}.service", text))
         before = (f"{server.name}.service",) if server in first else before
     scripts = _shift_scripts(result, servers, lambda name: f"systemctl start {name}.service")
-    return (*files, ExportedFile(f"{TARGET}.target", _target_text(result, first)), *scripts)
+    return (*files, ExportedFile(f"{TARGET}.target", _systemd_target_text(result, first)), *scripts)
 
 
-def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
+def _systemd_target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
     units = " ".join(f"{server.name}.service" for server in servers)
     unit = ("[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", "")
     return "\n".join([*comment_lines(*_head_comments(result)), *unit, "[Install]", "WantedBy=multi-user.target"]) + "\n"
 
 
-def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+def _llama_swap_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
     """A llama-swap file: a server starts at its first request, and the members of a group stay together."""
-    models = {_name(server): _swapped_model(server) for server in servers}
+    models = {_pack_name(server): _llama_swap_model(server) for server in servers}
     longest = max(server.times.limit_s for server in servers)
     document: dict[str, Any] = {
         "healthCheckTimeout": Commented("The longest that one of them may take to start, in seconds.", longest),
         "models": models,
-        "groups": dict(_groups(result)),
+        "groups": dict(_llama_swap_groups(result)),
     }
     return (ExportedFile("llama-swap.yaml", yaml_text(document, head=tuple(_head_comments(result)))),)
 
 
-def _swapped_model(server: ExportedServer) -> dict[str, Any]:
+def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
     words = [*server.words.head, *server.words.model_words]
     words += [word for line in server.lines if line.phrase.flag != "--port" for word in line.phrase.words]
     model: dict[str, Any] = {
@@ -129,7 +129,7 @@ def _swapped_model(server: ExportedServer) -> dict[str, Any]:
     return model
 
 
-def _groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
+def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
     """One group for each shift, and a persistent one for servers of every shift."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
@@ -159,8 +159,9 @@ def _shift_scripts(
 
 def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
     """A script that first puts the other servers to sleep and then starts or wakes those of the shift."""
-    awake = [server for server in servers if _name(server) in shift.awake]
-    lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {', '.join(map(_name, awake))}.", f"# {WRITTEN}", "set -eu"]
+    awake = [server for server in servers if _pack_name(server) in shift.awake]
+    names = ", ".join(map(_pack_name, awake))
+    lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {names}.", f"# {WRITTEN}", "set -eu"]
     for server in servers:
         if server not in awake:
             lines.append(f"if {_curl(server, '/health')}; then {_curl(server, f'/sleep?level={level}', 'POST')}; fi")
@@ -177,4 +178,4 @@ def _curl(server: ExportedServer, path: str, method: str = "GET") -> str:
 
 
 _Writer = Callable[["PackResult", Sequence[ExportedServer]], tuple[ExportedFile, ...]]
-_FORMATS: dict[str, _Writer] = {"compose": _compose, "systemd": _systemd, "llama-swap": _llama_swap}
+_FORMATS: dict[str, _Writer] = {"compose": _compose_files, "systemd": _systemd_files, "llama-swap": _llama_swap_files}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, server_of
-from legroom.exports.deploy.flag_comments import comment_lines, headline
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, requested_server
+from legroom.exports.deploy.flag_comments import comment_lines, plan_headline
 from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.export_request import ExportedFile, ExportRequest
 
@@ -18,26 +18,26 @@ _NEEDED = {"HF_TOKEN": " Only gated models need it.", "LEGROOM_GUARD_TOKEN": " W
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    server = server_of(request)
+    server = requested_server(request)
     return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
 
 
 def script_text(server: ExportedServer) -> str:
     arguments = ["arguments=(", *(f"  {line}" for line in argument_lines(server)), ")"] if server.lines else []
-    parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(arguments), _exec_line(server)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts = (_script_head(server), _export_lines(server), arguments, [_exec_line(server)])
+    return "\n\n".join(filter(None, map("\n".join, parts))) + "\n"
 
 
-def _head(server: ExportedServer) -> Iterator[str]:
+def _script_head(server: ExportedServer) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
-    yield from comment_lines(*headline(server.plan))
+    yield from comment_lines(*plan_headline(server.plan))
     yield "# Arguments given to this script are added to the command and take precedence."
     if not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
     yield "set -euo pipefail"
 
 
-def _environment(server: ExportedServer) -> Iterator[str]:
+def _export_lines(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
@@ -45,10 +45,10 @@ def _environment(server: ExportedServer) -> Iterator[str]:
     for name in server.secrets:
         needed = _NEEDED.get(name, "")
         yield from comment_lines(f"{name} is a secret: set it in the environment, never in this file.{needed}")
-        yield from required(name)
+        yield from required_variable_line(name)
 
 
-def required(name: str) -> Iterator[str]:
+def required_variable_line(name: str) -> Iterator[str]:
     """A line that ends the script where the API key is not set: without it the server answers everybody."""
     if name == API_KEY_NAME:
         yield f': "${{{name}:?{WITHOUT_API_KEY}}}"'

@@ -68,13 +68,13 @@ class ServeCommand:
 
 def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
     """Parse `vllm serve MODEL --flag value ...`; secrets become variables."""
-    head, rest = _head(tuple(words))
+    head, rest = _split_program(tuple(words))
     model = ""
     if head[-1] == "serve" and rest and not looks_like_flag(rest[0]):
         model, rest = rest[0], rest[1:]
     phrases: list[Phrase] = []
     secrets: list[str] = []
-    for phrase in _phrases(rest, release):
+    for phrase in _parse_flags(rest, release):
         if phrase.flag in SECRET_FLAGS:
             secrets.append(SECRET_FLAGS[phrase.flag])
         elif phrase.flag == "--model":
@@ -86,7 +86,8 @@ def parse_command(words: Sequence[str], release: Release) -> ServeCommand:
     return ServeCommand(head, model, tuple(phrases), tuple(dict.fromkeys(secrets)))
 
 
-def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words that start vLLM (`vllm serve` or `python -m ...`), and the words after them."""
     for i, word in enumerate(words[:8]):
         if word == "serve" and i and basename(words[i - 1]) == "vllm":
             return (words[i - 1], "serve"), words[i + 1 :]
@@ -96,13 +97,13 @@ def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     raise LegroomError("the command starts no vLLM server", "write it as vllm serve MODEL [flags]")
 
 
-def _phrases(words: Iterable[str], release: Release) -> list[Phrase]:
+def _parse_flags(words: Iterable[str], release: Release) -> list[Phrase]:
     table = flags_of(release)
     phrases: list[Phrase] = []
     for word in words:
         if looks_like_flag(word):
             flag, joined, value = word.partition("=")
-            phrases.append(Phrase(_long_name(flag, table), (value,) if joined else ()))
+            phrases.append(Phrase(_canonical_flag(flag, table), (value,) if joined else ()))
         elif phrases:
             phrases[-1] = Phrase(phrases[-1].flag, (*phrases[-1].values, word))
         else:
@@ -110,7 +111,7 @@ def _phrases(words: Iterable[str], release: Release) -> list[Phrase]:
     return phrases
 
 
-def _long_name(flag: str, table: object) -> str:
+def _canonical_flag(flag: str, table: object) -> str:
     if not flag.startswith("--") and isinstance(table, dict) and flag in table and not flag.startswith("-O"):
         return str(table[flag].name)
     _, dot, path = flag.partition(".")
@@ -172,7 +173,7 @@ def address_of(words: ServeCommand) -> Address:
 _FLAGS = ("--host", "--port", "--ssl-certfile", "--ssl-keyfile", "--uds")
 
 
-def check_probes(words: ServeCommand) -> None:
+def check_health_is_reachable(words: ServeCommand) -> None:
     """Refuse a server without HTTP, or one that requires a client certificate."""
     for flag in ("--headless", "--grpc"):
         if words.get(flag) is not None:
@@ -188,7 +189,7 @@ def check_probes(words: ServeCommand) -> None:
 
 def check_reachable(words: ServeCommand) -> None:
     """Refuse a server that is not reachable from outside its container."""
-    check_probes(words)
+    check_health_is_reachable(words)
     address = address_of(words)
     if address.socket:
         raise LegroomError(

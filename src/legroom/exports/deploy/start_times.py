@@ -46,7 +46,7 @@ class StartTimes:
     drain_s: int = DRAIN_S
 
     @property
-    def read_s(self) -> float:
+    def checkpoint_read_s(self) -> float:
         return self.checkpoint_bytes / self.disk_bytes_s
 
     @property
@@ -57,7 +57,7 @@ class StartTimes:
     @property
     def expected_s(self) -> float:
         """The time of a first start."""
-        return IMPORT_S + self.download_s + self.read_s + ENGINE_S
+        return IMPORT_S + self.download_s + self.checkpoint_read_s + ENGINE_S
 
     @property
     def limit_s(self) -> int:
@@ -75,9 +75,9 @@ class StartTimes:
         size = f"{self.checkpoint_bytes / GIB:.1f} GiB of weights"
         parts = [f"imports {IMPORT_S} s"]
         if self.download_bytes_s:
-            parts.append(f"downloading {size} at {_speed(self.download_bytes_s)} {self.download_s:.0f} s")
+            parts.append(f"downloading {size} at {_speed_text(self.download_bytes_s)} {self.download_s:.0f} s")
             size = "them"
-        parts.append(f"reading {size} at {_speed(self.disk_bytes_s)} {self.read_s:.0f} s")
+        parts.append(f"reading {size} at {_speed_text(self.disk_bytes_s)} {self.checkpoint_read_s:.0f} s")
         parts.append(f"profiling, compiling and capturing graphs {ENGINE_S} s")
         return f"{', '.join(parts)}: about {self.expected_s:.0f} s for a first start; the limit is {self.limit_s} s"
 
@@ -86,5 +86,5 @@ class StartTimes:
         return f"a first start takes about {self.expected_s:.0f} s, the limit is {self.limit_s} s"
 
 
-def _speed(bytes_s: float) -> str:
+def _speed_text(bytes_s: float) -> str:
     return f"{bytes_s / 1e6:.0f} MB/s" if bytes_s < 1e9 else f"{bytes_s / 1e9:.1f} GB/s"

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, guard_drain, server_of
-from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines, headline
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, guard_drain, requested_server
+from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines, plan_headline
 from legroom.exports.deploy.named_paths import check_paths
-from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY, check_probes
+from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY, check_health_is_reachable
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.facts.flags import env_default
 from legroom.records import dataclass
@@ -32,8 +32,8 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The unit, and the one of `legroom watch`."""
-    server = server_of(request)
-    check_probes(server.words)
+    server = requested_server(request)
+    check_health_is_reachable(server.words)
     check_paths(server, mounted=False)
     user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
     if not folder.startswith("/"):
@@ -42,7 +42,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError(f"--user {user!r} is not a user name", "write it like --user vllm")
     made = [ExportedFile(f"{server.name}.service", unit_text(server, user, folder))]
     if server.options.sidecar:
-        made.append(ExportedFile(f"{server.name}-watch.service", watch_text(server, user, folder)))
+        made.append(ExportedFile(f"{server.name}-watch.service", watch_unit_text(server, user, folder)))
     return tuple(made)
 
 
@@ -59,16 +59,16 @@ class UnitPlace:
 
 def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace | None = None) -> str:
     place = place or UnitPlace()
-    sections = [_unit(server, place), _service(server, user, folder)]
+    sections = [_unit_section(server, place), _service_section(server, user, folder)]
     if place.starts_with_target:
         sections.append(iter(("[Install]", f"WantedBy={place.target}")))
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _unit(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
-    yield from comment_lines(*headline(server.plan))
+def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
+    yield from comment_lines(*plan_headline(server.plan))
     yield "[Unit]"
-    yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
+    yield f"Description=vLLM {server.release.version}: {_escaped_description(server.model)}"
     yield "Wants=network-online.target"
     yield " ".join(("After=network-online.target nvidia-persistenced.service", *place.after))
     if place.target != _TARGET:
@@ -80,17 +80,17 @@ def _unit(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
     yield f"StartLimitBurst={_BURST}"
 
 
-def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
+def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
     yield "[Service]"
     yield "Type=exec"
     yield f"User={user}"
     yield f"StateDirectory={server.name}"
     cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
     yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
-    yield from _environment(server)
+    yield from _environment_lines(server)
     yield f"ExecStart={_exec_start(server, folder)}"
-    yield from _waiting(server)
-    yield from _stopping(server)
+    yield from _start_lines(server)
+    yield from _stop_lines(server)
     yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
     yield "Restart=always"
     yield f"RestartSec={_RESTART_S}"
@@ -101,7 +101,7 @@ def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
     yield "ProtectSystem=full"
 
 
-def _environment(server: ExportedServer) -> Iterator[str]:
+def _environment_lines(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
@@ -124,14 +124,15 @@ def _exec_start(server: ExportedServer, folder: str) -> str:
     return " \\\n  ".join([first, *phrases])
 
 
-def _waiting(server: ExportedServer) -> Iterator[str]:
+def _start_lines(server: ExportedServer) -> Iterator[str]:
+    """ExecStartPost, which waits for /health, and TimeoutStartSec."""
     yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
     alive = server.address.curl("/health", "-o", "/dev/null")
     yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
     yield f"TimeoutStartSec={server.times.limit_s}"
 
 
-def _stopping(server: ExportedServer) -> Iterator[str]:
+def _stop_lines(server: ExportedServer) -> Iterator[str]:
     if server.options.guard:
         yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
@@ -144,7 +145,7 @@ def _stopping(server: ExportedServer) -> Iterator[str]:
     yield f"TimeoutStopSec={stop_s}"
 
 
-def watch_text(server: ExportedServer, user: str, folder: str) -> str:
+def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
     program = quoted(f"{folder}/legroom", expanded=False)
@@ -152,7 +153,7 @@ def watch_text(server: ExportedServer, user: str, folder: str) -> str:
     lines = [
         f"# {WRITTEN}",
         "[Unit]",
-        f"Description=legroom watch: {_plain(server.model)}",
+        f"Description=legroom watch: {_escaped_description(server.model)}",
         f"BindsTo={unit}",
         f"After={unit}",
         "",
@@ -186,5 +187,5 @@ def quoted(word: str, *, expanded: bool = True) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _plain(text: str) -> str:
+def _escaped_description(text: str) -> str:
     return text.replace("%", "%%").replace("\n", " ")

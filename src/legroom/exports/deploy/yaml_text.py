@@ -35,74 +35,74 @@ def literal(text: str) -> str:
 
 def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
     """Documents below the comment lines of `head`."""
-    start = "".join(f"{line}\n" for text in head for line in _comment(text, 0))
-    return start + "---\n".join("\n".join(_block(document, 0)) + "\n" for document in documents)
+    start = "".join(f"{line}\n" for text in head for line in _comment_lines(text, 0))
+    return start + "---\n".join("\n".join(_yaml_lines(document, 0)) + "\n" for document in documents)
 
 
-def plain(value: Any) -> Any:
+def without_comments(value: Any) -> Any:
     """The value without its comments."""
     if isinstance(value, Commented):
-        return plain(value.value)
+        return without_comments(value.value)
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: without_comments(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [without_comments(inner) for inner in value]
     return value
 
 
-def _comment(text: str, indent: int) -> list[str]:
+def _comment_lines(text: str, indent: int) -> list[str]:
     lead = " " * indent + "# "
     return wrap(text, max(100, indent + 60), lead, lead)
 
 
-def _block(value: Any, indent: int) -> Iterator[str]:
+def _yaml_lines(value: Any, indent: int) -> Iterator[str]:
     if isinstance(value, Commented):
-        yield from _comment(value.comment, indent)
-        yield from _block(value.value, indent)
+        yield from _comment_lines(value.comment, indent)
+        yield from _yaml_lines(value.value, indent)
     elif isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _mapping_entry(f"{_scalar(str(key))}:", inner, indent)
+            yield from _mapping_entry_lines(f"{_scalar(str(key))}:", inner, indent)
     elif isinstance(value, (list, tuple)) and value:
         for inner in value:
-            yield from _list_item(inner, indent)
+            yield from _list_item_lines(inner, indent)
     else:
         yield " " * indent + _scalar(value)
 
 
-def _mapping_entry(lead: str, value: Any, indent: int) -> Iterator[str]:
+def _mapping_entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
     if isinstance(value, Commented):
-        yield from _comment(value.comment, indent)
+        yield from _comment_lines(value.comment, indent)
         value = value.value
     space = " " * indent
     if (isinstance(value, (list, tuple)) and value) or (isinstance(value, Mapping) and value):
         yield f"{space}{lead}"
-        yield from _block(value, indent + 2)
-    elif isinstance(value, str) and (lines := _block_lines(value)):
+        yield from _yaml_lines(value, indent + 2)
+    elif isinstance(value, str) and (lines := _block_scalar_lines(value)):
         yield f"{space}{lead} |{'' if value.endswith(_NEWLINE) else '-'}"
         yield from (f"{space}  {line}" if line else "" for line in lines)
     else:
         yield f"{space}{lead} {_scalar(value)}"
 
 
-def _block_lines(text: str) -> list[str]:
+def _block_scalar_lines(text: str) -> list[str]:
     """The lines of a multi-line text that a block scalar represents exactly; none for other texts."""
     lines = text.removesuffix(_NEWLINE).split(_NEWLINE)
     plain_lines = all(line.isprintable() and not line.startswith(" ") for line in lines)
     return lines if len(lines) > 1 and plain_lines and lines[0] and lines[-1] else []
 
 
-def _list_item(value: Any, indent: int) -> Iterator[str]:
+def _list_item_lines(value: Any, indent: int) -> Iterator[str]:
     if isinstance(value, Commented):
-        yield from _comment(value.comment, indent)
+        yield from _comment_lines(value.comment, indent)
         value = value.value
     space = " " * indent
     if isinstance(value, Mapping) and value and not isinstance(next(iter(value.values())), Commented):
-        lines = list(_block(value, indent + 2))
+        lines = list(_yaml_lines(value, indent + 2))
         yield f"{space}- {lines[0][indent + 2 :]}"
         yield from lines[1:]
     elif isinstance(value, (Mapping, list, tuple)) and value:
         yield f"{space}-"
-        yield from _block(value, indent + 2)
+        yield from _yaml_lines(value, indent + 2)
     else:
         yield f"{space}- {_scalar(value)}"
 
@@ -121,10 +121,10 @@ def _scalar(value: Any) -> str:
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
-    return '"' + "".join(map(_character, text)) + '"'
+    return '"' + "".join(map(_escaped_character, text)) + '"'
 
 
-def _character(character: str) -> str:
+def _escaped_character(character: str) -> str:
     if character in '"\\':
         return "\\" + character
     if character.isprintable():

@@ -44,7 +44,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile(FILE, text + "\n"),)
 
 
-def uid(plan: PlanDocument | None) -> str:
+def dashboard_uid(plan: PlanDocument | None) -> str:
     """A uid that depends on the deployment alone, so that an import replaces the dashboard."""
     if plan is None:
         return "legroom-vllm"
@@ -60,7 +60,7 @@ def _dashboard(request: ExportRequest) -> Any:
     named = f"vLLM: {request.plan.model}" if request.plan else "vLLM"
     builder = (
         dashboard.Dashboard(f"{named} (legroom)")
-        .uid(uid(request.plan))
+        .uid(dashboard_uid(request.plan))
         .description("GPU memory, queue, throughput and latency of vLLM servers; written by legroom export grafana.")
         .tags(["vllm", "legroom"])
         .editable()
@@ -69,7 +69,7 @@ def _dashboard(request: ExportRequest) -> Any:
         .timezone("browser")
         .tooltip(DashboardCursorSync.CROSSHAIR)
     )
-    for variable in _variables(Measures(request.release)):
+    for variable in _dashboard_variables(Measures(request.release)):
         builder.with_variable(variable)
     up = f"up{{{INSTANCE}}}"
     annotations = {
@@ -78,7 +78,7 @@ def _dashboard(request: ExportRequest) -> Any:
         "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
     }
     for name, (expr, colour) in annotations.items():
-        annotation = dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True)
+        annotation = dashboard.AnnotationQuery().name(name).datasource(_data_source()).enable(True)
         builder.annotation(annotation.icon_color(colour).expr(expr))
     number = 0
     for row in dashboard_rows(request.release, levels, request.plan):
@@ -95,13 +95,13 @@ def _dashboard(request: ExportRequest) -> Any:
     return built
 
 
-def _source() -> Any:
+def _data_source() -> Any:
     from grafana_foundation_sdk.models.common import DataSourceRef
 
     return DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
-def _variables(measures: Measures) -> list[Any]:
+def _dashboard_variables(measures: Measures) -> list[Any]:
     """The data source variable, and label variables that are each filtered by those before."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
@@ -115,7 +115,7 @@ def _variables(measures: Measures) -> list[Any]:
         dashboard.QueryVariable(name)
         .label(label)
         .query(query)
-        .datasource(_source())
+        .datasource(_data_source())
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
         .multi(True)
@@ -131,9 +131,9 @@ def _panel_builder(panel: Panel) -> Any:
     from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
-    builder = kinds[panel.kind].Panel().title(panel.title).description(panel.description).datasource(_source())
+    builder = kinds[panel.kind].Panel().title(panel.title).description(panel.description).datasource(_data_source())
     builder.unit(panel.unit).min(0).span(panel.width).height(4 if panel.kind == "stat" else 8)
-    builder.thresholds(_thresholds(panel))
+    builder.thresholds(_threshold_steps(panel))
     if panel.max is not None:
         builder.max(panel.max)
     if panel.kind == "timeseries":
@@ -143,7 +143,7 @@ def _panel_builder(panel: Panel) -> Any:
 
         builder.orientation(VizOrientation.HORIZONTAL)
     for number, (legend, expr) in enumerate(panel.queries.items()):
-        builder.with_target(_target(expr, legend, chr(ord("A") + number), panel.kind))
+        builder.with_target(_prometheus_query(expr, legend, chr(ord("A") + number), panel.kind))
     return builder
 
 
@@ -158,7 +158,7 @@ def _style_lines(builder: Any, panel: Panel) -> None:
         builder.thresholds_style(style)
 
 
-def _thresholds(panel: Panel) -> Any:
+def _threshold_steps(panel: Panel) -> Any:
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 
@@ -169,11 +169,11 @@ def _thresholds(panel: Panel) -> Any:
     return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
-def _target(expr: str, legend: str, ref: str, kind: str) -> Any:
+def _prometheus_query(expr: str, legend: str, ref: str, kind: str) -> Any:
     from grafana_foundation_sdk.builders import prometheus
     from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-    builder = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(ref).datasource(_source())
+    builder = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(ref).datasource(_data_source())
     if kind == "timeseries":
         return builder.range()
     builder.instant()

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from legroom.exports.prometheus.alert_levels import AlertLevels
-from legroom.exports.prometheus.alerts import NO_ROOM_REASONS, fragmentation, turned_away
-from legroom.exports.prometheus.measures import Measures, grouped
+from legroom.exports.prometheus.alerts import NO_ROOM_REASONS, fragmentation_share, turned_away_share
+from legroom.exports.prometheus.measures import Measures, in_parens
 from legroom.facts.releases import Release
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
@@ -108,35 +108,35 @@ def dashboard_rows(release: Release | None, levels: AlertLevels, plan: PlanDocum
     """The rows of vLLM's metrics that the release has, then those of the guard, the sidecar and the workers."""
     measures = Measures(release, SELECTOR, BY_SERVER)
     rows = [
-        _overview(measures, levels),
-        _memory(measures, plan),
-        _kv_cache(measures, levels),
-        _queue(measures, levels, plan),
-        _throughput(measures),
-        _latency(measures, levels),
+        _overview_row(measures, levels),
+        _memory_row(measures, plan),
+        _kv_cache_row(measures, levels),
+        _queue_row(measures, levels, plan),
+        _throughput_row(measures),
+        _latency_row(measures, levels),
     ]
     if measures.has("preemptions"):
-        rows.append(_preemptions(measures, levels, plan))
+        rows.append(_preemptions_row(measures, levels, plan))
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
-        rows.append(_prefix_cache(measures))
-    return (*rows, _guard(levels), _sidecar(), _workers(levels))
+        rows.append(_prefix_cache_row(measures))
+    return (*rows, _guard_row(levels), _sidecar_row(), _workers_row(levels))
 
 
-def _pool_levels(levels: AlertLevels) -> tuple[tuple[float, str], ...]:
+def _pool_colors(levels: AlertLevels) -> tuple[tuple[float, str], ...]:
     return ((levels.detect.pool_calm_ratio, "yellow"), (levels.detect.pool_full_ratio, "orange"))
 
 
-def _target_level(seconds: float | None) -> tuple[tuple[float, str], ...]:
+def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
     return ((seconds, "red"),) if seconds is not None else ()
 
 
-def _percentiles(measures: Measures, role: str) -> dict[str, str]:
+def _percentile_queries(measures: Measures, role: str) -> dict[str, str]:
     """The queries of a latency's p50, p90 and p99."""
     shares = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
     return {f"{name} {SERVER}": measures.quantile(role, share, WINDOW) for share, name in shares}
 
 
-def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
+def _overview_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     window = levels.time(levels.rate_window_s)
     fullest = f"max({measures.peak('kv_use', window, 'max')})"
     about_kv = (
@@ -144,10 +144,10 @@ def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
         "healthy: look at the queue next to it."
     )
     tokens = f"sum({measures.rate('generation_tokens', WINDOW)})"
-    ttft, ttft_level = f"max({measures.quantile('ttft', 0.99, WINDOW)})", _target_level(levels.ttft_p99_s)
+    ttft, ttft_level = f"max({measures.quantile('ttft', 0.99, WINDOW)})", _target_color(levels.ttft_p99_s)
     waiting, queue_level = f"sum({measures.queued()})", ((levels.detect.queue_least, "orange"),)
     panels = (
-        Panel("KV cache in use", {"fullest": fullest}, "percentunit", 6, _pool_levels(levels), 1.0, "stat", about_kv),
+        Panel("KV cache in use", {"fullest": fullest}, "percentunit", 6, _pool_colors(levels), 1.0, "stat", about_kv),
         Panel("Waiting for room", {"waiting": waiting}, "short", 6, queue_level, kind="stat"),
         Panel("Generated", {"tokens/s": tokens}, "short", 6, kind="stat"),
         Panel("Slowest first token", {"p99": ttft}, "s", 6, ttft_level, kind="stat"),
@@ -155,7 +155,7 @@ def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
     return DashboardRow("Overview", panels)
 
 
-def _memory(measures: Measures, plan: PlanDocument | None) -> DashboardRow:
+def _memory_row(measures: Measures, plan: PlanDocument | None) -> DashboardRow:
     """The reported KV pool; with a plan, also its layout and pool."""
     # The settings are the labels of this metric: they are what is shown, not parts to add up.
     reported = Measures(measures.release, INSTANCE, f"by ({_CACHE_LABELS})").value("cache_config", "max")
@@ -175,10 +175,10 @@ def _memory(measures: Measures, plan: PlanDocument | None) -> DashboardRow:
     )
     parts = {label: f"vector({size})" for name, label in _LAYOUT_PARTS.items() if (size := getattr(plan.layout, name))}
     layout = Panel("Planned layout of one GPU", parts, "bytes", width, kind="bargauge", own_description=about)
-    return DashboardRow("Memory: the plan against reality", (layout, *_cached_tokens(measures, plan), settings))
+    return DashboardRow("Memory: the plan against reality", (layout, *_token_panel(measures, plan), settings))
 
 
-def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
+def _token_panel(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
     """A panel of the tokens in the KV cache; none for a model without one."""
     tokens = pool_tokens(plan)
     if not tokens:
@@ -189,7 +189,7 @@ def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
         f"KV use times the planned {pools}. The line is the pool: "
         f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens."
     )
-    used = {SERVER: f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}", "planned pool": f"vector({tokens})"}
+    used = {SERVER: f"{tokens} * {in_parens(measures.value('kv_use', 'avg'))}", "planned pool": f"vector({tokens})"}
     return (Panel("Tokens in the KV cache", used, width=8, levels=((tokens, "red"),), own_description=about),)
 
 
@@ -198,29 +198,29 @@ def pool_tokens(plan: PlanDocument) -> int:
     return plan.kv.tokens * plan.engines
 
 
-def _kv_cache(measures: Measures, levels: AlertLevels) -> DashboardRow:
+def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     use = {SERVER: measures.value("kv_use", "max")}
     about = (
         f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room for "
         "one more like those that run: above zero, the pool is what they wait for."
     )
     panels = (
-        Panel("KV cache in use", use, "percentunit", levels=_pool_levels(levels), max=1.0),
-        Panel("Pressure", {SERVER: pressure(measures, levels)}, levels=((1, "red"),), own_description=about),
+        Panel("KV cache in use", use, "percentunit", levels=_pool_colors(levels), max=1.0),
+        Panel("Pressure", {SERVER: pressure_query(measures, levels)}, levels=((1, "red"),), own_description=about),
     )
     return DashboardRow("KV cache", panels)
 
 
-def pressure(measures: Measures, levels: AlertLevels) -> str:
+def pressure_query(measures: Measures, levels: AlertLevels) -> str:
     """PromQL of the requests that wait for a full pool, by the condition of the alert."""
     each, window = replace(measures, keep=BY_ENGINE), levels.time(levels.rate_window_s)
-    kv, running = (grouped(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
+    kv, running = (in_parens(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
     full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"
     one_more = f"({kv} > bool 0.5) * ({kv} * (1 + 1 / {running}) > bool 1)"
-    return f"sum {BY_SERVER} ({grouped(each.queued())} * ({full} + {one_more} > bool 0))"
+    return f"sum {BY_SERVER} ({in_parens(each.queued())} * ({full} + {one_more} > bool 0))"
 
 
-def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+def _queue_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     about = "Requests in the batch."
     batch: tuple[tuple[float, str], ...] = ()
     if plan is not None:
@@ -235,17 +235,17 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
         Panel("Waiting", {SERVER: measures.queued()}, width=8, levels=queue_level),
     ]
     if measures.has("queue_time"):
-        panels.append(Panel("Time in the queue", _percentiles(measures, "queue_time"), "s", 8))
+        panels.append(Panel("Time in the queue", _percentile_queries(measures, "queue_time"), "s", 8))
     if measures.has("admission_rejections"):
         # One series a reason, none before the first refusal: shown as nothing refused.
         by_instance = Measures(measures.release, INSTANCE, BY_INSTANCE)
-        refused = grouped(by_instance.rate("admission_rejections", WINDOW))
+        refused = in_parens(by_instance.rate("admission_rejections", WINDOW))
         queries = {"{{instance}}": f"{refused}\nor\n0 * sum {BY_INSTANCE} (up{{{INSTANCE}}})"}
         panels.append(Panel("Refused by vLLM", queries, "reqps", 24))
     return DashboardRow("Queue", tuple(panels))
 
 
-def _throughput(measures: Measures) -> DashboardRow:
+def _throughput_row(measures: Measures) -> DashboardRow:
     panels = (
         Panel("Prompt tokens", {SERVER: measures.rate("prompt_tokens", WINDOW)}, width=8),
         Panel("Generated tokens", {SERVER: measures.rate("generation_tokens", WINDOW)}, width=8),
@@ -254,22 +254,22 @@ def _throughput(measures: Measures) -> DashboardRow:
     return DashboardRow("Throughput", panels)
 
 
-def _latency(measures: Measures, levels: AlertLevels) -> DashboardRow:
+def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     latencies = (
         ("Time to first token", "ttft", levels.ttft_p99_s),
         ("Time between tokens", "inter_token", levels.inter_token_p99_s),
         ("Whole request", "e2e_latency", None),
     )
     panels = (
-        Panel(title, _percentiles(measures, role), "s", 8, _target_level(target_s))
+        Panel(title, _percentile_queries(measures, role), "s", 8, _target_color(target_s))
         for title, role, target_s in latencies
     )
     return DashboardRow("Latency", tuple(panels))
 
 
-def _preemptions(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     detect, rate = levels.detect, measures.rate("preemptions", WINDOW)
-    per_request = f"{grouped(rate)} / ({grouped(measures.finished_rate(WINDOW))} > 0)"
+    per_request = f"{in_parens(rate)} / ({in_parens(measures.finished_rate(WINDOW))} > 0)"
     many = ((detect.preemptions_per_request, "red"),)
     panels = [
         Panel("Preemptions", {SERVER: rate}, "reqps", 8, ((detect.alert_preemptions_per_s, "red"),)),
@@ -284,19 +284,19 @@ def _preemptions(measures: Measures, levels: AlertLevels, plan: PlanDocument | N
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
     """PromQL of the share of recomputed tokens; empty without a counter and a pool size."""
     useful = (
-        f"{grouped(measures.rate('prompt_tokens', WINDOW))} + {grouped(measures.rate('generation_tokens', WINDOW))}"
+        f"{in_parens(measures.rate('prompt_tokens', WINDOW))} + {in_parens(measures.rate('generation_tokens', WINDOW))}"
     )
     recomputed = []
     if measures.has("prompt_tokens_recomputed"):
-        recomputed.append(grouped(measures.rate("prompt_tokens_recomputed", WINDOW)))
+        recomputed.append(in_parens(measures.rate("prompt_tokens_recomputed", WINDOW)))
     if plan is not None and pool_tokens(plan):
-        use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
+        use, running = in_parens(measures.value("kv_use", "avg")), in_parens(measures.value("running"))
         tokens_each = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
-        recomputed.append(f"{grouped(measures.rate('preemptions', WINDOW))} * {tokens_each}")
+        recomputed.append(f"{in_parens(measures.rate('preemptions', WINDOW))} * {tokens_each}")
     return "\nor\n".join(f"{again} / ({again} + {useful} > 0)" for again in recomputed)
 
 
-def _prefix_cache(measures: Measures) -> DashboardRow:
+def _prefix_cache_row(measures: Measures) -> DashboardRow:
     panels = [Panel("Prefix cache hit rate", {SERVER: measures.prefix_hit_ratio(WINDOW)}, "percentunit", max=1.0)]
     if measures.has("prefix_hits"):
         roles = {"looked up": "prefix_queries", "found": "prefix_hits"}
@@ -305,17 +305,20 @@ def _prefix_cache(measures: Measures) -> DashboardRow:
     return DashboardRow("Prefix cache", tuple(panels))
 
 
-def _rejected(matches: str) -> str:
+def _guard_rejection_rate(matches: str) -> str:
     return f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason{matches}"{NO_ROOM_REASONS}"}}[{WINDOW}]))'
 
 
-def _guard(levels: AlertLevels) -> DashboardRow:
+def _guard_row(levels: AlertLevels) -> DashboardRow:
     admission = {
         "admitted {{instance}}": f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))",
-        "no room {{instance}}": _rejected("=~"),
-        "refused {{instance}}": _rejected("!~"),
+        "no room {{instance}}": _guard_rejection_rate("=~"),
+        "refused {{instance}}": _guard_rejection_rate("!~"),
     }
-    refused, level = {"{{instance}}": turned_away(WINDOW, BY_INSTANCE)}, ((levels.guard_turned_away_ratio, "red"),)
+    refused, level = (
+        {"{{instance}}": turned_away_share(WINDOW, BY_INSTANCE)},
+        ((levels.guard_turned_away_ratio, "red"),),
+    )
     tokens = {
         f"{what} {{{{instance}}}}": f"{_BY_GUARD} (legroom_guard_{what}_tokens)"
         for what in ("reserved", "queued", "pool")
@@ -337,7 +340,7 @@ def _guard(levels: AlertLevels) -> DashboardRow:
     return DashboardRow("Guard", panels, "legroom.guard.Guard or legroom guard")
 
 
-def _sidecar() -> DashboardRow:
+def _sidecar_row() -> DashboardRow:
     incidents = {"{{kind}}": "sum by (cluster, namespace, job, kind) (legroom_incidents_open)"}
     healthy = {"{{server}}": "min by (cluster, namespace, job, server) (legroom_server_healthy)"}
     scrapes = {"{{result}}": f"sum by (cluster, namespace, job, result) (rate(legroom_looks_total[{WINDOW}]))"}
@@ -349,10 +352,10 @@ def _sidecar() -> DashboardRow:
     return DashboardRow("legroom watch", panels, "legroom watch --daemon")
 
 
-def _workers(levels: AlertLevels) -> DashboardRow:
+def _workers_row(levels: AlertLevels) -> DashboardRow:
     legend, level = "{{instance}} {{rank}}", ((levels.detect.fragmentation_ratio, "orange"),)
     panels = (
         Panel("Memory in use", {legend: "legroom_worker_used_bytes"}, "bytes"),
-        Panel("Allocator fragmentation", {legend: fragmentation()}, "percentunit", levels=level, max=1.0),
+        Panel("Allocator fragmentation", {legend: fragmentation_share()}, "percentunit", levels=level, max=1.0),
     )
     return DashboardRow("Inside the workers", panels, "LEGROOM_WORKER_MEMORY=1 where legroom is installed beside vLLM")

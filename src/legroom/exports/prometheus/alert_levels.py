@@ -65,7 +65,7 @@ class AlertLevels:
     speed_up: float = 1.0
 
     @property
-    def preemptions_least_per_s(self) -> float:
+    def min_preemptions_per_s(self) -> float:
         """The rate below which preemptions are ignored."""
         return self.detect.preemptions_least / self.detect.preemption_over_s
 
@@ -93,7 +93,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     levels = AlertLevels(
         ttft_p99_s=parse_seconds(options.get("ttft_p99"), "--ttft-p99"),
         inter_token_p99_s=parse_seconds(options.get("inter_token_p99"), "--inter-token-p99"),
-        speed_up=_speed_up(options.get("speed_up")),
+        speed_up=_parsed_speed_up(options.get("speed_up")),
     )
     disk_bytes_s = parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
     if plan is None:
@@ -106,7 +106,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     return replace(levels, down_for_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
 
 
-def _speed_up(text: str | None) -> float:
+def _parsed_speed_up(text: str | None) -> float:
     if text is None:
         return 1.0
     try:

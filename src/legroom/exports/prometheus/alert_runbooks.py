@@ -10,9 +10,9 @@ from legroom.exports.prometheus.alert_levels import AlertLevels, duration, level
 from legroom.exports.prometheus.alerts import (
     AlertCondition,
     alert_texts,
-    fill,
-    level_words,
-    own_conditions,
+    fill_slots,
+    legroom_conditions,
+    threshold_texts,
     vllm_conditions,
 )
 from legroom.exports.prometheus.measures import Measures
@@ -44,26 +44,26 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """A page for each alert, and a list of them."""
     levels = levels_for(request.plan, request.options)
     job = str(request.options.get("job") or "vllm")
-    conditions = (*vllm_conditions(Measures(request.release), levels, job), *own_conditions(levels))
-    pages = [ExportedFile(f"{condition.name}.md", page(condition, levels)) for condition in conditions]
-    return (ExportedFile("README.md", _index(conditions, levels)), *pages)
+    conditions = (*vllm_conditions(Measures(request.release), levels, job), *legroom_conditions(levels))
+    pages = [ExportedFile(f"{condition.name}.md", runbook_page(condition, levels)) for condition in conditions]
+    return (ExportedFile("README.md", _runbook_index(conditions, levels)), *pages)
 
 
-def page(condition: AlertCondition, levels: AlertLevels) -> str:
+def runbook_page(condition: AlertCondition, levels: AlertLevels) -> str:
     from legroom.explain.catalog_entries import entry  # reads the whole catalog
 
     texts = alert_texts()[condition.name]
-    slots = {**_IN_A_PAGE, **level_words(levels)}
+    slots = {**_IN_A_PAGE, **threshold_texts(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
     parts = [
         f"# {condition.name}",
         f"Severity: **{texts['severity']}**. It fires {holds}.",
-        fill(texts["meaning"], slots),
-        f"**What it costs.** {fill(texts['harm'], slots)}",
-        _list_section("Look", texts["look"]),
-        _list_section("Fix", texts["fix"]),
-        _list_section("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
-        _list_section(
+        fill_slots(texts["meaning"], slots),
+        f"**What it costs.** {fill_slots(texts['harm'], slots)}",
+        _markdown_list_section("Look", texts["look"]),
+        _markdown_list_section("Fix", texts["fix"]),
+        _markdown_list_section("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
+        _markdown_list_section(
             "The long story", [f"`legroom explain {name}`: {entry(name).title.en}" for name in texts["entries"]]
         ),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
@@ -72,16 +72,16 @@ def page(condition: AlertCondition, levels: AlertLevels) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _list_section(title: str, lines: Sequence[str]) -> str:
+def _markdown_list_section(title: str, lines: Sequence[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
-def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
-    slots = {**_IN_A_PAGE, **level_words(levels)}
+def _runbook_index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
+    slots = {**_IN_A_PAGE, **threshold_texts(levels)}
     rows = []
     for name in (condition.name for condition in conditions):
         texts = alert_texts()[name]
-        first_sentence = fill(texts["meaning"], slots).split(". ")[0].rstrip(".")
+        first_sentence = fill_slots(texts["meaning"], slots).split(". ")[0].rstrip(".")
         rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {first_sentence} |")
     head = (
         f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "

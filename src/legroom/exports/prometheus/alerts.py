@@ -63,8 +63,8 @@ def alert_texts() -> Mapping[str, Mapping[str, Any]]:
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
     """The alerts on vLLM's metrics, as far as the release has them. `batch` has label matchers of batch servers, whose
     full pool and queue are intended."""
-    ttft = _latency_condition("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
-    inter_token = _latency_condition("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
+    ttft = _latency_query("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
+    inter_token = _latency_query("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
     return (
         *_pool_alerts(measures, levels, batch),
         *_engine_alerts(levels, job),
@@ -76,7 +76,7 @@ def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: st
     )
 
 
-def _pool_full(levels: AlertLevels) -> str:
+def _pool_full_query(levels: AlertLevels) -> str:
     """PromQL of a pool that was full, or had no room for one more request of the mean running size, as in the detector
     of `legroom watch`.
 
@@ -92,11 +92,11 @@ def _pool_full(levels: AlertLevels) -> str:
 def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
-    full = _pool_full(levels)
+    full = _pool_full_query(levels)
     by_design = f"\nunless\n{record.RUNNING}{{{batch}}}" if batch else ""
     suffering = f"{record.QUEUED} > 0"
     if counted:
-        suffering += f" or {record.PREEMPTIONS} >= {levels.preemptions_least_per_s:g}"
+        suffering += f" or {record.PREEMPTIONS} >= {levels.min_preemptions_per_s:g}"
     per_running = f"{record.QUEUED} >= {detect.queue_per_running_ratio:g} * {record.RUNNING}"
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
@@ -157,7 +157,7 @@ def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
     half = f"{targets} < {levels.missing_ratio:g} * {before}"
-    gone = f"(0 * {before} unless {targets})\nor\n{half}\nor\n({_one_fewer(targets, levels)})"
+    gone = f"(0 * {before} unless {targets})\nor\n{half}\nor\n({_missing_target_query(targets, levels)})"
     renamed = f'up{{job="{job}"}} == 1\nunless on ({_GROUP}, instance)\n{record.RUNNING}'
     return [
         AlertCondition("VllmTargetsMissing", gone, levels.missing_for_s),
@@ -165,7 +165,7 @@ def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition
     ]
 
 
-def _one_fewer(targets: str, levels: AlertLevels) -> str:
+def _missing_target_query(targets: str, levels: AlertLevels) -> str:
     """PromQL of fewer targets than usual in a group whose number was constant for a day; a scaled group has no usual
     number.
 
@@ -179,9 +179,9 @@ def _one_fewer(targets: str, levels: AlertLevels) -> str:
     return f"({targets} < {usual} and {low} == {high})\nunless on (cluster, namespace)\n({lowered})"
 
 
-def _latency_condition(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
-    p99 = record.latency(role, "p99")
-    enough = f"{record.observed(role)} >= {levels.latency_least}"
+def _latency_query(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+    p99 = record.latency_series(role, "p99")
+    enough = f"{record.observation_series(role)} >= {levels.latency_least}"
     if target_s is not None:
         return f"{p99} > {target_s:g}\nand\n{enough}"
     day, hour = levels.time(_DAY_S), levels.time(_HOUR_S)
@@ -189,7 +189,7 @@ def _latency_condition(role: str, target_s: float | None, floor_s: float, levels
     return f"{p99} > {floor_s:g}\nand\n{p99} > {levels.latency_factor:g} * {usual}\nand\n{enough}"
 
 
-def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
+def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
     """The alerts on metrics of the guard, the sidecar and the workers. They are always written: a rule over a missing
     metric never fires."""
     detect, guard_for_s = levels.detect, levels.guard_for_s
@@ -198,7 +198,7 @@ def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
     broken = f"sum {_BY_INSTANCE} (increase(legroom_guard_policy_reload_errors_total[{hour}]))"
     incidents = f'sum by ({_GROUP}, instance, kind) (legroom_incidents_open{{kind=~"{_UNSEEN_KINDS}"}})'
     alerts = {
-        "LegroomGuardTurnsAway": (f"{turned_away(window)} >= {levels.guard_turned_away_ratio:g}", guard_for_s),
+        "LegroomGuardTurnsAway": (f"{turned_away_share(window)} >= {levels.guard_turned_away_ratio:g}", guard_for_s),
         "LegroomGuardUpstreamDown": (f"{upstream} > 0", detect.alert_unreachable_for_s),
         "LegroomGuardFailsOpen": (f"max {_BY_INSTANCE} (legroom_guard_fail_open) == 1", guard_for_s),
         "LegroomGuardDraining": (f"max {_BY_INSTANCE} (legroom_guard_draining) == 1", levels.drain_for_s),
@@ -209,14 +209,14 @@ def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
     return (*_memory_alerts(levels), *(AlertCondition(name, expr, for_s) for name, (expr, for_s) in alerts.items()))
 
 
-def turned_away(window: str, keep: str = _BY_INSTANCE) -> str:
+def turned_away_share(window: str, keep: str = _BY_INSTANCE) -> str:
     """PromQL of the share of requests that the guard refused for lack of KV cache."""
     refused = f'sum {keep} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}[{window}]))'
     admitted = f"sum {keep} (rate(legroom_guard_admitted_total[{window}]))"
     return f"{refused} / ({refused} + {admitted} > 0)"
 
 
-def fragmentation() -> str:
+def fragmentation_share() -> str:
     """PromQL of the share of PyTorch's reserved memory that is not allocated."""
     reserved = "legroom_worker_reserved_bytes"
     return f"({reserved} - legroom_worker_allocated_bytes) / ({reserved} > 0)"
@@ -232,7 +232,7 @@ def _memory_alerts(levels: AlertLevels) -> list[AlertCondition]:
         for series in (used, "legroom_worker_host_rss_bytes")
     )
     large = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
-    pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
+    pieces = f"{fragmentation_share()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
     return [
         AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
         AlertCondition("VllmHostMemoryCreep", host, levels.rate_window_s),
@@ -240,12 +240,12 @@ def _memory_alerts(levels: AlertLevels) -> list[AlertCondition]:
     ]
 
 
-def fill(text: str, slots: Mapping[str, str]) -> str:
+def fill_slots(text: str, slots: Mapping[str, str]) -> str:
     """Replace each `<name>` of a text by its value."""
     return _SLOT.sub(lambda match: slots[match[1]], text)
 
 
-def level_words(levels: AlertLevels) -> dict[str, str]:
+def threshold_texts(levels: AlertLevels) -> dict[str, str]:
     """The thresholds as texts."""
     detect = levels.detect
     return {
@@ -269,16 +269,16 @@ def level_words(levels: AlertLevels) -> dict[str, str]:
         "failed": f"{levels.failed_ratio:.0%}",
         "missing": f"{levels.missing_ratio:.0%}",
         "drain_for": duration(levels.drain_for_s),
-        "ttft_level_words": _target_words(levels.ttft_p99_s, levels.ttft_floor_s, levels),
-        "inter_token_level_words": _target_words(levels.inter_token_p99_s, levels.inter_token_floor_s, levels),
+        "ttft_level_words": _latency_limit(levels.ttft_p99_s, levels.ttft_floor_s, levels),
+        "inter_token_level_words": _latency_limit(levels.inter_token_p99_s, levels.inter_token_floor_s, levels),
     }
 
 
 def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[str, str]:
     """The thresholds, and templates that Prometheus evaluates when the alert fires."""
     return {
-        **level_words(levels),
-        **_plan_sentences(plan),
+        **threshold_texts(levels),
+        **_plan_placeholders(plan),
         "where": _WHERE,
         "value": "{{ $value | humanize }}",
         "rate": "{{ $value | " + _RATE + " }}",
@@ -291,7 +291,7 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
     }
 
 
-def _plan_sentences(plan: PlanDocument | None) -> dict[str, str]:
+def _plan_placeholders(plan: PlanDocument | None) -> dict[str, str]:
     """Sentences for alert texts with the planned pool size and batch limit; empty without a plan."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
@@ -313,13 +313,13 @@ def _lookup_template(name: str, shown: str = "humanize") -> str:
     return f"{{{{ with {query} }}}}{{{{ . | first | value | {shown} }}}}{{{{ else }}}}0{{{{ end }}}}"
 
 
-def _target_words(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
     if target_s is not None:
-        return f"the target is {_seconds(target_s)}"
-    return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds(floor_s)}"
+        return f"the target is {_seconds_text(target_s)}"
+    return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds_text(floor_s)}"
 
 
-def _seconds(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
 
 
@@ -327,7 +327,7 @@ def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
     """The names of exported alerts that could never fire after an upgrade, because all series of a measure that they
     read have vanished."""
     measures, levels = Measures(old), AlertLevels()
-    records = record.recordings(measures, levels, "vllm")
+    records = record.recorded_expressions(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
     conditions = vllm_conditions(measures, levels, "vllm")
     return tuple(condition.name for condition in conditions if any(name in condition.expr for name in broken))

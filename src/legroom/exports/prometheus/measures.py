@@ -56,7 +56,9 @@ class Measures:
         """Requests that wait for capacity; from 0.20.0 on without those that wait for other reasons."""
         if not self.has("waiting_by_reason"):
             return self.value("waiting")
-        return either(self._where('reason="capacity"').value("waiting_by_reason"), self.value("waiting"))
+        return first_with_value(
+            self._with_matcher('reason="capacity"').value("waiting_by_reason"), self.value("waiting")
+        )
 
     def rate(self, role: str, window: str) -> str:
         """The rate of a counter per second."""
@@ -69,8 +71,8 @@ class Measures:
     def quantile(self, role: str, share: float, window: str) -> str:
         """PromQL: the quantile `share` of the histogram with this role over a rate window."""
         labels = self._aggregation(role).replace("by (", "by (le, ")
-        inner = f"_bucket{self._braced_selector()}[{window}]"
-        return self._any_of_names(
+        inner = f"_bucket{self._label_selector()}[{window}]"
+        return self._first_of_series(
             role, lambda name: f"histogram_quantile({share:g}, sum {labels} (rate({name}{inner}))) >= 0"
         )
 
@@ -84,7 +86,7 @@ class Measures:
 
     def failed_rate(self, window: str) -> str:
         """Requests per second that ended with an error of the server."""
-        return self._where('finished_reason="error"').rate("request_success", window)
+        return self._with_matcher('finished_reason="error"').rate("request_success", window)
 
     def finished_count(self, window: str) -> str:
         """Requests finished over a window."""
@@ -93,7 +95,7 @@ class Measures:
     def prefix_hit_ratio(self, window: str) -> str:
         """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
         hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
-        labels, inner = self._aggregation("prefix_hits"), f"{self._braced_selector()}[{window}]"
+        labels, inner = self._aggregation("prefix_hits"), f"{self._label_selector()}[{window}]"
         ratios = [
             f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
             for hit, query in zip(hits, queries, strict=True)
@@ -101,7 +103,7 @@ class Measures:
         if self.has("prefix_hit_rate"):
             # V0 says -1 where prefix caching is off.
             ratios.append(self.value("prefix_hit_rate", "avg") + " >= 0")
-        return either(*ratios)
+        return first_with_value(*ratios)
 
     def _finished(self, function: str, window: str) -> str:
         """0.4.0 and 0.4.1 count finished requests in the latency histogram alone."""
@@ -109,40 +111,40 @@ class Measures:
         if not self.has("request_success"):
             return observed
         known = self._aggregated("request_success", "sum", function, window)
-        return either(known, observed) if self.release is None else known
+        return first_with_value(known, observed) if self.release is None else known
 
     def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
         """An aggregation over a gauge, or over a function of a window."""
-        labels, inner = self._aggregation(role), f"{suffix}{self._braced_selector()}{f'[{window}]' if window else ''}"
+        labels, inner = self._aggregation(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
-            return self._any_of_names(role, lambda name: f"{how} {labels} ({name}{inner})")
-        return self._any_of_names(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
+            return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
+        return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
 
-    def _where(self, matcher: str) -> Measures:
+    def _with_matcher(self, matcher: str) -> Measures:
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
-    def _any_of_names(self, role: str, expression: Callable[[str], str]) -> str:
-        return either(*(expression(name) for name in self.series(role)))
+    def _first_of_series(self, role: str, expression: Callable[[str], str]) -> str:
+        return first_with_value(*(expression(name) for name in self.series(role)))
 
-    def _braced_selector(self) -> str:
+    def _label_selector(self) -> str:
         return f"{{{self.selector}}}" if self.selector else ""
 
     def _aggregation(self, role: str) -> str:
-        return self.keep or f"without ({', '.join(_parts().get(role, ()))})"
+        return self.keep or f"without ({', '.join(_splitting_labels().get(role, ()))})"
 
 
-def either(*expressions: str) -> str:
+def first_with_value(*expressions: str) -> str:
     """The first expression that has a value, for each label set."""
     return "\nor\n".join(expressions)
 
 
-def grouped(expression: str) -> str:
+def in_parens(expression: str) -> str:
     """The expression in parentheses where it contains `or`."""
     return f"({expression})" if "\nor\n" in expression else expression
 
 
 @cache
-def _parts() -> dict[str, tuple[str, ...]]:
+def _splitting_labels() -> dict[str, tuple[str, ...]]:
     """By role, the labels that split a measure into parts in any release (`finished_reason` of finished requests)."""
     by_role: dict[str, dict[str, None]] = {}
     for version in known_releases():

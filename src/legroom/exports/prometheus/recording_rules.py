@@ -7,7 +7,7 @@ server, `instance:` one for each server, `model:` one for each model of a job, n
 from __future__ import annotations
 
 from legroom.exports.prometheus.alert_levels import AlertLevels
-from legroom.exports.prometheus.measures import Measures, either, grouped
+from legroom.exports.prometheus.measures import Measures, first_with_value, in_parens
 
 KV_USE = "engine:legroom_vllm_kv_use:ratio"
 RUNNING = "engine:legroom_vllm_running:count"
@@ -36,17 +36,17 @@ _LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e"
 BY_INSTANCE = "by (cluster, namespace, job, instance)"
 
 
-def latency(role: str, share: str) -> str:
+def latency_series(role: str, share: str) -> str:
     """The recorded series of a latency's percentile."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}_seconds:{share}"
 
 
-def observed(role: str) -> str:
+def observation_series(role: str) -> str:
     """The recorded series of a latency's number of observations."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}:count"
 
 
-def recordings(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
+def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
     """The expressions of all recorded series that the release has metrics for, by name."""
     window = levels.time(levels.rate_window_s)
     records = {
@@ -54,22 +54,22 @@ def recordings(measures: Measures, levels: AlertLevels, job: str) -> dict[str, s
         RUNNING: measures.value("running"),
         WAITING: measures.value("waiting"),
         QUEUED: measures.queued(),
-        **_rates(measures, levels, window),
+        **_rate_expressions(measures, levels, window),
     }
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
         records[PREFIX_HITS] = measures.prefix_hit_ratio(window)
     over = levels.time(levels.latency_window_s)
     for role in filter(measures.has, _LATENCIES):
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            records[latency(role, name)] = measures.quantile(role, share, over)
-        records[observed(role)] = measures.observed(role, over)
-    records[RESTARTS] = restarts(measures, levels.time(levels.crash_window_s), job)
+            records[latency_series(role, name)] = measures.quantile(role, share, over)
+        records[observation_series(role)] = measures.observed(role, over)
+    records[RESTARTS] = restarts_query(measures, levels.time(levels.crash_window_s), job)
     # vLLM counts HTTP 5xx even when its engine is dead.
     records[SERVER_ERRORS] = f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'
     return records | _MODEL_LEVEL
 
 
-def _rates(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
+def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
     records = {}
     if measures.has("preemptions"):
         records[PREEMPTIONS] = measures.rate("preemptions", window)
@@ -80,28 +80,28 @@ def _rates(measures: Measures, levels: AlertLevels, window: str) -> dict[str, st
     records[FINISHED_COUNT] = measures.finished_count(levels.time(levels.detect.no_traffic_s))
     records[PROMPT_TOKENS] = prompts
     records[GENERATION_TOKENS] = outputs
-    records[PROGRESS] = f"{grouped(prompts)}\n+\n{grouped(outputs)}"
+    records[PROGRESS] = f"{in_parens(prompts)}\n+\n{in_parens(outputs)}"
     if measures.has("prompt_tokens_recomputed"):
         again = measures.rate("prompt_tokens_recomputed", window)
-        records[RECOMPUTED] = f"{grouped(again)}\n/\n({grouped(prompts)} > 0)"
+        records[RECOMPUTED] = f"{in_parens(again)}\n/\n({in_parens(prompts)} > 0)"
     return records
 
 
-def restarts(measures: Measures, window: str, job: str) -> str:
+def restarts_query(measures: Measures, window: str, job: str) -> str:
     """PromQL of a server's restarts within a window: changes of the process start time, else counter resets.
 
     The start time is missing with several API servers and with V0's separate engine process. The counter is that of
     prompt tokens, because an embedder generates none.
     """
     by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
-    return either(
+    return first_with_value(
         f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
         by_instance.resets("prompt_tokens", window),
-        _replaced_pods(window, job),
+        _replaced_pods_query(window, job),
     )
 
 
-def _replaced_pods(window: str, job: str) -> str:
+def _replaced_pods_query(window: str, job: str) -> str:
     """PromQL of how often a pod was recreated under its name, with a new address. A LeaderWorkerSet recreates all of
     its pods when one ends."""
     by_pod = "by (cluster, namespace, job, pod)"

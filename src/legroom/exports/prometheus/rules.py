@@ -16,12 +16,12 @@ from legroom.exports.prometheus.alerts import (
     AlertCondition,
     alert_slots,
     alert_texts,
-    fill,
-    own_conditions,
+    fill_slots,
+    legroom_conditions,
     vllm_conditions,
 )
 from legroom.exports.prometheus.measures import Measures
-from legroom.exports.prometheus.recording_rules import recordings
+from legroom.exports.prometheus.recording_rules import recorded_expressions
 from legroom.version import __version__
 
 NAME = "prometheus"
@@ -112,12 +112,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     if not _JOB.fullmatch(job):
         raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
     measures = Measures(request.release)
-    records = [{"record": name, "expr": expr} for name, expr in recordings(measures, levels, job).items()]
+    records = [{"record": name, "expr": expr} for name, expr in recorded_expressions(measures, levels, job).items()]
     batch = str(options.get("batch") or "")
     if batch and not _MATCHERS.fullmatch(batch):
         raise LegroomError(f"--batch {batch!r} is not a list of label matchers", """write --batch 'job="batch"'""")
-    alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
-    own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
+    alerts = [_alert_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
+    own = [_alert_rule(condition, levels, request) for condition in legroom_conditions(levels)]
     rules = {"legroom-vllm-measures": records, "legroom-vllm": alerts, "legroom": own}
     interval = levels.time(_EVALUATION_S)
     groups = [{"name": name, "interval": interval, "rules": listed} for name, listed in rules.items()]
@@ -138,7 +138,7 @@ def _head_comment(request: ExportRequest) -> str:
     return f"# {MARK} {__version__} for {release}.\n{plan}"
 
 
-def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
     texts = alert_texts()[condition.name]
     slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
@@ -147,8 +147,8 @@ def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest
         rule["for"] = levels.time(condition.for_s)
     rule["labels"] = {"severity": texts["severity"]}
     rule["annotations"] = {
-        "summary": fill(texts["summary"], slots),
-        "description": fill(texts["description"], slots),
+        "summary": fill_slots(texts["summary"], slots),
+        "description": fill_slots(texts["description"], slots),
         "runbook_url": f"{base}/{condition.name}.md",
     }
     return rule
@@ -156,16 +156,16 @@ def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest
 
 def _prometheus_config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
     options, address = request.options, _planned_address(request)
-    servers = _scrape_config(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
+    servers = _scrape_config(job, _checked_targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
     if address.tls:
         # The certificate is for the server's name, not for the scraped address.
         servers |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
     scrapes = [servers]
-    if guards := _targets(options.get("guard"), "--guard"):
+    if guards := _checked_targets(options.get("guard"), "--guard"):
         # A guard's page repeats the server's series, which would count as another server.
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
         scrapes.append({**_scrape_config("legroom-guard", guards), "metric_relabel_configs": [only_own]})
-    if watchers := _targets(options.get("watch"), "--watch"):
+    if watchers := _checked_targets(options.get("watch"), "--watch"):
         scrapes.append(_scrape_config(_WATCH_JOB, watchers))
     return {
         "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
@@ -178,7 +178,7 @@ def _scrape_config(job: str, targets: list[str]) -> dict[str, Any]:
     return {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
 
 
-def _targets(given: Sequence[str] | None, option: str) -> list[str]:
+def _checked_targets(given: Sequence[str] | None, option: str) -> list[str]:
     for target in given or ():
         if not _TARGET.fullmatch(target):
             raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")

@@ -94,7 +94,7 @@ class Admission:
             self._apply_limits()
 
     def _apply_limits(self) -> None:
-        limits, pool = self._engine.over(self._plan), self.policy.pool
+        limits, pool = self._engine.completed_by(self._plan), self.policy.pool
         if pool.tokens:
             size = limits.block_size or DEFAULT_BLOCK
             blocks = max(1, pool.tokens // size) + NULL_BLOCK
@@ -314,6 +314,7 @@ class Admission:
             self.learner.on_admitted(request)
 
     def _busy_refusal(self, reason: str, request: GuardedRequest, need: BlockNeed) -> Refusal:
+        """429 with the time after which blocks will likely be free."""
         blocks = self.pool.limits.blocks
         free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * self._block_size
         retry_s = self.pool.retry_after_s(need, self.clock(), has_waited=reason == "queue_timeout")

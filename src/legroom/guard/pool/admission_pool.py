@@ -222,7 +222,7 @@ class Pool:
         reservation = Reservation(need, now_s, client)
         limits = self.limits
         self._record_client(client, now_s)
-        if need.blocks <= self._blocks_for_small():
+        if need.blocks <= self._small_share_blocks():
             self._small_until_s = now_s + ACTIVE_CLIENT_S
         if limits.blocks is not None and need.blocks > limits.blocks:
             reservation.state = ReservationState.TOO_LARGE
@@ -307,6 +307,7 @@ class Pool:
                     self._admit(reservation, now_s)
 
     def _fits(self, need: BlockNeed, now_s: float) -> bool:
+        """Whether blocks and sequences for the request are free now."""
         limits = self.limits
         if not self._running:  # a request larger than a pool that shrank still runs alone
             return True
@@ -326,6 +327,7 @@ class Pool:
         return self._fits_by_projection(need.without(shared), blocks - self._prefixes.shared_blocks, now_s)
 
     def _fits_by_projection(self, need: BlockNeed, blocks: float, now_s: float) -> bool:
+        """Whether the pool holds the request and all running ones until they end, or a preemption would pay off."""
         growth = need.growth
         assert growth is not None
         candidate = progress_of(growth, 0)
@@ -372,9 +374,9 @@ class Pool:
 
     def _reserved_for_small(self) -> int:
         """Blocks kept for small requests: none unless several clients send and one of them sent a small one lately."""
-        return self._blocks_for_small() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
+        return self._small_share_blocks() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
 
-    def _blocks_for_small(self) -> int:
+    def _small_share_blocks(self) -> int:
         blocks, share = self.limits.blocks, self.limits.small_share
         return max(1, int(blocks * share)) if blocks and share else 0
 

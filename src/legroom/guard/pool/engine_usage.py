@@ -81,9 +81,9 @@ class StepClock:
         last_s, steps = self._scrapes[-1]
         if since_s >= last_s:
             return 0.0
-        return steps - self._steps_at(since_s) + self.rate * min(LONGEST_GAP_S, max(0.0, now_s - last_s))
+        return steps - self._interpolated_steps(since_s) + self.rate * min(LONGEST_GAP_S, max(0.0, now_s - last_s))
 
-    def _steps_at(self, moment_s: float) -> float:
+    def _interpolated_steps(self, moment_s: float) -> float:
         scrapes = self._scrapes
         after = bisect_right(scrapes, (moment_s, float("inf")))
         if not after:

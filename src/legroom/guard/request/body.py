@@ -131,7 +131,7 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         unit = None  # vLLM computes such prompts in full, or their prefix is not the one in the body
     walk = BodyWalk(unit, 0 if unit is None else hash((kind, *[str(body.get(key)) for key in _PREFIX_SEED_KEYS])))
     prompts = tuple(islice(prompts_of(kind, body, walk), MOST_PROMPTS + 1))
-    output, key = _output_limit(kind, sampling)
+    output, key = _max_output_tokens(kind, sampling)
     model = body.get("model")
     return Demand(
         kind=kind,
@@ -139,7 +139,7 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         prompts=prompts,
         output_tokens=output,
         output_key=key,
-        sequences=_num_copies(sampling),
+        sequences=_sequences_per_prompt(sampling),
         logprobs=0 if usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
         prompt_logprobs=prompt_logprobs,
         media=tuple(walk.media),
@@ -151,13 +151,14 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
     )
 
 
-def _num_copies(sampling: dict[str, Any]) -> int:
+def _sequences_per_prompt(sampling: dict[str, Any]) -> int:
     if "n" not in sampling and "best_of" not in sampling:
         return 1
     return max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1)
 
 
-def _output_limit(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
+def _max_output_tokens(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
+    """The value of max_tokens or max_completion_tokens, and the key that has it."""
     keys = OUTPUT_KEYS.get(kind)
     if keys is None:
         return 0, None

@@ -115,11 +115,11 @@ def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: Clie
         if name == b"authorization" or (name in (b"x-api-key", b"api-key") and not key):
             key = value.rpartition(b" ")[2]
     if key and policy.by != "address":
-        return key_name(key)
+        return hashed_key(key)
     return "" if policy.by == "key" else f"address:{address}"
 
 
-def key_name(key: bytes) -> str:
+def hashed_key(key: bytes) -> str:
     return f"key:{hashlib.sha256(key).hexdigest()[:16]}"
 
 
@@ -127,6 +127,6 @@ def weights_by_client(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights by client identifier; the policy names an API key, a header's value or an address."""
     by_client: dict[str, float] = {}
     for name, weight in weights.items():
-        for client in (key_name(name.encode()), f"header:{name}", f"address:{name}"):
+        for client in (hashed_key(name.encode()), f"header:{name}", f"address:{name}"):
             by_client[client] = weight
     return by_client

@@ -65,7 +65,7 @@ def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_
 
 def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_keys: int) -> PrefixChain | None:
     keys, key, start = [], seed, 0
-    for end in _unit_ends(units):
+    for end in _hashed_unit_counts(units):
         key = hash((key, content[start * size : end * size]))
         keys.append(key)
         start = end
@@ -74,13 +74,13 @@ def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_key
     return PrefixChain(tuple(keys)) if keys else None
 
 
-def _unit_ends(units: int) -> Iterator[int]:
+def _hashed_unit_counts(units: int) -> Iterator[int]:
     yield from range(1, min(units, SINGLE_UNITS) + 1)
     yield from range(SINGLE_UNITS + 8, min(units, EIGHT_UNITS) + 1, 8)
     yield from range(EIGHT_UNITS + 64, units + 1, 64)
 
 
-_ENDS = tuple(_unit_ends(EIGHT_UNITS + 64 * MOST_KEYS))[:MOST_KEYS]
+_ENDS = tuple(_hashed_unit_counts(EIGHT_UNITS + 64 * MOST_KEYS))[:MOST_KEYS]
 _WIDTHS = tuple(end - start for start, end in zip((0, *_ENDS), _ENDS, strict=False))
 
 
@@ -131,7 +131,7 @@ class PrefixLedger:
                     continue
                 if place.holders == 1:
                     self._add_shared_units(self._holders[place.holder_sum], width)
-                    self._move_to_shared(place.blocks)
+                    self._count_as_shared(place.blocks)
                 place.holders += 1
                 place.holder_sum += number
                 self._add_shared_units(holder, width)
@@ -151,7 +151,7 @@ class PrefixLedger:
                 self._add_shared_units(holder, -width)
                 if place.holders == 1:
                     self._add_shared_units(self._holders[place.holder_sum], -width)
-                    self._move_to_shared(-place.blocks)
+                    self._count_as_shared(-place.blocks)
         del self._holders[number]
         if not places:  # resets rounding errors
             self.shared_blocks = self.saved_blocks = 0.0
@@ -160,6 +160,6 @@ class PrefixLedger:
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 
-    def _move_to_shared(self, blocks: float) -> None:
+    def _count_as_shared(self, blocks: float) -> None:
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

@@ -151,14 +151,16 @@ class AdmissionApp:
         await self.learn_limits(scope)
         method, authorization = scope["method"], dict(scope["headers"]).get(b"authorization", b"")
         body: bytes | Refusal | None = b""
-        if method == "POST" and control.denied(self.token, authorization) is None:
+        if method == "POST" and control.token_refusal(self.token, authorization) is None:
             body = await read_whole_body(scope, receive, self.admission)
         if body is None:
             return
         if isinstance(body, Refusal):
             await send_refusal(body, send)
             return
-        status, document = control.answer(self.admission, self.token, method, scope["path"], authorization, body)
+        status, document = control.answer_control(
+            self.admission, self.token, method, scope["path"], authorization, body
+        )
         if status == 200:
             document = await self.control_peers(document, self.admission.draining if method == "POST" else None)
         await send_response(status, b"application/json", json.dumps(document).encode(), send)

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from legroom.guard.pool.admission import Admission
 
 
-def answer(
+def answer_control(
     admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, Status]:
     """HTTP status and JSON document."""
-    refused = denied(token, authorization)
+    refused = token_refusal(token, authorization)
     if refused is not None:
         return refused
     if path == STATUS and method == "GET":
         return 200, admission.status()
     if path == DRAIN and method == "POST":
-        return _drain(admission, body)
+        return _answer_drain(admission, body)
     return _error_response(405, "method_not_allowed", f"{method} is not answered here.")
 
 
-def denied(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
+def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
     """The error response to a request without the token; None if it has the token."""
     if token is None:
         return _error_response(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
@@ -49,7 +49,7 @@ def denied(token: str | None, authorization: bytes) -> tuple[int, Status] | None
     return None
 
 
-def _drain(admission: Admission, body: bytes) -> tuple[int, Status]:
+def _answer_drain(admission: Admission, body: bytes) -> tuple[int, Status]:
     try:
         wanted: Any = json.loads(body or b"{}")["on"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -101,7 +101,7 @@ class Peers:
             self._server.close()
 
     async def _request_status(self, name: str, drain: bool | None) -> Status | None:
-        line = json.dumps({"drain": drain, "proof": self._proof(name, drain)}).encode() + b"\n"
+        line = json.dumps({"drain": drain, "proof": self._token_proof(name, drain)}).encode() + b"\n"
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(sock=_connect(name))
@@ -118,14 +118,14 @@ class Peers:
         try:
             request = json.loads(await asyncio.wait_for(reader.readline(), REPLY_TIMEOUT_S))
             drain = request["drain"]
-            if hmac.compare_digest(str(request["proof"]).encode(), self._proof(self._own, drain).encode()):
+            if hmac.compare_digest(str(request["proof"]).encode(), self._token_proof(self._own, drain).encode()):
                 writer.write(json.dumps(self._drain(drain)).encode() + b"\n")
         except (OSError, ValueError, KeyError, TypeError):  # not from a peer
             pass
         finally:
             writer.close()
 
-    def _proof(self, name: str, drain: bool | None) -> str:
+    def _token_proof(self, name: str, drain: bool | None) -> str:
         """Proves knowledge of the token without sending it, because any process could listen on a free name."""
         return hmac.new(self._token.encode(), f"{name} {json.dumps(drain)}".encode(), "sha256").hexdigest()
 

@@ -133,7 +133,7 @@ class Guard(AdmissionApp):
         state = getattr(self._server, "state", None)
         limits = limits_of_vllm(getattr(state, "vllm_config", None), getattr(state, "args", None))
         if not limits.known and (page := await self.call_server("GET", METRICS)) is not None:
-            limits = limits_of_metrics(page.decode("utf-8", "replace")).over(limits)
+            limits = limits_of_metrics(page.decode("utf-8", "replace")).completed_by(limits)
         self.admission.learn_engine(limits)
         if (summary := self.admission.summary()) == self._summary:
             return

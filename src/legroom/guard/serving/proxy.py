@@ -263,15 +263,15 @@ class Proxy(AdmissionApp):
         while True:
             is_known = False
             try:
-                is_known = await self.learn_once()
+                is_known = await self.learn_limits_once()
             except Exception as error:
                 log_bug(error)
             await asyncio.sleep(RELEARN_INTERVAL_S if is_known else RETRY_INTERVAL_S)
 
-    async def learn_once(self) -> bool:
+    async def learn_limits_once(self) -> bool:
         """Read the server's limits, and keep earlier ones that are missing now; returns whether its pool is known."""
         limits = await self._read_limits()
-        self._learnt = limits.over(self._learnt)
+        self._learnt = limits.completed_by(self._learnt)
         self.admission.learn_engine(self._learnt)
         reached = (self.admission.pool.limits, self.admission.limits.known)
         if reached != self._logged:
@@ -320,7 +320,7 @@ def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
     """Run the proxy until SIGTERM or SIGINT."""
     _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(options, ready))
+        return runner.run(_serve_until_stopped(options, ready))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -333,7 +333,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _serve(options: ProxyOptions, ready: Ready | None) -> int:
+async def _serve_until_stopped(options: ProxyOptions, ready: Ready | None) -> int:
     proxy, stop = Proxy(options), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -149,9 +149,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_used = False
         self.is_lost = False
         self._can_write = True
-        self._reset("", 0.0)
+        self._begin_exchange("", 0.0)
 
-    def _reset(self, method: str, now_s: float) -> None:
+    def _begin_exchange(self, method: str, now_s: float) -> None:
         self.method, self.sent_s = method, now_s
         self.unsent: memoryview[int] | None = None
         self.unsent_since_s = now_s
@@ -172,7 +172,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     async def exchange(self, method: str, head: bytes, body: bytes) -> None:
         """Send a request and wait for the status; then `status` or `failure` is set."""
-        self._reset(method, self._pool.clock())
+        self._begin_exchange(method, self._pool.clock())
         if len(body) < WRITE_BYTES:
             self.transport.write(head + body)
         else:
@@ -189,7 +189,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._waiter = self._pool.loop.create_future()
         return self._waiter
 
-    def _wake(self) -> None:
+    def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -206,7 +206,7 @@ class UpstreamConnection(asyncio.Protocol):
         """End the exchange without a (whole) response."""
         self.failure = self.failure or refusal
         self.transport.abort()
-        self._wake()
+        self._wake_reader()
 
     def finish(self) -> None:
         """Keep the connection for the next request if the response is complete, else close it."""
@@ -225,7 +225,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._can_write = True
-        self._wake()
+        self._wake_reader()
 
     def data_received(self, data: bytes) -> None:
         if not self.method:  # a response without a request
@@ -239,7 +239,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.fail(down(f"the server's answer is not HTTP ({error})"))
         is_waiting = self._waiter is not None and not self._waiter.done()
         if not (is_waiting and self.chunks and self.on_chunks is not None and self.on_chunks()):
-            self._wake()
+            self._wake_reader()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
@@ -248,7 +248,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.is_complete = True  # the end of the connection is the end of such a body
         elif self.failure is None:
             self.failure = down("the server closed the connection" if error is None else str(error))
-        self._wake()
+        self._wake_reader()
 
     # The parser's callbacks.
 

@@ -119,7 +119,7 @@ class EngineLimits:
             return self.full_request_blocks
         return min(plain, longest) + surplus
 
-    def over(self, other: EngineLimits) -> EngineLimits:
+    def completed_by(self, other: EngineLimits) -> EngineLimits:
         """These limits, with unknown ones taken from `other`."""
         missing = {name: getattr(other, name) for name in _FLAG_FIELDS if getattr(self, name) is None}
         if not self.known and other.known:
@@ -185,7 +185,7 @@ def limits_of_metrics(page: str) -> EngineLimits:
 def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
     blocks = _per_engine(_positive_int(row.get("num_gpu_blocks")), engines)
     size = _positive_int(row.get("effective_attention_block_size")) or _positive_int(row.get("block_size"))
-    full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
+    full, length = _full_length_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
     caching = _bool_or_none(row.get("enable_prefix_caching"))
     return EngineLimits(blocks, size, full, length, ranks=engines, prefix_caching=caching, source="the metrics page")
 
@@ -195,7 +195,7 @@ def _per_engine(blocks: int | None, engines: int) -> int | None:
     return blocks // engines if blocks else None
 
 
-def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
+def _full_length_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
     """Blocks of a full-length request and that length, from the reported concurrency and tokens (0.24+)."""
     try:
         most, size = float(concurrency), int(tokens)
@@ -214,7 +214,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     ranks = _num_engines(parallel)
     blocks = _per_engine(_positive_int(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _block_tokens(cache, parallel)
-    full, _ = _full_request(
+    full, _ = _full_length_request(
         blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
     )
     speculation = getattr(config, "speculative_config", None)

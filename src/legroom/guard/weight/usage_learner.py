@@ -326,14 +326,14 @@ class UsageLearner:
         known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._streams % SAMPLE_EVERY == 0:
             self._sampling = asyncio.get_running_loop().create_task(self._count_in_background(demand, request.body))
-            self._sampling.add_done_callback(self._on_sampled)
+            self._sampling.add_done_callback(self._on_counted)
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
         tokens = await self._count_tokens(demand, body)
         if tokens:
             self._observe_prompt(demand, tokens)
 
-    def _on_sampled(self, task: asyncio.Task[None]) -> None:
+    def _on_counted(self, task: asyncio.Task[None]) -> None:
         self._sampling = None
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it

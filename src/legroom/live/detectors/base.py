@@ -100,14 +100,15 @@ class Detector(ABC):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The condition in the last scrape; None where the server does not report what is needed."""
 
-    def _duration(self, given: Hold | str) -> Hold:
+    def _hold_of(self, given: Hold | str) -> Hold:
+        """The Hold of a threshold's name, or the given one."""
         duration = getattr(self.levels, given) if isinstance(given, str) else given
         return duration if isinstance(duration, Hold) else Hold(1, duration)
 
     @property
     def warm_up_s(self) -> float:
         """How long a server must be watched before no finding means no problem: rates are over a minute."""
-        return 60.0 + self._duration(self.begins_after).seconds
+        return 60.0 + self._hold_of(self.begins_after).seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
         """The finding while it lasts, with the numbers of the last bad scrape."""
@@ -132,8 +133,8 @@ class Detector(ABC):
         self._calm_since_s, self._calm_scrapes = None, 0
         self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
         self._bad_scrapes += 1
-        self.is_active = self.is_active or _passed(
-            self._duration(self.begins_after), self._bad_scrapes, now_s - self._bad_since_s
+        self.is_active = self.is_active or _has_held(
+            self._hold_of(self.begins_after), self._bad_scrapes, now_s - self._bad_since_s
         )
 
     def _count_calm(self, now_s: float) -> None:
@@ -142,7 +143,7 @@ class Detector(ABC):
             return
         self._calm_since_s = now_s if self._calm_since_s is None else self._calm_since_s
         self._calm_scrapes += 1
-        if _passed(self._duration(self.ends_after), self._calm_scrapes, now_s - self._calm_since_s):
+        if _has_held(self._hold_of(self.ends_after), self._calm_scrapes, now_s - self._calm_since_s):
             self.is_active = False
             self._reset_durations()
 
@@ -170,7 +171,7 @@ class Detector(ABC):
         )
 
 
-def _passed(hold: Hold, scrapes: int, seconds: float) -> bool:
+def _has_held(hold: Hold, scrapes: int, seconds: float) -> bool:
     # Scrapes may come a tenth of the duration early.
     return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 

@@ -21,8 +21,8 @@ class LongPromptBurst(Detector):
         if not window.is_answering or not window.steps:
             return None
         recent = window.recent(levels.long_prompt_over_s)
-        tokens, prompts = _prompts(recent)
-        if tokens is None or not _is_preceded(window, recent[0], levels.long_prompt_before_s):
+        tokens, prompts = _prompt_counts(recent)
+        if tokens is None or not _covers_seconds_before(window, recent[0], levels.long_prompt_before_s):
             return None
         mean = tokens / prompts if prompts else 0.0
         # A prompt is served by one engine.
@@ -30,7 +30,7 @@ class LongPromptBurst(Detector):
         is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
         if prompts < levels.long_prompt_least or not is_long:
             return GOOD
-        old_tokens, old_prompts = _prompts([step for step in window.steps if step.time_s < recent[0].time_s])
+        old_tokens, old_prompts = _prompt_counts([step for step in window.steps if step.time_s < recent[0].time_s])
         # The mean of fewer requests is noise.
         usual = (old_tokens or 0.0) / old_prompts if old_prompts >= 5.0 else None
         if usual is not None and mean < levels.long_prompt_times * usual:
@@ -45,7 +45,7 @@ class LongPromptBurst(Detector):
         return Condition(True, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
 
 
-def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
+def _covers_seconds_before(window: Window, first: WindowStep, seconds: float) -> bool:
     """Whether the steps before `first` cover this many seconds."""
     covered_s = 0.0
     for step in reversed(window.steps):
@@ -56,7 +56,7 @@ def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
     return False
 
 
-def _prompts(steps: list[WindowStep]) -> tuple[float | None, float]:
+def _prompt_counts(steps: list[WindowStep]) -> tuple[float | None, float]:
     """Prompt tokens and the number of prompts."""
     shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
     count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)

@@ -31,7 +31,7 @@ class ComparedFigure:
         return None if self.actual is None else self.low <= self.actual <= self.high
 
 
-def compare(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) -> tuple[ComparedFigure, ...]:
+def compare_with_plan(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) -> tuple[ComparedFigure, ...]:
     """The plan beside the engine whose pool deviates most; () where the plan has no pool."""
     tokens = _planned_tokens(plan)
     if tokens is None:

@@ -17,10 +17,12 @@ class PoolPressure(Detector):
         """The first engine with a full pool in the last step."""
         if not window.is_answering or not window.steps:
             return None
-        conditions = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
+        conditions = [
+            self._engine_condition(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None
+        ]
         return worst_condition(conditions)
 
-    def _engine(self, engine: EngineStep, window: Window) -> Condition:
+    def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
         use = engine.peak_kv_use
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0

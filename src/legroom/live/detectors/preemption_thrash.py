@@ -24,10 +24,10 @@ class PreemptionThrash(Detector):
             for engine in step.engines:
                 if engine.preemptions is not None:
                     by_engine.setdefault(engine.key, []).append(engine)
-        conditions = [self._engine(engine_steps, window) for engine_steps in by_engine.values()]
+        conditions = [self._engine_condition(engine_steps, window) for engine_steps in by_engine.values()]
         return worst_condition(conditions)
 
-    def _engine(self, steps: list[EngineStep], window: Window) -> Condition:
+    def _engine_condition(self, steps: list[EngineStep], window: Window) -> Condition:
         levels = self.levels
         preempted = sum(step.preemptions or 0.0 for step in steps)
         if preempted < levels.preemptions_least:

@@ -33,14 +33,14 @@ class StuckEngine(Detector):
         if last.total("running") is None or last.total("generation_tokens") is None:
             return None
         stuck = [
-            self._stuck(engine, window)
+            self._engine_condition(engine, window)
             for engine in last.engines
             if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress
         ]
         return min(stuck, key=lambda condition: condition.severity == "warning", default=GOOD)
 
-    def _stuck(self, engine: EngineStep, window: Window) -> Condition:
-        which, running, still_s = engine_label(engine.key, window), engine.running or 0.0, _still_s(window, engine.key)
+    def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
+        which, running, still_s = engine_label(engine.key, window), engine.running or 0.0, _idle_s(window, engine.key)
         reason = (
             f"{counted(running, 'request')} run{f' on {which}' if which else ''}, and for {still_s:.0f} s no token "
             "came and no other figure moved"
@@ -58,7 +58,7 @@ def _has_computed(window: Window, key: tuple[str, str]) -> bool:
     return any(engine.key == key and bool(engine.prompt_tokens or engine.generation_tokens) for engine in engines)
 
 
-def _still_s(window: Window, key: tuple[str, str]) -> float:
+def _idle_s(window: Window, key: tuple[str, str]) -> float:
     total = 0.0
     for step in reversed(window.steps):
         engine = next((candidate for candidate in step.engines if candidate.key == key), None)

@@ -31,10 +31,10 @@ from legroom.live.journal.journal_records import (
     Incident,
     JournalUnavailable,
     Note,
-    bring_up_to_date,
-    version_of,
+    migrate,
+    schema_version,
 )
-from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, values_of
+from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, stored_values
 from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
 
@@ -88,7 +88,7 @@ class Journal:
                 raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
             db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
-                _prepare(db, path)
+                _prepare_database(db, path)
             except BaseException:
                 db.close()
                 raise
@@ -116,8 +116,8 @@ class Journal:
         key: str | None = None,
     ) -> int:
         """Opens an incident and returns its id. A second call with the same `key` returns the first one's."""
-        values = (key, server, kind, masked(title), _json(detail), self._now(time_s))
-        with self._writing() as db:
+        values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
+        with self._write_transaction() as db:
             db.execute(
                 "INSERT OR IGNORE INTO incidents (key, server, kind, title, detail, opened_s) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
@@ -129,7 +129,7 @@ class Journal:
 
     def incident_id(self, key: str) -> int | None:
         """The id of the incident with this key."""
-        with self._reading() as db:
+        with self._read_transaction() as db:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
 
@@ -137,18 +137,18 @@ class Journal:
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
         """Adds a note to an incident."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute(
                 "INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)",
-                (incident_id, self._now(time_s), masked(text), _json(detail or {})),
+                (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {})),
             )
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
         """Closes an incident, unless it is closed already."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute(
                 "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL",
-                (self._now(time_s), masked(outcome), incident_id),
+                (self._given_or_now(time_s), masked(outcome), incident_id),
             )
 
     def incidents(
@@ -168,70 +168,72 @@ class Journal:
             f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE {' AND '.join(wanted)} "
             "ORDER BY opened_s DESC, id DESC LIMIT ?"
         )
-        with self._reading() as db:
+        with self._read_transaction() as db:
             rows = db.execute(query, (*values, -1 if limit is None else limit)).fetchall()
-        return tuple(_incident(row) for row in rows)
+        return tuple(_incident_of_row(row) for row in rows)
 
     def incident(self, incident_id: int) -> Incident | None:
-        with self._reading() as db:
+        with self._read_transaction() as db:
             row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
             if row is None:
                 return None
             notes = db.execute(
                 "SELECT time_s, text, detail FROM notes WHERE incident_id = ? ORDER BY id", (incident_id,)
             ).fetchall()
-            actions = self._actions("incident_id = ?", (incident_id,))
-        return _incident(row, tuple(Note(time_s, text, json.loads(detail)) for time_s, text, detail in notes), actions)
+            actions = self._select_actions("incident_id = ?", (incident_id,))
+        return _incident_of_row(
+            row, tuple(Note(time_s, text, json.loads(detail)) for time_s, text, detail in notes), actions
+        )
 
     # Actions
 
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
         """Records a planned action, before it begins, and returns its id."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             made = db.execute(
                 'INSERT INTO actions (incident_id, "group", name, state, begun_s, detail) VALUES (?, ?, ?, ?, ?, ?)',
-                (incident_id, group, name, PLANNED, self._now(None), _json(detail)),
+                (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail)),
             )
             return int(made.lastrowid or 0)
 
     def reach_stage(self, action_id: int, stage: str, detail: Mapping[str, Any] | None = None) -> None:
         """Records a stage of an action. The first one sets its state to `started`."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute("UPDATE actions SET state = ? WHERE id = ? AND state = ?", (STARTED, action_id, PLANNED))
             db.execute(
                 "INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)",
-                (action_id, self._now(None), stage, _json(detail or {})),
+                (action_id, self._given_or_now(None), stage, _to_json_text(detail or {})),
             )
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
         """Records an action's outcome. `done` may later become `undone`."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
-        with self._writing() as db:
+        with self._write_transaction() as db:
             row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
-            merged = {**(json.loads(row[0]) if row else {}), **_plain(detail or {})}
+            merged = {**(json.loads(row[0]) if row else {}), **_masked_detail(detail or {})}
             db.execute(
                 "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?",
-                (outcome, self._now(None), json.dumps(merged), action_id),
+                (outcome, self._given_or_now(None), json.dumps(merged), action_id),
             )
 
     def unfinished_actions(self) -> tuple[Action, ...]:
         """Actions without an outcome: legroom was killed during them."""
-        with self._reading():
-            return self._actions("state IN (?, ?)", UNFINISHED)
+        with self._read_transaction():
+            return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
         """Actions that began since then, oldest first."""
-        with self._reading():
+        with self._read_transaction():
             if group is None:
-                return self._actions("begun_s >= ?", (since_s,))
-            return self._actions('"group" = ? AND begun_s >= ?', (group, since_s))
+                return self._select_actions("begun_s >= ?", (since_s,))
+            return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
     def action(self, action_id: int) -> Action | None:
-        with self._reading():
-            return next(iter(self._actions("id = ?", (action_id,))), None)
+        with self._read_transaction():
+            return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
-    def _actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
+    def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []
@@ -246,8 +248,8 @@ class Journal:
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
         """Takes or prolongs the lease of a group; False while another holder has it."""
-        now_s = self._now(None)
-        with self._writing() as db:
+        now_s = self._given_or_now(None)
+        with self._write_transaction() as db:
             db.execute(
                 'INSERT INTO leases ("group", holder, until_s) VALUES (?, ?, ?) ON CONFLICT ("group") DO UPDATE SET '
                 "holder = excluded.holder, until_s = excluded.until_s WHERE holder = excluded.holder OR until_s <= ?",
@@ -258,18 +260,18 @@ class Journal:
 
     def release_lease(self, group: str, holder: str) -> None:
         """Releases the lease, if `holder` has it."""
-        with self._writing() as db:
+        with self._write_transaction() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
 
     # Samples
 
     def add_samples(self, samples: Iterable[Sample]) -> None:
         """Stores samples in one transaction."""
-        self.add_rows((sample.server, sample.time_s, values_of(sample)) for sample in samples)
+        self.add_rows((sample.server, sample.time_s, stored_values(sample)) for sample in samples)
 
     def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
         """Stores rows of server, time and the values of `samples.FIELDS`."""
-        with self._writing():
+        with self._write_transaction():
             self._samples.add(rows)
         self._samples.cache_ids()
 
@@ -277,38 +279,38 @@ class Journal:
         self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
     ) -> tuple[JournalPoint, ...]:
         """A server's samples between two times, rolled up where they would be more than `max_points`."""
-        with self._reading():
-            if version_of(self._db) < VERSION:  # an old journal on a disk that cannot be written
+        with self._read_transaction():
+            if schema_version(self._db) < VERSION:  # an old journal on a disk that cannot be written
                 return ()
-            return self._samples.points(server, since_s, self._now(until_s), max_points)
+            return self._samples.points(server, since_s, self._given_or_now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
         """All servers with samples."""
-        with self._reading():
+        with self._read_transaction():
             return tuple(self._samples.servers())
 
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
         """Rolls up samples and deletes what is past its retention."""
-        now_s, retention = self._now(now_s), retention or Retention()
+        now_s, retention = self._given_or_now(now_s), retention or Retention()
         for server_id in self._samples.servers().values():
-            with self._writing():  # one transaction a server: a writer of incidents never waits long
+            with self._write_transaction():  # one transaction a server: a writer of incidents never waits long
                 self._samples.roll_up(server_id, now_s)
                 self._samples.delete_old(server_id, now_s, retention)
-        with self._writing() as db:
+        with self._write_transaction() as db:
             _delete_incidents(db, now_s - retention.incidents_s)
         with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
 
-    def problems(self) -> tuple[str, ...]:
+    def integrity_problems(self) -> tuple[str, ...]:
         """The findings of SQLite's integrity check."""
-        with self._reading() as db:
+        with self._read_transaction() as db:
             lines = [str(row[0]) for row in db.execute("PRAGMA integrity_check")]
         return () if lines == ["ok"] else tuple(lines)
 
     # Transactions
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         with _translated_errors(self.path), self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -320,27 +322,27 @@ class Journal:
                 raise
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         with _translated_errors(self.path), self._lock:
             yield self._db
 
-    def _now(self, given_s: float | None) -> float:
+    def _given_or_now(self, given_s: float | None) -> float:
         return self._clock() if given_s is None else given_s
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    if version_of(db) == 0:
+def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
+    if schema_version(db) == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
-    version = version_of(db)
+    version = schema_version(db)
     if version > VERSION:
         raise JournalUnavailable(
             f"the journal {path} was written by a newer legroom (version {version} of its tables; "
             f"this one knows {VERSION})",
             "update legroom, or name another journal",
         )
-    bring_up_to_date(db)
+    migrate(db)
 
 
 @contextmanager
@@ -349,10 +351,10 @@ def _translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise JournalUnavailable(*_sentence(path, error)) from error
+        raise JournalUnavailable(*_error_and_hint(path, error)) from error
 
 
-def _sentence(path: Path, error: sqlite3.Error) -> tuple[str, str]:
+def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return f"the disk under the journal {path} is full", "make room; legroom goes on and writes when it can"
@@ -373,14 +375,14 @@ def _delete_incidents(db: sqlite3.Connection, before_s: float) -> None:
     db.execute("DELETE FROM incidents WHERE closed_s < ?", (before_s,))
 
 
-def _incident(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:
+def _incident_of_row(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:
     return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
 
 
-def _plain(detail: Mapping[str, Any]) -> dict[str, Any]:
+def _masked_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
     masked_detail: dict[str, Any] = masked(dict(detail))
     return masked_detail
 
 
-def _json(detail: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(detail), default=str)
+def _to_json_text(detail: Mapping[str, Any]) -> str:
+    return json.dumps(_masked_detail(detail), default=str)

@@ -72,7 +72,7 @@ class BufferedJournal:
     def maintain(self) -> None:
         """Rolls up and deletes old samples, if the journal can be written."""
         if self._flush() and self._open is not None:
-            self._attempt(lambda journal: journal.maintain())
+            self._try_write(lambda journal: journal.maintain())
 
     def close(self) -> None:
         """Makes a last attempt to write what is buffered."""
@@ -89,7 +89,7 @@ class BufferedJournal:
                 self.lost += 1
         if self._clock() < self._retry_s:
             return False
-        if self._open is None and not self._attempt(self._reopen):
+        if self._open is None and not self._try_write(self._reopen):
             return False
         while self._writes:
             if not self._write_or_drop(self._writes[0], 1):
@@ -109,13 +109,13 @@ class BufferedJournal:
     def _write_or_drop(self, write: Write, entries: int) -> bool:
         """False: to be tried again."""
         try:
-            return self._attempt(write)
+            return self._try_write(write)
         except Exception as error:  # a bug, which must not block the writes behind it
             self.lost += entries
             self.error_text = repr(error)
             return True
 
-    def _attempt(self, write: Callable[[Journal], object]) -> bool:
+    def _try_write(self, write: Callable[[Journal], object]) -> bool:
         try:
             write(self._open)  # type: ignore[arg-type]  # only `_reopen` is called without one
         except JournalUnavailable as error:
@@ -148,7 +148,7 @@ class JournalThread:
 
     async def call(self, call: Callable[[Journal], _Answer], /) -> _Answer:
         """The result of a call on the journal. Raises `JournalUnavailable`."""
-        return await self._run(lambda: call(self._journal.open_journal()))
+        return await self._run_in_thread(lambda: call(self._journal.open_journal()))
 
     def write(self, write: Write) -> None:
         """Queues a write."""
@@ -161,7 +161,7 @@ class JournalThread:
             self._executor.submit(self._journal.add_samples, samples).add_done_callback(_print_error)
 
     async def maintain(self) -> None:
-        await self._run(self._journal.maintain)
+        await self._run_in_thread(self._journal.maintain)
 
     def take_error(self) -> str | None:
         """The error of a dropped write since the last call."""
@@ -169,10 +169,10 @@ class JournalThread:
         return error_text
 
     async def close(self) -> None:
-        await self._run(self._journal.close)
+        await self._run_in_thread(self._journal.close)
         self._executor.shutdown()
 
-    async def _run(self, work: Callable[[], _Answer]) -> _Answer:
+    async def _run_in_thread(self, work: Callable[[], _Answer]) -> _Answer:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 

@@ -47,18 +47,18 @@ _STEPS = (
 VERSION = len(_STEPS)
 
 
-def version_of(db: sqlite3.Connection) -> int:
+def schema_version(db: sqlite3.Connection) -> int:
     """The schema version; 0 for an empty file."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def bring_up_to_date(db: sqlite3.Connection) -> None:
+def migrate(db: sqlite3.Connection) -> None:
     """Migrates the schema in one transaction."""
-    if version_of(db) >= VERSION:
+    if schema_version(db) >= VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        for step in _STEPS[version_of(db) :]:  # read again: another process may have been quicker
+        for step in _STEPS[schema_version(db) :]:  # read again: another process may have been quicker
             for statement in filter(str.strip, step.split(";")):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {VERSION}")

@@ -81,7 +81,7 @@ class JournalPoint(NamedTuple):
     """Preemptions since the point before."""
 
 
-def values_of(sample: Sample) -> tuple[float | None, ...]:
+def stored_values(sample: Sample) -> tuple[float | None, ...]:
     """The stored values in the order of FIELDS: sums over engines, and the KV use of the fullest engine."""
     own = {
         "kv_use": sample.kv_use_max,
@@ -104,7 +104,7 @@ class SampleStore:
         marks = ", ".join("?" * (2 + len(FIELDS)))
         self._db.executemany(
             f"INSERT OR REPLACE INTO samples VALUES ({marks})",
-            [(self._id(server), int(time_s * 1000), *values) for server, time_s, values in rows],
+            [(self._server_id(server), int(time_s * 1000), *values) for server, time_s, values in rows],
         )
 
     def servers(self) -> dict[str, int]:
@@ -123,12 +123,12 @@ class SampleStore:
         rows: list[Sequence[float | None]] = []
         end_ms = math.floor(until_s * 1000) + 1
         for step_s in steps_s[steps_s.index(finest_s) :]:
-            older = list(self._rows(server_id, step_s, math.ceil(since_s * 1000), end_ms))
+            older = list(self._sample_rows(server_id, step_s, math.ceil(since_s * 1000), end_ms))
             rows = older + rows
             end_ms = int(rows[0][1] or 0) - 1000 * step_s if rows else end_ms
-        return tuple(_points(rows))
+        return tuple(_points_of_rows(rows))
 
-    def _rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
+    def _sample_rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
         """Step, time and values. Samples that are not rolled up yet are rolled up here."""
         span = (server_id, since_ms, end_ms)
         if step_s == 0:
@@ -169,7 +169,7 @@ class SampleStore:
                 (server_id, step_s, int((now_s - kept_s) * 1000)),
             )
 
-    def _id(self, server: str) -> int:
+    def _server_id(self, server: str) -> int:
         if server not in self._ids:
             self._db.execute("INSERT OR IGNORE INTO servers (name) VALUES (?)", (server,))
             # Not cached before `cache_ids`: the transaction may yet be rolled back.
@@ -182,7 +182,7 @@ class SampleStore:
             self._ids = self.servers()
 
 
-def _points(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
+def _points_of_rows(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
     before: float | None = None
     for step_s, time_ms, *values in rows:
         total = values[_PREEMPTIONS]

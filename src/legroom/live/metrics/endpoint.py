@@ -47,7 +47,7 @@ def endpoint(
 ) -> Endpoint:
     """The endpoint of `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ..."""
     given = address.strip()
-    parts = _split(given if "://" in given else f"http://{given}")
+    parts = _split_url(given if "://" in given else f"http://{given}")
     all_headers = dict(headers or {})
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -57,7 +57,7 @@ def endpoint(
     path = parts.path.rstrip("/")
     if not path.endswith(METRICS_PATH):
         path = path.removesuffix("/v1") + METRICS_PATH
-    url = urlunsplit((parts.scheme, _host(parts), path, "", ""))
+    url = urlunsplit((parts.scheme, _bracketed_host(parts), path, "", ""))
     return Endpoint(url, all_headers, verify_tls, ca_file, parts.query)
 
 
@@ -65,7 +65,7 @@ def masked_url(address: str) -> str:
     """An address without user, password and query."""
     try:
         parts = urlsplit(address.strip())
-        host = _host(parts)
+        host = _bracketed_host(parts)
     except ValueError:
         return "[an address that cannot be read]"
     query = "[masked]" if parts.query else ""
@@ -97,7 +97,7 @@ def is_loopback_host(host: str) -> bool:
         return host == "localhost"
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -110,7 +110,7 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _host(parts: SplitResult) -> str:
+def _bracketed_host(parts: SplitResult) -> str:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return f"{host}:{parts.port}" if parts.port is not None else host

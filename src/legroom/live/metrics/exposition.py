@@ -91,7 +91,7 @@ def slots_by_name() -> dict[str, Slot]:
     for role in (*VALUE_ROLES, *LABELLED_ROLES, *HISTOGRAMS):
         field, part = VALUE_ROLES.get(role, role), LABELLED_ROLES.get(role, "value")
         for rank, series in enumerate(metrics.names_of(role)):
-            for name in _spellings(series):
+            for name in _series_spellings(series):
                 if role in HISTOGRAMS:
                     slots |= {f"{name}_{part}": Slot(field, rank, part) for part in ("bucket", "sum", "count")}
                 else:
@@ -104,7 +104,7 @@ def _slots_by_bytes() -> dict[bytes, Slot]:
     return {name.encode(): slot for name, slot in slots_by_name().items()}
 
 
-def _spellings(series: str) -> Iterator[str]:
+def _series_spellings(series: str) -> Iterator[str]:
     bare = series.removeprefix("vllm:")
     for prefix in _PREFIXES:
         yield prefix + bare
@@ -369,13 +369,13 @@ def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str,
         return {}
     # Each row of a server's data-parallel engines names the blocks of all of them together (0.9+).
     engines = sum(_without_engine(row) == _without_engine(config) for row in configs)
-    blocks, size = _number(config.get("num_gpu_blocks")), _number(config.get("block_size"))
-    tokens = _number(config.get("kv_cache_size_tokens"))  # of one engine, unlike the blocks
+    blocks, size = _parse_number(config.get("num_gpu_blocks")), _parse_number(config.get("block_size"))
+    tokens = _parse_number(config.get("kv_cache_size_tokens"))  # of one engine, unlike the blocks
     return {
         "num_blocks": int(blocks) // engines if blocks else None,
         "block_size": int(size) if size else None,
         "size_tokens": int(tokens) if tokens else None,
-        "max_concurrency": _number(config.get("kv_cache_max_concurrency")),
+        "max_concurrency": _parse_number(config.get("kv_cache_max_concurrency")),
         "prefix_caching": {"True": True, "False": False}.get(config.get("enable_prefix_caching", "")),
     }
 
@@ -384,7 +384,7 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in config.items() if name != "engine"}
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         value = float(text or "nan")
     except ValueError:

@@ -32,10 +32,10 @@ class Pod:
         scheme = self.annotations.get(_SCHEME_NOTE, "http")
         path = self.annotations.get(_PATH_NOTE, "/metrics")
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return Endpoint(f"{scheme}://{host}:{self._port}/{path.lstrip('/')}")
+        return Endpoint(f"{scheme}://{host}:{self._metrics_port}/{path.lstrip('/')}")
 
     @property
-    def _port(self) -> int:
+    def _metrics_port(self) -> int:
         noted = self.annotations.get(_PORT_NOTE, "")
         if noted.isdecimal():
             return int(noted)
@@ -51,9 +51,9 @@ class KubernetesPods:
     """Pods of this process's own cluster, or of the kubeconfig's."""
 
     def __init__(self, context: str | None = None, api: Any = None) -> None:
-        self._api = api if api is not None else _connected(context)
+        self._api = api if api is not None else _api_client(context)
 
-    def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
+    def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
         """Running pods with an address."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
@@ -73,10 +73,10 @@ class KubernetesPods:
             raise LegroomError(
                 f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
             ) from error
-        return [pod for item in listed.items if (pod := _pod(item)) is not None]
+        return [pod for item in listed.items if (pod := _running_pod(item)) is not None]
 
 
-def _connected(context: str | None) -> Any:
+def _api_client(context: str | None) -> Any:
     try:
         client: Any = import_module("kubernetes.client")
         config: Any = import_module("kubernetes.config")
@@ -95,7 +95,7 @@ def _connected(context: str | None) -> Any:
     return client.CoreV1Api()
 
 
-def _pod(item: Any) -> Pod | None:
+def _running_pod(item: Any) -> Pod | None:
     """A running pod with an address; None for any other, or one being deleted."""
     status, meta = item.status, item.metadata
     if status.phase != "Running" or not status.pod_ip or meta.deletion_timestamp is not None:
@@ -108,8 +108,8 @@ def _pod(item: Any) -> Pod | None:
     return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
 
 
-def discovered(pods: KubernetesPods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
+def discovered_endpoints(pods: KubernetesPods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
     """The metrics endpoint of each selected pod by `namespace/name`."""
     if not selector.strip():
         raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")
-    return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running(selector, namespace)}
+    return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running_pods(selector, namespace)}

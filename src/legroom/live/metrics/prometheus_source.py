@@ -116,18 +116,20 @@ class PrometheusSource:
     def queries(self) -> tuple[str, str, str]:
         """The queries for values, scrape times and `up`."""
         return (
-            self._values_of(self._matchers),
-            f"timestamp({_selector(_timed_names(), self._matchers)})",
+            self._values_query(self._matchers),
+            f"timestamp({_selector(_timestamped_series(), self._matchers)})",
             f"up{{{self._matchers}}}" if self._matchers else "up",
         )
 
-    def _values_of(self, matchers: str) -> str:
+    def _values_query(self, matchers: str) -> str:
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
         names += [name for name in SERVER_SERIES if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
-        memory, of_vllm = (_selector(name, matchers) for name in ("process_resident_memory_bytes", _timed_names()))
+        memory, of_vllm = (
+            _selector(name, matchers) for name in ("process_resident_memory_bytes", _timestamped_series())
+        )
         return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(
@@ -140,14 +142,14 @@ class PrometheusSource:
         form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
             return await self._poll_in_turns(session, form, time_s, timeout_s)
-        (values, _), (times, _), (up, _) = await self._answers(session, form, self.queries(), timeout_s)
+        (values, _), (times, _), (up, _) = await self._post_queries(session, form, self.queries(), timeout_s)
         with _gc_paused():
-            return self._read(values, times, up, time_s)
+            return self._results_of_rows(values, times, up, time_s)
 
     async def _poll_in_turns(
         self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float, timeout_s: float
     ) -> list[ScrapeResult]:
-        (times, evaluated_s), (up, _) = await self._answers(session, form, self.queries()[1:], timeout_s)
+        (times, evaluated_s), (up, _) = await self._post_queries(session, form, self.queries()[1:], timeout_s)
         scraped = _scrape_times(times)
         turn = self._due_servers(scraped, time_s)
         if evaluated_s is not None:
@@ -158,7 +160,7 @@ class PrometheusSource:
             samples = self._take_samples(turn, series, len(scraped))
             return samples + self._missing_servers(scraped, _up_by_server(up), time_s)
 
-    async def _answers(
+    async def _post_queries(
         self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
         return await _gather(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
@@ -178,7 +180,7 @@ class PrometheusSource:
         async def part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
-                rows, _ = await self._post_query(session, form | {"query": self._values_of(matchers)}, timeout_s)
+                rows, _ = await self._post_query(session, form | {"query": self._values_query(matchers)}, timeout_s)
             with _gc_paused():
                 return _series_by_server(rows)
 
@@ -187,7 +189,7 @@ class PrometheusSource:
             series |= answered
         return series
 
-    def _read(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
+    def _results_of_rows(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
         series, scraped = _series_by_server(values), _scrape_times(times)
         turn = self._due_servers({server: scraped.get(server, time_s) for server in series}, time_s)
         return self._take_samples(turn, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
@@ -242,7 +244,7 @@ class PrometheusSource:
         for server in [known for known in self._last_s if known not in present]:
             polls = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
             if polls > _FORGET_AFTER_POLLS:
-                self._forget(server)
+                self._forget_server(server)
                 continue
             if server in self._targets and server not in is_up:
                 continue
@@ -255,7 +257,7 @@ class PrometheusSource:
             failures.append(ScrapeFailure(time_s, server, "unreachable", f"{server}: {why}"))
         return failures
 
-    def _forget(self, server: str) -> None:
+    def _forget_server(self, server: str) -> None:
         self._targets.discard(server)
         for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
             kept.pop(server, None)
@@ -322,7 +324,7 @@ def _up_by_server(up: _Rows) -> dict[str, bool]:
     return is_up
 
 
-def _timed_names() -> str:
+def _timestamped_series() -> str:
     return "|".join(metrics.names_of(_TIMED_BY))
 
 

@@ -142,7 +142,7 @@ class EngineSample:
         return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None
 
 
-def _sum(values: list[float | None]) -> float | None:
+def _sum_known(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -178,7 +178,7 @@ class Sample:
 
     def total(self, field: str) -> float | None:
         """The sum of an engine field over all engines; None where no engine shows it."""
-        return _sum([getattr(engine, field) for engine in self.engines])
+        return _sum_known([getattr(engine, field) for engine in self.engines])
 
     @property
     def running(self) -> float | None:

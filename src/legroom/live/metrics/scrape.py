@@ -81,7 +81,7 @@ async def fetch(
             data=form,
             headers=target.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ssl=tls_of(target.verify_tls, target.ca_file),
+            ssl=ssl_argument(target.verify_tls, target.ca_file),
             # A redirect could send the credentials elsewhere.
             allow_redirects=False,
         ) as response:
@@ -138,16 +138,16 @@ def _tls_reason(error: Exception) -> str:
 _contexts: Memo[ssl.SSLContext | bool] = Memo(64)
 
 
-def tls_of(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
+def ssl_argument(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
     """aiohttp's `ssl` argument. Contexts are cached, because making one reads the whole CA store."""
     if not verify_tls:
         return False
     if ca_file is None:
         return True
-    return _contexts.get((), (ca_file,), lambda: _context(ca_file))
+    return _contexts.get((), (ca_file,), lambda: _ssl_context(ca_file))
 
 
-def _context(ca_file: str) -> ssl.SSLContext:
+def _ssl_context(ca_file: str) -> ssl.SSLContext:
     import ssl  # only for https
 
     try:

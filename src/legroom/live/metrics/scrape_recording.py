@@ -29,7 +29,7 @@ from legroom.live.metrics.exposition import SERVER_SERIES, VALUE_ROLES, NotMetri
 from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 
 
-def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
+def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
     """The series and values of a sample."""
     pools = Counter((engine.model, *_pool_labels(engine).items()) for engine in sample.engines)
     for engine in sample.engines:
@@ -47,17 +47,17 @@ def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def _quoted(text: str) -> str:
+def _quoted_label(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _series_name(role: str, base: str, **extra: str) -> str:
-    more = "".join(f",{name}={_quoted(value)}" for name, value in extra.items())
+    more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra.items())
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 
 
 def _base_labels(engine: EngineSample) -> str:
-    return f"engine={_quoted(engine.engine)},model_name={_quoted(engine.model)}"
+    return f"engine={_quoted_label(engine.engine)},model_name={_quoted_label(engine.model)}"
 
 
 def _engine_series(engine: EngineSample) -> Iterator[tuple[str, float]]:
@@ -108,14 +108,14 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = _open(path, "w")
+        self._file = _open_text(path, "w")
         self._numbers: dict[str, int] = {}
         self._last: dict[str, dict[int, float]] = {}
         self._written: dict[str, int] = {}
         self._scrapes = 0
-        self._write(_HEADER)
+        self._write_line(_HEADER)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write_line(self, line: dict[str, Any]) -> None:
         with self._write_errors():
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
@@ -132,7 +132,7 @@ class Recorder:
             line["fail"] = [result.kind, result.message]
         else:
             line |= self._changed_values(result)
-        self._write(line)
+        self._write_line(line)
         self._scrapes += 1
         # A kill loses two minutes of one server.
         if self._scrapes % 24 == 0:
@@ -142,7 +142,7 @@ class Recorder:
     def _changed_values(self, sample: Sample) -> dict[str, Any]:
         new: list[str] = []
         values: dict[int, float] = {}
-        for series, value in rendered(sample):
+        for series, value in sample_series(sample):
             number = self._numbers.get(series)
             if number is None:
                 number = self._numbers[series] = len(self._numbers)
@@ -180,7 +180,7 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
     """The scrape results of a recording. A truncated last line is ignored."""
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
-    lines = _lines(path)
+    lines = _readable_lines(path)
     header = _parsed_line(next(lines, ""))
     if header is None or header.get("legroom") != "recording":
         hint = "make one with: legroom watch URL --record FILE"
@@ -225,7 +225,7 @@ def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str,
     return replace(sample, memory_used_bytes=int(entry["m"])) if "m" in entry else sample
 
 
-def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
+def _open_text(path: Path, mode: Literal["r", "w"]) -> IO[str]:
     try:
         if path.suffix == ".gz":
             return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
@@ -238,9 +238,9 @@ def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
         raise LegroomError(f"could not open {path}: {error.strerror}", "is the path right?") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _readable_lines(path: Path) -> Iterator[str]:
     """The lines of a file that may be truncated, or compressed otherwise than its name says."""
-    with _open(path, "r") as file:
+    with _open_text(path, "r") as file:
         try:
             yield from file
         except EOFError:

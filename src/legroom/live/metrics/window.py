@@ -125,7 +125,8 @@ class MemoryPoint:
     api_server_rss_bytes: int | None = None
 
 
-def _grown(new: float | None, old: float | None, restarted: bool) -> float | None:
+def _increase(new: float | None, old: float | None, restarted: bool) -> float | None:
+    """The increase of a counter between two samples; its value after a restart."""
     if new is None:
         return None
     if restarted:
@@ -139,7 +140,7 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
     values: dict[str, Any] = {name: getattr(new, name) for name in EngineSample.__dataclass_fields__}
     # One object for equal names: a fleet's steps would hold as many copies.
     values |= {"model": sys.intern(new.model), "engine": sys.intern(new.engine)}
-    values |= {name: _grown(values[name], getattr(old, name), restarted) for name in COUNTERS}
+    values |= {name: _increase(values[name], getattr(old, name), restarted) for name in COUNTERS}
     for name in HISTOGRAMS:
         histogram: Histogram | None = values[name]
         since = histogram if restarted or histogram is None else histogram.since(getattr(old, name))
@@ -188,7 +189,7 @@ class Window:
         if isinstance(result, ScrapeFailure):
             self.failures.append(result)
             return
-        step = self._step(result)
+        step = self._step_to(result)
         if step is None:
             self.steps.clear()
         else:
@@ -209,12 +210,13 @@ class Window:
         if self.latest is not None:
             self.latest = replace(self.latest, time_s=result.time_s)
 
-    def _step(self, sample: Sample) -> WindowStep | None:
+    def _step_to(self, sample: Sample) -> WindowStep | None:
+        """The step from the last sample to this one; None where they are too far apart."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
             return None
         seconds = sample.time_s - before.time_s
-        if not SHORTEST_STEP_S <= seconds <= self._longest_s:
+        if not SHORTEST_STEP_S <= seconds <= self._max_step_s:
             return None
         old = {engine.key: engine for engine in before.engines}
         pairs = ((engine, old.get(engine.key)) for engine in sample.engines)
@@ -224,7 +226,7 @@ class Window:
         return WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
 
     @property
-    def _longest_s(self) -> float:
+    def _max_step_s(self) -> float:
         """The longest gap between samples that still makes a step."""
         usual = self.interval_s
         if usual is None:

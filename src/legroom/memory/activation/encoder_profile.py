@@ -193,23 +193,31 @@ class EncoderBatch:
         return self.count * self.item.patches
 
 
-@cached(PROFILE_RUN)
-def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> EncoderProfile | None:
-    """The encoder run with the largest items that fit the encoder budget; None where vLLM profiles no encoder."""
+def encoder_batch(model: Model, settings: EngineSettings) -> EncoderBatch | None:
+    """The batch of the largest items that vLLM profiles the encoder with; None where it profiles none."""
     if not model.modalities or not _is_profiled(model, settings):
         return None
     items = profiled_items(model.modalities, settings)
     if not items:
         return None
-    width = dtype_bytes(settings.dtype)
+    largest = max(items, key=lambda item: (item.tokens, item.kind))
+    count = items_per_batch(largest, encoder_budget(items, settings), settings)
+    if replicates_encoders(settings.given):
+        return EncoderBatch(largest, cdiv(count, settings.tensor_parallel_size), 1)
+    return EncoderBatch(largest, count, settings.tensor_parallel_size)
+
+
+@cached(PROFILE_RUN)
+def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> EncoderProfile | None:
+    """The encoder run with the largest items that fit the encoder budget; None where vLLM profiles no encoder."""
+    batch = encoder_batch(model, settings)
+    if batch is None:
+        return None
+    items, width = profiled_items(model.modalities, settings), dtype_bytes(settings.dtype)
     if settings.engine == "V0":
         return _v0_profile(items, model, settings, width)
-    largest = max(items, key=lambda item: (item.tokens, item.kind))
-    budget = encoder_budget(items, settings)
+    largest, budget = batch.item, encoder_budget(items, settings)
     count = items_per_batch(largest, budget, settings)
-    batch = EncoderBatch(largest, count, settings.tensor_parallel_size)
-    if replicates_encoders(settings.given):
-        batch = EncoderBatch(largest, cdiv(count, settings.tensor_parallel_size), 1)
     rows = _kept_rows(largest, budget, settings)
     padded = rows != largest.outputs
     handed = largest.tower.feature_levels * model.hidden_size

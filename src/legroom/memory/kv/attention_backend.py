@@ -8,10 +8,11 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import LatentAttention, Model, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import cdiv
-from legroom.vllm.args import EngineSettings
-from legroom.vllm.traits import masks_images
+from legroom.vllm.args import EngineSettings, named_backend
+from legroom.vllm.traits import has_state, masks_images
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's CacheConfig.DEFAULT_BLOCK_SIZE."""
@@ -38,13 +39,28 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
     composite = gpu.compute_capability[0] == 10 and release.at_least("0.32.0")
     if composite and masks_images(settings.given, model, release):
         return Backend("TRITON_FLASHINFER", 16, 64)
-    return Backend("FLASH_ATTN", 16, DEFAULT_BLOCK_SIZE)
+    page = _flash_attention_page(model, settings, gpu, release)
+    return Backend("FLASH_ATTN", page, page)
+
+
+def _flash_attention_page(model: Model, settings: EngineSettings, gpu: Gpu, release: Release) -> int:
+    """FlashAttention 4's kernels for wide heads take one page size (0.32+)."""
+    if release.before("0.32.0"):
+        return DEFAULT_BLOCK_SIZE
+    named, major = named_backend(settings.given, release), gpu.compute_capability[0]
+    heads = max((mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.layers)), default=0)
+    if major == 9 and heads == 512 and settings.kv_cache_dtype in ("fp8", "fp8_e4m3") and named in ("", "FLASH_ATTN"):
+        return 64
+    softcap = model.config.get("attn_logit_softcapping")
+    plain = settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and settings.decode_context_parallel_size == 1
+    wide = heads == 256 and plain and not softcap and not masks_images(settings.given, model, release)
+    return 128 if major == 10 and wide and named == "FLASH_ATTN" else DEFAULT_BLOCK_SIZE
 
 
 def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, release: Release) -> Backend:
     major = gpu.compute_capability[0]
     quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4"))
-    named = (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
+    named = named_backend(settings.given, release)
     if mixer.compress_ratio or mixer.window is not None:
         return Backend("DEEPSEEK_SPARSE_SWA", 32, 256)
     if mixer.index_heads or mixer.index_head_dim:
@@ -79,11 +95,20 @@ def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu
     backend = attention_backend(model, settings, gpu)
     release = known_release(settings.release)
     given = settings.block_size
+    if keeps_boundary_layers(model, settings) and release.at_least("0.25.0"):
+        # A block of the packed layers covers a kernel block of those in the model's dtype (not in 0.22.1, in 0.25.1).
+        step = max(backend.smallest_block, given or backend.preferred_block)
+        return step * cdiv(backend.smallest_block * dtype_bytes(settings.dtype), step)
     if given is None:
         return backend.preferred_block
     overruled = release.before("0.18.0") and backend.preferred_block != DEFAULT_BLOCK_SIZE
     multiple = release.at_least("0.12.0") and given % backend.preferred_block == 0
     return backend.preferred_block if overruled and not multiple else given
+
+
+def keeps_boundary_layers(model: Model, settings: EngineSettings) -> bool:
+    """Whether the first and last two layers keep the model's dtype: TurboQuant's, except in hybrid models."""
+    return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not has_state(model)
 
 
 def state_cache_mode(model: Model, settings: EngineSettings) -> str:
@@ -96,7 +121,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
     if release.before("0.15.0"):
         return "all" if keeps_all else "none"
     given = settings.given.mamba_cache_mode
-    if given == "align" or not keeps_all:
+    if given == "align" or not keeps_all or (given != "all" and release.at_least("0.28.0")):
         return "align"
     if release.at_least("0.20.0") and settings.num_speculative_tokens and given != "all":
         return "align"

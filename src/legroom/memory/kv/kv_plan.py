@@ -144,10 +144,11 @@ def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int
 
 
 def _block_size(shape: KvShape, length: int) -> int:
-    """The block size, which is a whole request where every layer keeps a recurrent state (0.20+)."""
-    groups = shape.stages[0].groups
-    whole = groups and all(group.block_size == WHOLE_REQUEST for group in groups)
-    return length if whole and shape.release.at_least("0.20.0") else shape.block_size
+    """The smallest block of the groups (0.18+): a whole request where every layer keeps a recurrent state (0.20+)."""
+    smallest = min((group.block_size for group in shape.stages[0].groups), default=shape.block_size)
+    if shape.release.before("0.18.0") or (smallest == WHOLE_REQUEST and shape.release.before("0.20.0")):
+        return shape.block_size
+    return length if smallest == WHOLE_REQUEST else smallest
 
 
 def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
@@ -232,5 +233,5 @@ def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Fai
 def _without_blocks(shape: KvShape, settings: EngineSettings) -> KvPlan:
     """The plan of a model without KV cache, or of one whose caches the release cannot mix."""
     text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
-    failure = None if shape.is_empty else Failure("block_size_rule", text, 0, 0)
+    failure = None if shape.is_empty else Failure("unsupported_kv_cache", text, 0, 0)
     return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())

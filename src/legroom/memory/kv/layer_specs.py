@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import dtype_bytes, head_token_bytes, latent_token_bytes
-from legroom.memory.kv.attention_backend import aligned_block_size, block_size_before_alignment, state_cache_mode
+from legroom.memory.kv.attention_backend import (
+    aligned_block_size,
+    block_size_before_alignment,
+    keeps_boundary_layers,
+    state_cache_mode,
+)
 from legroom.memory.kv.specs import (
     CacheSpec,
     ChunkedLocalSpec,
@@ -42,26 +49,34 @@ class _Deployment:
     state_mode: str
     state_padding: int | None
 
-    @property
-    def kv_cache_dtype(self) -> str:
-        """V1's Falcon layers ignore --kv-cache-dtype and keep the model's own precision."""
-        ignored = self.model.architecture == "FalconForCausalLM" and self.settings.engine == "V1"
-        return "auto" if ignored else self.settings.kv_cache_dtype
+    kv_cache_dtype: str
 
 
 def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> dict[str, CacheSpec]:
     """The spec of every layer of one stage by layer name, in the model's order; draft layers come last."""
     deployment = _deployment(model, settings, gpu)
     specs: dict[str, CacheSpec] = {}
+    boundary = _boundary_layers(model, settings)
+    unpacked = replace(deployment, kv_cache_dtype="auto")
     for index in stage_range(len(model.layers), settings, pp_rank):
         layer = model.layers[index]
         for position, mixer in enumerate((layer.mixer, *layer.also)):
             if mixer is not None:
-                specs.update(_layer_specs(mixer, f"{index}.{position}", deployment))
+                own = unpacked if index in boundary else deployment
+                specs.update(_layer_specs(mixer, f"{index}.{position}", own))
     if pp_rank == settings.pipeline_parallel_size - 1:
         for index, mixer in enumerate(draft_mixers(model, settings)):
             specs.update(_layer_specs(mixer, f"{DRAFT}{index}", deployment))
     return specs
+
+
+def _boundary_layers(model: Model, settings: EngineSettings) -> frozenset[int]:
+    """The layers that a packed KV cache leaves in the model's dtype."""
+    if not keeps_boundary_layers(model, settings):
+        return frozenset()
+    last = len(model.layers)
+    number = min(2, last // 2)
+    return frozenset((*range(number), *range(last - number, last)))
 
 
 def block_size(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -98,7 +113,11 @@ def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment
         largest = max(_state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
         size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
         padding = size * token_bytes if release.at_least("0.10.0") else None
-    return _Deployment(model, settings, release, size, batches * settings.max_num_batched_tokens, mode, padding)
+    # V1's Falcon layers ignore --kv-cache-dtype and keep the model's own precision.
+    ignored = model.architecture == "FalconForCausalLM" and settings.engine == "V1"
+    dtype = "auto" if ignored else settings.kv_cache_dtype
+    in_flight = batches * settings.max_num_batched_tokens
+    return _Deployment(model, settings, release, size, in_flight, mode, padding, dtype)
 
 
 def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:

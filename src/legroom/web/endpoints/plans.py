@@ -36,14 +36,14 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
             "meaning": part.meaning,
             "bytes": part.figure.bytes,
             "kind": certainty(part.figure),
-            "lines": [_line(term.label, human_bytes(term.bytes), term.how) for term in part.figure.terms],
+            "lines": [_math_line(term.label, human_bytes(term.bytes), term.how) for term in part.figure.terms],
         }
         for part in parts(planned.layout)
         if part.figure is not None
     ]
     kv = planned.memory.kv
     if kv.token_terms and kv.bytes_per_token:
-        lines = [_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
+        lines = [_math_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
         terms.append(
             {
                 "part": "bytes_per_token",
@@ -57,7 +57,7 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
     return {"terms": terms}
 
 
-def _line(label: str, amount: str, how: str) -> str:
+def _math_line(label: str, amount: str, how: str) -> str:
     return f"{label}: {amount} ({how})" if how else f"{label}: {amount}"
 
 

@@ -33,8 +33,8 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
         unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
         if unread is not None:
             raise LegroomError(f"the text {unread.reason}", unread.hint)
-        return {"servers": [_server(deployment_from_command(text))]}
-    return {"servers": [_server(deployment_of(server)) for server in servers]}
+        return {"servers": [_server_document(deployment_from_command(text))]}
+    return {"servers": [_server_document(deployment_of(server)) for server in servers]}
 
 
 def lint(request: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def lint(request: dict[str, Any]) -> dict[str, Any]:
     return report_json(lint_texts([(file["path"], file["text"]) for file in request["files"]], options))
 
 
-def _server(deployment: Deployment) -> dict[str, Any]:
+def _server_document(deployment: Deployment) -> dict[str, Any]:
     from legroom.vllm.command_line import command, without_secrets
 
     place = deployment.place
@@ -59,7 +59,7 @@ def _server(deployment: Deployment) -> dict[str, Any]:
         "vllm": deployment.release.version,
         "vllm_named": deployment.release_hint is not None,
         "gpus": deployment.gpu_count,
-        "flags": _flags(deployment),
+        "flags": _given_flags(deployment),
         "env": dict(deployment.args.env),
         "command": list(without_secrets(command(deployment.args, deployment.release))),
         "place": f"line {place.line}" if place else "",
@@ -69,7 +69,7 @@ def _server(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _flags(deployment: Deployment) -> dict[str, Any]:
+def _given_flags(deployment: Deployment) -> dict[str, Any]:
     """The given flags by vLLM's Python names, without keys and tokens."""
     from legroom.masking import is_secret
     from legroom.vllm.command_line import command_parts
@@ -116,13 +116,14 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
     earlier = request.get("earlier")
     report = fragment_report(
-        _snapshot(request["file"], "the file"), earlier=_snapshot(earlier, "the earlier file") if earlier else None
+        _decode_snapshot(request["file"], "the file"),
+        earlier=_decode_snapshot(earlier, "the earlier file") if earlier else None,
     )
     words = {"headline": headline(report), "advice": advice_of(report)}
     return {**report.to_json(), **words, "svg": fragments_svg(report)}
 
 
-def _snapshot(encoded: str, name: str) -> AllocatorReading:
+def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
     from legroom.fragments.fragment_sources import read_content
 
     try:

@@ -24,7 +24,7 @@ def bytecode(source: bytes, name: str) -> bytes:
     return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))  # type: ignore[attr-defined]
 
 
-def loaded_names() -> set[str]:
+def loaded_module_names() -> set[str]:
     files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
     return {name for name in files if name.endswith((".py", ".pyc"))}
 
@@ -44,7 +44,7 @@ def compile_stdlib(loaded: set[str]) -> None:
     Path(STDLIB).write_bytes(target.getvalue())
 
 
-def compile_own(loaded: set[str]) -> None:
+def compile_packages(loaded: set[str]) -> None:
     used = {name.removeprefix(SITE) for name in loaded if name.startswith(SITE)}
     target = io.BytesIO()
     with tarfile.open(OWN) as old, tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as new:
@@ -68,6 +68,6 @@ from legroom.web.endpoints import call  # noqa: E402 - from what was just unpack
 
 for name, request in FIRST_CALLS:
     call(name, json.dumps(request))
-loaded_files = loaded_names()
+loaded_files = loaded_module_names()
 compile_stdlib(loaded_files)
-compile_own(loaded_files)
+compile_packages(loaded_files)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.exports.deploy.cluster.pod import metadata
 from legroom.exports.deploy.cluster.pod_groups import group_name
 from legroom.exports.deploy.yaml_text import Commented, manifest
-from legroom.exports.prometheus.measures import Measures, grouped
+from legroom.exports.prometheus.measures import Measures, in_parens
 from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
 
 if TYPE_CHECKING:
@@ -20,34 +20,36 @@ _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 """Metric names of the adapter; Kubernetes allows no colon."""
 
 
-def policy_of(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
+def server_scaling_policy(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
     """The scaling thresholds of the plan and the start time. Pods with their own volume download at every start."""
     start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
 
 
-def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
-    yield f"How it scales: {policy_of(server, settings).sentence()}"
+def scaling_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
+    yield f"How it scales: {server_scaling_policy(server, settings).sentence()}"
     tried = f"legroom simulate TRACE --model {server.model} --autoscale {settings.most_replicas}"
     yield f"Try it on a trace of your own: {tried}"
     if settings.scaler == "hpa":
         yield f"Its metrics come from prometheus-adapter: helm values in {server.name}-adapter-values.yaml."
 
 
-def queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str]:
+def scaling_queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str]:
     """The queries of waiting requests and KV use, summed over replicas; the scaler divides by their number."""
     where = [f'model_name="{server.served_name}"']
     if settings.namespace:
         where.append(f'namespace="{settings.namespace}"')
     measures = Measures(server.release, ", ".join(where), "by (namespace, pod, instance)")
     waiting, use = measures.queued(), measures.value("kv_use", "max")
-    return f"sum({grouped(waiting)})", f"sum({grouped(use)})"
+    return f"sum({in_parens(waiting)})", f"sum({in_parens(use)})"
 
 
-def scaler(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    policy = policy_of(server, settings)
-    return (_hpa if settings.scaler == "hpa" else _keda)(server, settings, policy, _scale_target(server, over))
+def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    policy = server_scaling_policy(server, settings)
+    return (_hpa if settings.scaler == "hpa" else _keda_scaled_object)(
+        server, settings, policy, _scale_target(server, over)
+    )
 
 
 def _scale_target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
@@ -56,10 +58,10 @@ def _scale_target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
 
 
-def _keda(
+def _keda_scaled_object(
     server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
-    waiting, use = queries(server, settings)
+    waiting, use = scaling_queries(server, settings)
     spec = {
         "scaleTargetRef": target,
         "pollingInterval": SYNC_S,
@@ -69,16 +71,16 @@ def _keda(
             "Without answers from Prometheus nothing is changed.",
             {"failureThreshold": 3, "replicas": policy.least, "behavior": "currentReplicasIfHigher"},
         ),
-        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(policy)}},
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _scaling_behavior(policy)}},
         "triggers": [
-            Commented(policy.sentence(), _trigger("waiting", waiting, str(policy.waiting_target), settings)),
-            _trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings),
+            Commented(policy.sentence(), _keda_trigger("waiting", waiting, str(policy.waiting_target), settings)),
+            _keda_trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings),
         ],
     }
     return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(server, settings), spec)
 
 
-def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
+def _keda_trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
     no_answer = Commented("No series is no answer, not a load of 0.", "false")
     about = {
         "serverAddress": settings.prometheus_url,
@@ -109,12 +111,12 @@ def _hpa(
         "minReplicas": policy.least,
         "maxReplicas": policy.most,
         "metrics": metrics,
-        "behavior": _behavior(policy),
+        "behavior": _scaling_behavior(policy),
     }
     return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(server, settings), spec)
 
 
-def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
+def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
     return {
         "scaleUp": Commented(
             "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
@@ -134,9 +136,9 @@ def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
     }
 
 
-def adapter_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def prometheus_adapter_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """Helm values of prometheus-adapter that make the two metrics of the HorizontalPodAutoscaler."""
-    waiting, use = queries(server, settings)
+    waiting, use = scaling_queries(server, settings)
     name = server.name  # a label has no slash, which a model's name often has
     rules = [
         {

@@ -58,14 +58,14 @@ class NodeSpread:
     external: bool = False
 
     @property
-    def total_sentence(self) -> str:
+    def nodes_sentence(self) -> str:
         if self.ray:
             return f"{self.nodes} nodes in a Ray cluster; the driver on its head starts the ranks of all of them."
         if self.engines_per_node:
             return f"{self.nodes} nodes with {self.engines_per_node} data-parallel copies each."
         return f"{self.nodes} nodes share the ranks."
 
-    def leader_lines(self) -> tuple[CommentedFlag, ...]:
+    def leader_flags(self) -> tuple[CommentedFlag, ...]:
         """The additional flags of the first pod."""
         if self.ray:
             return ()
@@ -81,7 +81,7 @@ class NodeSpread:
             rank = (_commented_flag("Its first copy.", "--data-parallel-start-rank", "0"),)
         return (_commented_flag(_OWN_WHY, "--data-parallel-address", _OWN), _RPC, *rank)
 
-    def worker_lines(self) -> tuple[CommentedFlag, ...]:
+    def worker_flags(self) -> tuple[CommentedFlag, ...]:
         """The additional flags of every other pod."""
         if self.ray:
             return ()
@@ -100,7 +100,7 @@ class NodeSpread:
         return (*lines, *headless)
 
     @property
-    def worker_wrapper(self) -> str:
+    def worker_shell_wrapper(self) -> str:
         """A shell line around a worker's command that computes its start rank; empty where none is needed."""
         if self.ray or self.external or self.engines_per_node < 2:
             return ""
@@ -115,7 +115,7 @@ _RPC = _commented_flag("The port of that address.", "--data-parallel-rpc-port", 
 _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
 
 
-def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
+def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
     """The plan with multi-node flags, and its distribution over nodes."""
     words = parse_command(plan.command, plan.release)
     args = plan.args
@@ -124,13 +124,13 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
     if words.get(_MANY_PORTS):
         hint = "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port"
         raise LegroomError(f"{_MANY_PORTS} opens a port for every copy, and one Service has one port", hint)
-    if _is_ray(words):
+    if _uses_ray(words):
         nodes = max(1, math.ceil(ranks * copies / gpus_per_node))
         return plan, NodeSpread(nodes, ray=nodes > 1)
     everywhere = any(words.get(f"--data-parallel-{kind}-lb") for kind in ("hybrid", "external"))
     external = words.get("--data-parallel-external-lb") is not None or words.get("--data-parallel-rank") is not None
     if (nodes := words.count("--nnodes") or 1) > 1:
-        _check_divides(ranks * copies, nodes)
+        _check_gpus_divide_among_nodes(ranks * copies, nodes)
         return plan, NodeSpread(nodes, answers_everywhere=everywhere)
     local = 1 if external else words.count("--data-parallel-size-local")
     if local == 0:
@@ -141,10 +141,10 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
             hint = "choose a --data-parallel-size-local that divides"
             raise LegroomError(f"{copies} copies do not make whole nodes of {local}", hint)
         return plan, NodeSpread(copies // local, False, local, everywhere or external, external)
-    return _split(plan, words, ranks, copies, gpus_per_node)
+    return _split_over_nodes(plan, words, ranks, copies, gpus_per_node)
 
 
-def _split(
+def _split_over_nodes(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
     """Distribute a server without multi-node flags, where it needs more GPUs than a node has."""
@@ -153,37 +153,37 @@ def _split(
     if ranks <= gpus_per_node:
         local = max(each for each in range(1, gpus_per_node // ranks + 1) if copies % each == 0)
         added = Phrase("--data-parallel-size-local", (str(local),))
-        _check_flag(added.flag, plan)
-        return _with(plan, added), NodeSpread(copies // local, engines_per_node=local)
+        _check_release_has_flag(added.flag, plan)
+        return _with_phrase_in_command(plan, added), NodeSpread(copies // local, engines_per_node=local)
     nodes = math.ceil(ranks / gpus_per_node)
     if copies > 1:
         raise LegroomError(
             f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them",
             f"leave out --data-parallel-size and say --replicas {copies}",
         )
-    _check_divides(ranks, nodes)
-    _check_flag("--nnodes", plan)
-    return _with(plan, Phrase("--nnodes", (str(nodes),))), NodeSpread(nodes)
+    _check_gpus_divide_among_nodes(ranks, nodes)
+    _check_release_has_flag("--nnodes", plan)
+    return _with_phrase_in_command(plan, Phrase("--nnodes", (str(nodes),))), NodeSpread(nodes)
 
 
-def _check_divides(cards: int, nodes: int) -> None:
+def _check_gpus_divide_among_nodes(cards: int, nodes: int) -> None:
     if cards % nodes:
         hint = "choose parallel sizes whose product does"
         raise LegroomError(f"{cards} cards do not divide into {nodes} nodes alike", hint)
 
 
-def _check_flag(flag: str, plan: PlanDocument) -> None:
+def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
     if flag not in flags_of(plan.release):
         hint = "add --distributed-executor-backend ray, or use a release from 0.11.1 on"
         raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)
 
 
-def _is_ray(words: ServeCommand) -> bool:
+def _uses_ray(words: ServeCommand) -> bool:
     flags = ("--distributed-executor-backend", "--data-parallel-backend")
     return any((phrase := words.get(flag)) is not None and phrase.value == "ray" for flag in flags)
 
 
-def _with(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
+def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
     return replace(plan, command=(*plan.command, *phrase.words))
 
 

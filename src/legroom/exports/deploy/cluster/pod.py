@@ -39,32 +39,32 @@ _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
 """The security context of a container under the Pod Security Standard `restricted`, with a read-only root."""
 
 
-def labels(server: ExportedServer) -> dict[str, str]:
+def pod_labels(server: ExportedServer) -> dict[str, str]:
     return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": server.name}
 
 
 def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") -> dict[str, Any]:
     """The metadata of an object other than a pod."""
     where = {"namespace": settings.namespace} if settings.namespace else {}
-    return {"name": name or server.name, **where, "labels": labels(server)}
+    return {"name": name or server.name, **where, "labels": pod_labels(server)}
 
 
-def selector(server: ExportedServer) -> dict[str, str]:
+def pod_selector(server: ExportedServer) -> dict[str, str]:
     return {"app.kubernetes.io/instance": server.name}
 
 
 def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, Any]:
     """Labels and annotations; `scraped`: with those by which Prometheus finds the metrics."""
-    annotations = planned_card(server)
+    annotations = planned_gpu_note(server)
     if scraped:
         annotations |= {"prometheus.io/scrape": "true", "prometheus.io/port": str(server.port)}
         annotations["prometheus.io/path"] = "/metrics"
         if server.address.tls:
             annotations["prometheus.io/scheme"] = "https"
-    return {"labels": labels(server), **({"annotations": annotations} if annotations else {})}
+    return {"labels": pod_labels(server), **({"annotations": annotations} if annotations else {})}
 
 
-def planned_card(server: ExportedServer) -> dict[str, Any]:
+def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
     """The annotation that names the planned GPU for `legroom gate` and `plan --file`."""
     card = server.plan.gpu
     if not card.name:
@@ -95,7 +95,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
-    sidecar = [_watch_container(server, settings)] if server.options.sidecar else []
+    sidecar = [_sidecar_container(server, settings)] if server.options.sidecar else []
     pod["containers"] = [first or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)
     return pod
@@ -106,14 +106,14 @@ def container(
 ) -> dict[str, Any]:
     """The server's container. `more` are flags of its rank in a group of pods; `wrapper` is a shell line around its
     command."""
-    why, pre_stop = _pre_stop(server)
+    why, pre_stop = _pre_stop_hook(server)
     return {
         **_command_and_env(server, settings, more, wrapper),
         "ports": [{"name": "http", "containerPort": server.port}],
-        "resources": resources(server),
-        **probes(server),
+        "resources": resource_requests(server),
+        **health_probes(server),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", pre_stop]}})},
-        "volumeMounts": _mounts(server, settings),
+        "volumeMounts": _volume_mounts(server, settings),
     }
 
 
@@ -128,9 +128,9 @@ def worker_container(
     )
     return {
         **_command_and_env(server, settings, more, wrapper),
-        "resources": resources(server),
+        "resources": resource_requests(server),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
-        "volumeMounts": _mounts(server, settings),
+        "volumeMounts": _volume_mounts(server, settings),
     }
 
 
@@ -142,18 +142,18 @@ def _command_and_env(
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
     args = [*commented_words(server.lines, literal), *commented_words(more, str)]  # `$(LWS_WORKER_INDEX)` is a variable
     program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
-    if env := [*environment(server, settings, bool(more))]:
+    if env := [*env_entries(server, settings, bool(more))]:
         program["env"] = env
     if settings.restricted:
         program["securityContext"] = _READ_ONLY
     return program
 
 
-def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
+def env_entries(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
     """The `env` of the container; `grouped`: with the address at which other pods of the group reach it."""
     if settings.restricted:
         why = "Caches of vLLM, PyTorch, Triton and FlashInfer lie below it: the one place that can be written."
-        yield Commented(why, {"name": "HOME", "value": settings.home})
+        yield Commented(why, {"name": "HOME", "value": settings.home_folder})
         yield NAMED_USER
     if grouped:
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -171,7 +171,7 @@ def secret_key(name: str) -> str:
     return _SECRET_KEYS.get(name) or "-".join(name.lower().split("_"))
 
 
-def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[str]:
+def secret_command(server: ExportedServer, namespace: str | None) -> Iterator[str]:
     """The kubectl command that creates the Secret with its API keys and tokens."""
     if server.secrets:
         where = f" --namespace {namespace}" if namespace else ""
@@ -179,7 +179,7 @@ def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[s
         yield f"Its secrets: kubectl create secret generic {server.name}{where} {literals}"
 
 
-def resources(server: ExportedServer) -> dict[str, Any]:
+def resource_requests(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
@@ -190,7 +190,7 @@ def resources(server: ExportedServer) -> dict[str, Any]:
     }
 
 
-def probes(server: ExportedServer) -> dict[str, Any]:
+def health_probes(server: ExportedServer) -> dict[str, Any]:
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
     tries = server.times.limit_s // PROBE_PERIOD_S
     startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
@@ -204,7 +204,7 @@ def probes(server: ExportedServer) -> dict[str, Any]:
     }
 
 
-def _pre_stop(server: ExportedServer) -> tuple[str, str]:
+def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
     """A comment and the shell line of the preStop hook."""
     leaving = "Routers learn that the pod is leaving; then"
     if server.options.guard:
@@ -222,12 +222,12 @@ def pre_stop_s(server: ExportedServer) -> int:
     return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
 
 
-def _mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
+def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     if server.local_model:
         mounts += model_mounts(server)
     else:
-        mounts.append({"name": "cache", "mountPath": settings.home if settings.restricted else "/root/.cache"})
+        mounts.append({"name": "cache", "mountPath": settings.home_folder if settings.restricted else "/root/.cache"})
     tmp = [{"name": "tmp", "mountPath": "/tmp"}] if settings.restricted else []
     return [*mounts, *tmp, *file_mounts(server)]
 
@@ -260,7 +260,7 @@ def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
     return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
 
 
-def _watch_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def _sidecar_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     watch: dict[str, Any] = {
         "name": "legroom-watch",
         "image": containers.image(server),
@@ -273,12 +273,12 @@ def _watch_container(server: ExportedServer, settings: ClusterSettings) -> dict[
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
     if settings.restricted:
-        watch["env"] = [{"name": "HOME", "value": settings.home}]
+        watch["env"] = [{"name": "HOME", "value": settings.home_folder}]
         watch["securityContext"] = _READ_ONLY
     return watch
 
 
-def watch_settings(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+def sidecar_config_map(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """The ConfigMap with the sidecar's watch.toml. It listens on all addresses, so that Prometheus reaches it."""
     lines = ['host = "0.0.0.0"', "", "[[servers]]", f'url = "{server.address.url}"']
     if server.address.tls:
@@ -294,15 +294,15 @@ def watch_settings(server: ExportedServer, settings: ClusterSettings) -> dict[st
 def _journal_mount(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """The volume mount of the sidecar's journal, in the cache volume where there is one: incidents outlive the pod."""
     if server.local_model:
-        return {"name": "legroom", "mountPath": settings.journal}
+        return {"name": "legroom", "mountPath": settings.journal_folder}
     if settings.cache == "shared":
         # Pods that share a volume must not share a journal.
         kept = {"name": "cache", "subPathExpr": "legroom/$(HOSTNAME)"}
-        return {**kept, "mountPath": settings.journal}
-    return {"name": "cache", "subPath": "legroom", "mountPath": settings.journal}
+        return {**kept, "mountPath": settings.journal_folder}
+    return {"name": "cache", "subPath": "legroom", "mountPath": settings.journal_folder}
 
 
-def check_restricted(server: ExportedServer, on_node: Sequence[str]) -> None:
+def check_restricted_pod_security(server: ExportedServer, on_node: Sequence[str]) -> None:
     """Raises LegroomError for what a namespace with the standard `restricted` would not admit."""
     if server.port < 1024:
         raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")

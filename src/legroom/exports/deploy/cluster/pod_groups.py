@@ -38,8 +38,8 @@ def group_name(server: ExportedServer) -> str:
 
 
 def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    first = container(server, settings, over.leader_lines())
-    leader = {"metadata": _with_role(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
+    first = container(server, settings, over.leader_flags())
+    leader = {"metadata": _with_role_label(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
     template = {
         "size": Commented("Pods of a group, one on each node.", over.nodes),
         "restartPolicy": Commented(
@@ -81,14 +81,14 @@ def _worker_template(server: ExportedServer, settings: ClusterSettings, over: No
     """The pod template of all pods but the first."""
     about, spec_of = pod_metadata(server, scraped=over.answers_everywhere), server
     if over.answers_everywhere:
-        own = container(server, settings, over.worker_lines(), over.worker_wrapper)
+        own = container(server, settings, over.worker_flags(), over.worker_shell_wrapper)
     else:
-        own = worker_container(headless(server), settings, over.worker_lines(), over.worker_wrapper)
+        own = worker_container(headless(server), settings, over.worker_flags(), over.worker_shell_wrapper)
         spec_of = _without_watch(server)
-    return {"metadata": _with_role(about, WORKER), "spec": pod_spec(spec_of, settings, own)}
+    return {"metadata": _with_role_label(about, WORKER), "spec": pod_spec(spec_of, settings, own)}
 
 
-def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
+def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
     """Comments about settings that depend on the cluster."""
     yield (
         "To keep a group on nodes of one rack or network, annotate the set with "
@@ -100,7 +100,7 @@ def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
         yield f"When it is deleted its volumes stay: kubectl delete pvc{where} -l {label}"
 
 
-def _with_role(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:
+def _with_role_label(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:
     return {**about, "labels": {**about["labels"], **role}}
 
 
@@ -116,9 +116,9 @@ _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 
 
 def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    head = _ray_head(server, settings, over)
+    head = _ray_head_container(server, settings, over)
     worker = worker_container(server, settings, ())
-    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_own_probes()}
+    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_always_true_probes()}
     others = {
         "groupName": "ranks",
         "replicas": over.nodes - 1,
@@ -126,7 +126,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
         "maxReplicas": over.nodes - 1,
         "rayStartParams": {},
         "template": {
-            "metadata": _with_role(pod_metadata(server, scraped=False), WORKER),
+            "metadata": _with_role_label(pod_metadata(server, scraped=False), WORKER),
             "spec": pod_spec(_without_watch(server), settings, _with_host_ip(worker)),
         },
     }
@@ -137,14 +137,14 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     group = {
         "rayStartParams": {"dashboard-host": "0.0.0.0"},
         "template": {
-            "metadata": _with_role(pod_metadata(server), LEADER),
+            "metadata": _with_role_label(pod_metadata(server), LEADER),
             "spec": pod_spec(server, settings, _with_host_ip(head)),
         },
     }
     return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
 
 
-def _own_probes() -> dict[str, Any]:
+def _always_true_probes() -> dict[str, Any]:
     """Probes that always succeed. KubeRay's default probes use wget and Ray's dashboard agent, which vLLM's images and
     `ray[cgraph]` lack, so that the pod would be killed every ten minutes."""
     ends_with_ray = {"exec": {"command": ["/bin/true"]}}
@@ -152,7 +152,7 @@ def _own_probes() -> dict[str, Any]:
     return {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
 
 
-def _ray_head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+def _ray_head_container(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few."""
     cards = server.gpus * over.nodes
     wait = (
@@ -171,7 +171,7 @@ def _with_host_ip(first: dict[str, Any]) -> dict[str, Any]:
     return {**first, "env": [why, *first.get("env", [])]}
 
 
-def image_remarks(server: ExportedServer) -> Iterator[str]:
+def ray_image_remarks(server: ExportedServer) -> Iterator[str]:
     if server.release.at_least(_NO_RAY_SINCE) and server.options.image is None:
         yield (
             f"vLLM's own image has no Ray from {_NO_RAY_SINCE} on: build one with `pip install 'ray[cgraph]'` and name "

@@ -1,0 +1,132 @@
+"""The memory of one card when an allocation failed, entry by entry, and as the plan expects it at each moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.records import dataclass
+from legroom.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from legroom.memory.layout import Layout
+    from legroom.vllm_logs.evidence import TorchOom
+
+_OWN_SHARE = 5
+"""33 published messages name the process's own size: outside torch it holds at most 18 % of the card (9.6 GiB)."""
+_ROUNDING_BYTES = GIB // 100
+"""Sizes are printed in hundredths of a GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One card at one moment. None: not printed and not computable."""
+
+    total_bytes: int | None = None
+    other_processes_bytes: int | None = None
+    own_non_torch_bytes: int | None = None
+    allocated_bytes: int | None = None
+    unused_bytes: int | None = None
+    """Reserved by torch and not allocated."""
+    free_bytes: int | None = None
+    wanted_bytes: int | None = None
+
+    @property
+    def outside_torch_bytes(self) -> int | None:
+        """Used on the card outside this process's torch, by itself or by others."""
+        if self.total_bytes is None or self.free_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.total_bytes - self.free_bytes - self.allocated_bytes - (self.unused_bytes or 0)
+
+    @property
+    def unowned_bytes(self) -> int:
+        """Outside torch and more than one process holds there, where the message does not say whose it is; else 0."""
+        outside = self.outside_torch_bytes
+        if outside is None or self.total_bytes is None or self.other_processes_bytes is not None:
+            return 0
+        return outside if outside > self.total_bytes // _OWN_SHARE else 0
+
+    @property
+    def shortage_bytes(self) -> int:
+        """What the failed allocation lacked; 0 where no size is printed."""
+        return max((self.wanted_bytes or 0) - (self.free_bytes or 0), 0)
+
+    @property
+    def reserve_covers_request(self) -> bool:
+        """Whether free plus unused memory would have been enough, so that only fragmentation failed it."""
+        if self.unused_bytes is None or self.wanted_bytes is None:
+            return False
+        return self.unused_bytes + (self.free_bytes or 0) >= self.wanted_bytes
+
+    @property
+    def free_exceeds_request(self) -> bool:
+        """Whether the card had clearly more free memory than requested, so that another limit applied."""
+        if self.free_bytes is None or self.wanted_bytes is None:
+            return False
+        return self.free_bytes >= self.wanted_bytes + max(64 * MIB, self.wanted_bytes // 20)
+
+    @property
+    def larger_than_card(self) -> bool:
+        """Whether the request exceeds any card of this size: a wrong shape, not a shortage."""
+        return (self.wanted_bytes or 0) > (self.total_bytes or 128 * GIB)
+
+    def above(self, expected: Ledger) -> dict[str, int]:
+        """By how much each known entry exceeds the expected one."""
+        return {
+            name: seen - planned
+            for name in ("other_processes_bytes", "own_non_torch_bytes", "allocated_bytes")
+            if (seen := getattr(self, name)) is not None and (planned := getattr(expected, name)) is not None
+        }
+
+
+def ledger_of(oom: TorchOom | None) -> Ledger:
+    """The entries that torch's message prints. A list of one process is this process itself."""
+    if oom is None:
+        return Ledger()
+    others: int | None = None
+    if oom.own_bytes:
+        others = sum(oom.others_bytes)
+    elif oom.others_bytes:
+        others = sum(sorted(oom.others_bytes)[:-1])
+    entries = Ledger(
+        oom.total_bytes, others, None, oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes
+    )
+    outside = entries.outside_torch_bytes
+    own = None if outside is None or others is None else max(outside - others, 0)
+    return Ledger(
+        oom.total_bytes, others, own, oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes
+    )
+
+
+def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
+    """The same entries as planned: at the end of loading, at the peak of the profile run, and while serving."""
+    weights, peak = layout.weights.bytes, layout.activation.bytes
+    after_kv = weights + peak + max(layout.kv_cache.bytes, 0) + layout.cuda_graph.bytes
+    others, own = layout.held_by_others_bytes, layout.non_torch.bytes + layout.outside.bytes
+    held = {"load": max(weights, layout.loading_peak_bytes), "profile": weights + peak, "serving": after_kv}
+    return {
+        moment: Ledger(layout.total_bytes, others, own, size, 0, layout.total_bytes - others - own - size)
+        for moment, size in held.items()
+    }
+
+
+def possible_moments(seen: Ledger, layout: Layout) -> frozenset[str]:
+    """The moments at which torch can hold what it held; all where that is not printed."""
+    expected = expected_ledgers(layout)
+    if seen.allocated_bytes is None:
+        return frozenset(expected)
+    pool = max(layout.kv_cache.low, 0)
+    least = {"load": 0, "profile": layout.weights.low, "serving": layout.weights.low + pool}
+    doubt = {
+        "load": layout.weights.high - layout.weights.bytes,
+        "profile": layout.weights.high - layout.weights.bytes + layout.activation.high - layout.activation.bytes,
+        "serving": layout.total_bytes,
+    }
+    if layout.kv_cache.high <= 0:
+        del expected["serving"]
+    return frozenset(
+        moment
+        for moment, planned in expected.items()
+        if least[moment] - _ROUNDING_BYTES
+        <= seen.allocated_bytes
+        <= (planned.allocated_bytes or 0) + doubt[moment] + _ROUNDING_BYTES
+    )

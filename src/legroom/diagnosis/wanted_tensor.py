@@ -1,0 +1,75 @@
+"""Which tensor of the model the failed allocation was, and when it is allocated."""
+
+from __future__ import annotations
+
+from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.ledger import possible_moments
+from legroom.facts.flags import flag_name
+from legroom.memory.tensors import Tensor, printed_request, tensors, tensors_of_size
+
+_SITES = {
+    "load": ("build", "load", "quant", "lora", "device"),
+    "forward": ("profile", "warmup", "serving"),
+    "sampling": ("profile", "sampler", "sampling", "serving"),
+    "encoder": ("profile", "serving"),
+    "serving": ("serving", "sampling"),
+    "kv": ("kv",),
+}
+"""Sites at which a tensor of each moment is allocated."""
+_ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
+
+
+def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
+    """The tensors of the failed run that torch would print as the size that failed; empty without a plan of it."""
+    case, plan = planner.case, planner.failed_plan
+    if case.oom is None or plan is None or not planner.known.ranks_known:
+        return ()
+    settings, kv = plan.settings, plan.memory.kv
+    is_exact = settings.num_gpu_blocks_override or settings.kv_cache_memory_bytes or case.startup.blocks
+    try:
+        every = tuple(tensors(plan.target.model, settings, plan.target.gpu, kv if is_exact else None))
+    except NOT_PLANNABLE:
+        return ()
+    same = tensors_of_size(case.oom.wanted_bytes, iter(every))
+    return tuple(tensor for tensor in same if not case.has_site_frame or case.site in _SITES[tensor.moment])
+
+
+def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
+    """The site that the sizes imply, where no traceback shows one; empty where they allow several, or where the log
+    had passed it."""
+    case, plan = planner.case, planner.failed_plan
+    if case.oom is None or plan is None or case.has_site_frame or not planner.known.ranks_known:
+        return ""
+    moments = possible_moments(case.ledger, plan.layout)
+    if wanted and {tensor.moment for tensor in wanted} == {"kv"}:
+        return "kv"
+    if wanted:
+        sites = {site for tensor in wanted for site in _SITES[tensor.moment]}
+        moments = moments & {"load" if site == "build" else site for site in sites}
+    if len(moments) != 1:
+        return ""
+    moment = next(iter(moments))
+    if moment == "serving":
+        samples = wanted and all(tensor.moment == "sampling" for tensor in wanted) and not case.was_ready
+        return "sampler" if samples else "serving" if wanted else ""
+    reached = _ORDER.index(case.phase_reached) if case.phase_reached in _ORDER else 0
+    if reached > (0 if moment == "load" else 1):
+        return ""
+    return "build" if moment == "load" else moment
+
+
+def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
+    """What the failed allocation was, in factors; empty where no tensor matches."""
+    if not wanted:
+        return ""
+    names = " or ".join(f"{tensor.name} ({tensor.how})" for tensor in wanted[:2])
+    settings = dict.fromkeys(flag_name(tensor.setting) for tensor in wanted if tensor.setting)
+    lever = f" {' and '.join(settings)} changes it." if len(settings) == 1 else ""
+    return f"{printed_request(size_bytes)} is the size of {names}.{lever}"
+
+
+def lever_of(wanted: tuple[Tensor, ...]) -> str:
+    """The setting that all matching tensors follow; empty where they differ."""
+    settings = {tensor.setting for tensor in wanted}
+    return next(iter(settings)) if len(settings) == 1 else ""
