@@ -132,6 +132,8 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     """The usual cause at the site of a traceback whose error is missing."""
     frames = [item for item in case.evidence if item.role == "frame"]
     frames = [item for item in frames if is_traceback_line(item.text) or ".py" in item.text]
+    if not frames and case.truncated_traceback is not None:
+        frames = list(case.milestones)
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
