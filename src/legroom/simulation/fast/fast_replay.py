@@ -3,8 +3,8 @@
 Which blocks hold equal tokens is found out without generating tokens where possible. Blocks of a shared prefix are
 equal for all requests that share it. The rest of a prompt is its own, with two exceptions: a prompt that ends with its
 prefix (or a token or two after it) continues with sampled tokens like others of that prefix, and the block where the
-prefix ends may hold only one or two own tokens, which can be equal by chance. Tokens (see `trace.stream_tokens`) are generated
-in those cases only: from three tokens on the chance is 1 in 8 billion.
+prefix ends may hold only one or two own tokens, which can be equal by chance. Tokens (see `trace.stream_tokens`) are
+generated in those cases only: from three tokens on the chance is 1 in 8 billion.
 """
 
 from __future__ import annotations
