@@ -6,7 +6,9 @@ import pytest
 from legroom.errors import LegroomError
 from legroom.facts import bundled
 from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, variants
+from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
+from legroom.facts.releases import first_release, known_releases, release
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,10 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         "Qwen/Qwen3-4B-Base",
         "Qwen/Qwen3-1.7B-Base",
     ]
+
+
+def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
+    for name in bundled_names():
+        architecture = load(name).architecture
+        asked = any(interfaces(architecture, release(version)) is not None for version in known_releases())
+        assert asked or first_release(architecture), f"{name}: no release of vLLM has {architecture}"

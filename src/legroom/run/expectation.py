@@ -12,6 +12,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
+from legroom.vllm.setting_checks import RefusedByVllm
 from legroom.vllm_logs.startup_log import Startup, read_startups
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def expected_pool(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) ->
         return _expected_on_cpu(command, env)
     try:
         return _expected_on_gpu(command, env, gpus)
+    except RefusedByVllm as error:
+        return Expectation(f"vLLM {command.release} will refuse it: {error.message}", "does_not_fit")
     except LegroomError as error:
         return Expectation(f"no plan: {error.message}")
     except (ArithmeticError, LookupError, TypeError, ValueError):
