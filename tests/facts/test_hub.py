@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from legroom.facts.bundled import expanded, find
+from legroom.facts.bundled import bundled_config, find
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -86,7 +86,7 @@ def safetensors(size: int) -> bytes:
 def llama() -> bytes:
     found = find("llama-3.2-1b")
     assert found is not None
-    return json.dumps(expanded(found)).encode()
+    return json.dumps(bundled_config(found)).encode()
 
 
 @pytest.fixture(scope="module")

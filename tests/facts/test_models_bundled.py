@@ -6,7 +6,9 @@ import pytest
 from legroom.errors import LegroomError
 from legroom.facts import bundled
 from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, variants
+from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
+from legroom.facts.releases import first_release, known_releases, release
 
 
 @pytest.mark.parametrize(
@@ -32,12 +34,12 @@ def test_a_bundled_model_is_found_by_hub_id_or_short_name(spelling: str, name: s
 
 
 def test_at_least_a_hundred_architectures_are_bundled() -> None:
-    assert sum(1 for name in bundled_names() if bundled._bundled(name).base is None) >= 100
+    assert sum(1 for name in bundled_names() if bundled._bundled_of(name).base is None) >= 100
 
 
 def test_every_bundled_model_has_a_source_and_reads_as_a_model() -> None:
     for name in bundled_names():
-        found = bundled._bundled(name)
+        found = bundled._bundled_of(name)
         assert found.source, name
         model = load(name)
         assert model.layers, name
@@ -47,7 +49,7 @@ def test_every_bundled_model_has_a_source_and_reads_as_a_model() -> None:
 def test_no_two_models_claim_the_same_hub_id() -> None:
     owners: dict[str, str] = {}
     for name in bundled_names():
-        for hub_id in bundled._bundled(name).ids:
+        for hub_id in bundled._bundled_of(name).ids:
             assert owners.setdefault(hub_id.lower(), name) == name, hub_id
 
 
@@ -168,3 +170,10 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         "Qwen/Qwen3-4B-Base",
         "Qwen/Qwen3-1.7B-Base",
     ]
+
+
+def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
+    for name in bundled_names():
+        architecture = load(name).architecture
+        asked = any(interfaces(architecture, release(version)) is not None for version in known_releases())
+        assert asked or first_release(architecture), f"{name}: no release of vLLM has {architecture}"

@@ -129,7 +129,12 @@ def stage_layout(
         "non_torch": _seen(beside, non_torch(model, settings, gpu, stage), seen),
     }
     parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
-    left = kv_band((weights, *rules.values()), of, settings, gpu)
+    first_start = 0
+    if rules["activation"].kind == "estimated":
+        # Where nobody said whether the compile cache is empty, the bands hold both.
+        first_start = activation_cold(model, settings, gpu, stage).bytes - rules["activation"].bytes
+        parts["activation"] = replace(parts["activation"], high=parts["activation"].high + first_start)
+    left = kv_band((weights, *rules.values()), of, settings, gpu, first_start)
     return Layout(
         gpu.total_bytes,
         budget,

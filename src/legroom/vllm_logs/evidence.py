@@ -17,7 +17,7 @@ from legroom.facts.log_messages import (
     message_patterns,
     oom_parts,
     size_bytes,
-    typed,
+    typed_groups,
 )
 from legroom.records import dataclass, field
 from legroom.regex import PatternSet, compiled, escaped
@@ -96,7 +96,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
             continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
-        facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
+        facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
                 message.id,
@@ -214,7 +214,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     for pattern in oom_parts().numbers:
         match = compiled(pattern).search(window)
         if match:
-            for name, value in typed(match.groupdict()).items():
+            for name, value in typed_groups(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
     others = sizes_bytes(match["used_size"] for match in compiled(oom_parts().process).finditer(window))
