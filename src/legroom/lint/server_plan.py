@@ -53,11 +53,11 @@ def _plan_or_refusal(server: StartedServer, release: Release) -> ServerPlan | Re
     if server.call is not None or any(_TEMPLATE.search(word) for word in words):
         return None
     gpu_name = server.gpu_names[0] if len(server.gpu_names) == 1 else ""
-    return _planned(words, release, gpu_name, server.gpu_count)
+    return _plan_of_words(words, release, gpu_name, server.gpu_count)
 
 
 @lru_cache(maxsize=256)
-def _planned(
+def _plan_of_words(
     words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None
 ) -> ServerPlan | RefusedByVllm | None:
     from legroom.planning.machine import Machine, make_plan  # only where a model is known

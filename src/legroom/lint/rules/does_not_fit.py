@@ -16,7 +16,7 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def does_not_fit(server: StartedServer, context: Context) -> Findings:
+def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings:
     if len(server.gpu_names) != 1 or context.has_unknown_release(server):
         return
     release = context.release_of(server)
