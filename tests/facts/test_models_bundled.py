@@ -7,7 +7,9 @@ import legroom
 from legroom.errors import LegroomError
 from legroom.facts import bundled
 from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, variants
+from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
+from legroom.facts.releases import first_release, known_releases, release
 
 
 @pytest.mark.parametrize(
@@ -199,3 +201,10 @@ def test_weights_whose_scheme_is_guessed_may_have_quantized_embeddings(monkeypat
     tables = 2 * 151936 * 4096 * 2
     assert guessed.bytes - guessed.low >= tables * 3 // 4
     assert guessed.high > guessed.bytes
+
+
+def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
+    for name in bundled_names():
+        architecture = load(name).architecture
+        asked = any(interfaces(architecture, release(version)) is not None for version in known_releases())
+        assert asked or first_release(architecture), f"{name}: no release of vLLM has {architecture}"

@@ -143,10 +143,11 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
             "so nothing is counted for it and vLLM may refuse it"
         )
     if draft_name(spec) and target.model.draft is None:
-        yield (
-            f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
-            "as the model's own; name a folder with its config.json to have it counted"
-        )
+        method, read = draft_method(spec), "; name a folder with its config.json to have it counted"
+        shape = "one layer as wide as the model's own" + read
+        if method == "medusa":
+            shape = "a layer and an output layer for each speculative token"
+        yield f"the {method} head {draft_name(spec)} could not be read: it is estimated as {shape}"
     if target.model.assumed:
         yield (
             f"{target.model.name} is {_assumption(target.model)}, so its weights are an estimate; name a folder with "

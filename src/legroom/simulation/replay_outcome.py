@@ -93,11 +93,11 @@ class ServedRequest(NamedTuple):
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
     """The joint result of `servers` servers; `timelines` are all of them or an even sample."""
-    served = [request for timeline in timelines for request in _served(timeline)]
+    served = [request for timeline in timelines for request in _served_requests(timeline)]
     good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
     sampled = servers / len(timelines)
-    duration = _duration(timelines, served)
+    duration = _load_duration(timelines, served)
     growth, keeps_up = _wait_growth(served)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     return ReplayOutcome(
@@ -119,7 +119,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
     )
 
 
-def _served(timeline: Timeline) -> Iterator[ServedRequest]:
+def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
     if timeline.clocks is not None:
         arrivals: Sequence[float] = timeline.trace.arrivals
         tokens: Sequence[float] = timeline.clocks.token_s
@@ -133,7 +133,7 @@ def _served(timeline: Timeline) -> Iterator[ServedRequest]:
             yield ServedRequest(float(arrival), float(token - arrival), float(end - arrival), output_len)
 
 
-def _duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
+def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
     """From the first arrival to the last token; steps count from 0."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))
