@@ -25,7 +25,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 def math(request: dict[str, Any]) -> dict[str, Any]:
     """The terms of every part, as `legroom plan --explain-math` prints them."""
-    from legroom.render.plan_parts import certainty, parts
+    from legroom.render.plan_parts import certainty_text, layout_parts
     from legroom.units import human_bytes
 
     planned = plan_of_request(request, advice=False)
@@ -35,10 +35,10 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
             "title": part.name,
             "meaning": part.meaning,
             "bytes": part.figure.bytes,
-            "kind": certainty(part.figure),
+            "kind": certainty_text(part.figure),
             "lines": [_math_line(term.label, human_bytes(term.bytes), term.how) for term in part.figure.terms],
         }
-        for part in parts(planned.layout)
+        for part in layout_parts(planned.layout)
         if part.figure is not None
     ]
     kv = planned.memory.kv
