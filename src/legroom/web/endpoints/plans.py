@@ -126,7 +126,7 @@ _SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "ma
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom.api.simulate_request import scheduler_settings
+    from legroom.api.simulate_request import requested_settings
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.step_time import fixed_cost, roofline
     from legroom.simulation.timeline import pool_curves_json
@@ -137,7 +137,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     plan = plan_of_request(planned, advice=False) if planned is not None else None
     given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
     # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
-    settings = replace(scheduler_settings(trace, plan, given), async_scheduling=False)
+    settings = replace(requested_settings(trace, plan, given), async_scheduling=False)
     step_ms = request.get("step_ms")
     cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
