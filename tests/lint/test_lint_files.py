@@ -18,7 +18,7 @@ from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text
 from legroom.lint.linter import SEARCHED, LintOptions, lint_texts
 from legroom.lint.promql_reader import comparisons, series_names
-from legroom.lint.rules import all_checks, rules
+from legroom.lint.rules import all_checks, rules_by_id
 from legroom.planning.plan_document import plan_from_json
 
 ROOT = Path(__file__).parents[2]
@@ -429,7 +429,7 @@ def test_every_rule_says_why_and_a_page_lists_it(capsys):
     page = (ROOT / "docs" / "lint.md").read_text("utf-8")
     assert main(["lint", "--rules"]) == 0
     listed = capsys.readouterr().out
-    for rule in rules().values():
+    for rule in rules_by_id().values():
         assert rule.help.endswith((".", ")."))
         assert f"`{rule.id}`" in page
         assert rule.id in listed

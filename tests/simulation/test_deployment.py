@@ -15,7 +15,7 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import fitted, roofline
+from legroom.simulation.step_time import fitted_efficiency, roofline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
@@ -94,7 +94,7 @@ def test_attention_counts_heads() -> None:
 def test_the_fit_states_its_residuals_on_what_did_not_make_it() -> None:
     text = (Path(__file__).parents[2] / "src/legroom/simulation/step_fit.json").read_text(encoding="utf-8")
     document = json.loads(text)
-    assert vars(fitted()) == document["fitted"]
+    assert vars(fitted_efficiency()) == document["fitted"]
     held_out = {row["kind"]: row for row in document["residuals"] if row["model"] == "all"}
     assert held_out["decode"]["median_error"] < 0.08
     assert held_out["decode"]["worst_error"] < 0.20

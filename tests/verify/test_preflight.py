@@ -96,7 +96,7 @@ def test_no_gpu_is_said_plainly():
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
     """A program that prints what nvidia-smi prints, for a machine without NVML."""
-    monkeypatch.setattr("legroom.verify.node_preflight.devices", tuple)
+    monkeypatch.setattr("legroom.verify.node_preflight.nvml_devices", tuple)
     program = tmp_path / "nvidia-smi"
 
     def write(*rows):
@@ -180,7 +180,7 @@ def test_where_there_is_no_termination_log_none_is_made(nvidia_smi, tmp_path, ca
 
 
 def test_a_machine_without_a_gpu_exits_with_3(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("legroom.verify.node_preflight.devices", tuple)
+    monkeypatch.setattr("legroom.verify.node_preflight.nvml_devices", tuple)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["preflight", "--", "vllm", "serve", "Qwen/Qwen3-8B"]) == 3
     assert "sees no NVIDIA GPU" in capsys.readouterr().err

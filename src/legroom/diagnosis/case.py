@@ -25,6 +25,7 @@ _FAILED_ALLOCATIONS = (
     "sampler_warmup_oom",
     "cumem_oom",
     "hbm_oom",
+    "tegra_assert",
 )
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
@@ -385,7 +386,7 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]
     totals = [item.facts.get("total_bytes") for item in items] + [oom.total_bytes for oom in failed]
     # 128 GB of shared memory shows as 115 to 129 GiB; no discrete card has a total there.
-    unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
+    unified = bool(ids & {"unified", "nv_sysmem"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
     integrated = any(_is_integrated_amd_gpu(oom) for oom in failed)

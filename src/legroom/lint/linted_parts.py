@@ -67,7 +67,7 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
     for part in read_file(path, text, release):
         unread = part.unread
         try:
-            linted = _linted(part)
+            linted = _linted_part(part)
         except LegroomError as error:
             linted, unread = None, Unread(part.source.place(0), error.message, error.hint)
         if part.is_whole:
@@ -80,7 +80,7 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         if unread is not None and (part.is_whole or _RECOGNIZED.search(part.source.text)):
             is_empty = False
             yield unread
-    if kind in _KINDS_WITH_FLAGS and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
+    if kind in _KINDS_WITH_FLAGS and (unclaimed := _unclaimed_flags(path, text, read_lines)) is not None:
         is_empty = False
         yield LintedPart((unclaimed,))
     nothing = nothing or _NOTHING.get(kind or "", "")
@@ -88,7 +88,7 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         yield Skipped(path, nothing)
 
 
-def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
+def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
     """Flags that only vLLM has, on lines that belong to no server that was read."""
     unclaimed = [
         (number, flag)
@@ -101,14 +101,14 @@ def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | N
     return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
 
 
-def _linted(part: FilePart) -> LintedPart | None:
+def _linted_part(part: FilePart) -> LintedPart | None:
     """A part with its PromQL; None where it could not be read."""
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
-        return _json(part)
+        return _linted_json(part)
     if part.kind == "yaml":
-        return _yaml(part)
+        return _linted_yaml(part)
     if part.kind == "promql":
         return LintedPart((Expression(part.source.text, part.source.place, "panel"),))
     if part.kind == "python":
@@ -118,18 +118,18 @@ def _linted(part: FilePart) -> LintedPart | None:
     return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
 
 
-def _json(part: FilePart) -> LintedPart:
+def _linted_json(part: FilePart) -> LintedPart:
     expressions = dashboard_expressions(part.source)
     if expressions is None:
         if part.documents:
-            return _yaml(part)
+            return _linted_yaml(part)
         return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
     if not any("vllm" in expression.text for expression in expressions):
         return LintedPart(nothing="a dashboard without any vLLM metric")
     return LintedPart((*part.subjects, *expressions))
 
 
-def _yaml(part: FilePart) -> LintedPart:
+def _linted_yaml(part: FilePart) -> LintedPart:
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     kinds = [document_kind(document) for document in part.documents]

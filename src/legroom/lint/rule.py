@@ -132,7 +132,9 @@ class Context:
         texts = tuple(word.text for word in server.words)
         releases = map(known_release, known_releases()) if history else ()
         return all(
-            any(problem.flag == flag and problem.kind == kind for problem in _parsed(texts, release).problems)
+            any(
+                problem.flag == flag and problem.kind == kind for problem in _parse_server_args(texts, release).problems
+            )
             for release in releases
             if history and any(not release.before(first) and not release.after(last) for first, last in history.spans)
         )
@@ -147,11 +149,11 @@ class Context:
 
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
-        model = self.parsed(server).args.model
+        model = self.parsed_args(server).args.model
         return self.plan if self.plan and (not model or _names_model(self.plan.command, model)) else None
 
-    def parsed(self, server: StartedServer) -> ParsedArgs:
-        return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+    def parsed_args(self, server: StartedServer) -> ParsedArgs:
+        return _parse_server_args(tuple(word.text for word in server.words), self.release_of(server))
 
 
 _FULL_VERSION = re.compile(r"\d+\.\d+\.\d+(\.?post\d+)?")
@@ -171,7 +173,7 @@ def _names_model(command: tuple[str, ...], model: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
+def _parse_server_args(words: tuple[str, ...], release: Release) -> ParsedArgs:
     return parse_flags(words, release)
 
 

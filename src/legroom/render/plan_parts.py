@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment
 from legroom.drawing.text import count, plural, wrap
+from legroom.facts.fit import evidence, known_starts, starts_like
 from legroom.figures import Figure, exact
-from legroom.memory.bands import band_class, evidence
+from legroom.memory.bands import band_class
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -99,20 +100,33 @@ _FAMILIES = {
 }
 
 
+_RARE: Mapping[str, str] = {
+    "release": "vLLM {}",
+    "gpus": "{} GPUs",
+    "media": "the encoder of {}",
+    "weights": "{} weights",
+    "runner": "the {} runner",
+}
+"""How a hardly known property is named; others are named by their value."""
+
+
 def band_basis_text(plan: Plan) -> str:
-    """How many measured starts the error bands of a plan are based on."""
-    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
-    row, seen = evidence(of)
-    known = f"{row.records} known {'start' if row.records == 1 else 'starts'}"
-    if of.measured:
-        kind = "multimodal" if of.multimodal else "text"
-        where = f"of {kind} models with vLLM {of.release} on one {_FAMILIES[of.card]} card"
-        return f"Measured: nine in ten true figures lie inside these ranges, by {known} {where}."
-    what = f"{'several' if of.several_gpus else 'one'} {_FAMILIES[of.card]} {'cards' if of.several_gpus else 'card'}"
-    start = f"Read from source, not measured: vLLM {of.release} on {what}."
-    if seen:
-        return f"{start} The ranges are as wide as {known} of this kind ask for."
-    return f"{start} No start of this kind is known, so the ranges are wide on purpose."
+    """How many starts the error bands of a plan are based on, and which of its properties are hardly known."""
+    properties = band_class(plan.target.model, plan.settings, plan.target.gpu).properties
+    kind, rare = evidence(properties)
+    starts = f"{starts_like(properties)} {'measured' if kind == 'measured' else 'published'} starts"
+    if not rare:
+        return f"Nine of ten true values lie in this range ({starts})."
+    names = ", ".join(_property_text(*each) for each in rare)
+    if not all(known_starts(*each)[1] for each in rare):
+        return f"No start of this kind was ever measured; the range is wide. Hardly known: {names}."
+    return f"Nine of ten true values lie in this range ({starts} as little known). Hardly known: {names}."
+
+
+def _property_text(kind: str, value: str) -> str:
+    if kind == "card":
+        return f"{_FAMILIES[value]} cards"
+    return _RARE.get(kind, "{}").format(value.replace("+", " with "))
 
 
 def short_name(model_name: str) -> str:

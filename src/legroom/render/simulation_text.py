@@ -13,7 +13,7 @@ from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
 from legroom.simulation.replay_outcome import LoadVerdict, load_verdict
-from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for
+from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 from legroom.units import gib
@@ -268,7 +268,7 @@ def _tier_curve(report: TierReport) -> list[str]:
         for point in report.curve
     ]
     lines = columns(rows, ">><")
-    enough = chunks_for(report.curve, HIT_SHARE)
+    enough = chunks_for_hit_share(report.curve, HIT_SHARE)
     if enough is None:
         return [*lines, "no size of the tier would give a hit"]
     return [*lines, f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}"]

@@ -61,8 +61,9 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     if made.is_downgrade:
         yield f"{new.target.release} is the older release: this is a downgrade."
     yield from wrap(headline(new), style.width)
-    if not old.starts:
-        yield from wrap(f"With {old.target.release} the same command does not start either.", style.width)
+    if old.memory.failure:
+        why = f": {old.memory.failure.message}" if new.starts else " either."
+        yield from wrap(f"With {old.target.release} the same command does not start{why}", style.width)
     notes = dict.fromkeys(note for made in (old, new) for note in (made.target.release.note, made.target.gpu.note))
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 

@@ -100,8 +100,8 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`holds_with_waiting` where requests queue for longer than their prompts take, or are preempted; `falls_behind` where
-    such waits grow as long as the load lasts."""
+    """`holds_with_waiting` where requests are preempted or queue for longer than their prompts take; `falls_behind`
+    where such waits grow as long as the load lasts."""
     served = list(_served(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
@@ -138,11 +138,11 @@ class ServedRequest(NamedTuple):
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
     """The joint result of `servers` servers; `timelines` are all of them or an even sample."""
-    served = [request for timeline in timelines for request in _served(timeline)]
+    served = [request for timeline in timelines for request in _served_requests(timeline)]
     good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
     sampled = servers / len(timelines)
-    duration = _duration(timelines, served)
+    duration = _load_duration(timelines, served)
     growth, keeps_up = _wait_growth(served)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     return ReplayOutcome(
@@ -164,7 +164,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
     )
 
 
-def _served(timeline: Timeline) -> Iterator[ServedRequest]:
+def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
     if timeline.clocks is not None:
         arrivals: Sequence[float] = timeline.trace.arrivals
         tokens: Sequence[float] = timeline.clocks.token_s
@@ -178,7 +178,7 @@ def _served(timeline: Timeline) -> Iterator[ServedRequest]:
             yield ServedRequest(float(arrival), float(token - arrival), float(end - arrival), output_len)
 
 
-def _duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
+def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
     """From the first arrival to the last token; steps count from 0."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))

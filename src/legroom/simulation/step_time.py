@@ -146,7 +146,7 @@ class LinkEfficiency:
     bandwidth_ratio: float
 
 
-def fitted() -> Efficiency:
+def fitted_efficiency() -> Efficiency:
     """The fit to measured steps."""
     return Efficiency(**_fit_data("step_fit.json")["fitted"])
 
@@ -154,7 +154,11 @@ def fitted() -> Efficiency:
 def roofline(
     hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
 ) -> StepCost:
-    reached, exchanged = reached or fitted(), exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"])
+    """The step cost of one rank from its bytes, operations and the speed of the GPU."""
+    reached, exchanged = (
+        reached or fitted_efficiency(),
+        exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"]),
+    )
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
@@ -183,7 +187,7 @@ def roofline(
     )
 
 
-def fixed(step_s: float) -> StepCost:
+def fixed_cost(step_s: float) -> StepCost:
     """A step cost that is the same for every step."""
     if not step_s > 0:
         raise LegroomError(f"a step cannot take {step_s * 1000:g} ms", "give --step-ms above 0")

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
+from legroom.facts.log_messages import LineKind, Value, startup_lines, typed_groups
 from legroom.facts.releases import logged_release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
@@ -114,7 +114,7 @@ def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEven
         match = compiled(pattern).search(line)
         if match is None or line[: match.start()].endswith(excluded_prefixes):
             continue
-        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
+        fields = typed_groups({name: value for name, value in match.groupdict().items() if value is not None})
         yield StartupEvent(number, form.id, form.kind, process, fields, line[:2000].strip())
 
 

@@ -12,7 +12,7 @@ from legroom.units import GIB, gib
 def examine(case: Case) -> Assessment | None:
     """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
     cumem = case.first("cumem_oom")
-    trainer = case.first("trainer")
+    trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
         why = (
             "Waking up maps the engine's memory again, and somebody else - usually the trainer or its optimizer on the "
@@ -31,6 +31,8 @@ def examine(case: Case) -> Assessment | None:
             "A training framework runs the engine on GPUs that it uses "
             "itself: its weights, gradients and optimizer are on the card too."
         )
+        if trainer.id == "training_step":
+            why = "The traceback goes through a training step, which no server has: the trainer ran out of memory."
         return Assessment(0.88, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
         return Assessment(

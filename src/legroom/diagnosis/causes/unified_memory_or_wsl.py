@@ -27,7 +27,13 @@ def examine(case: Case) -> Assessment | None:
             "The GPU driver asked the kernel for pages and got none: GPU and "
             "CPU share one memory here, and the page cache counts as used."
         )
-        return Assessment(0.92, proof(driver, case.first("oom_killer")), why)
+        if driver.id == "tegra_assert":
+            why = (
+                "An allocation failed, and torch could not ask the driver (NVML) who holds the card: so it is on a "
+                "Jetson or GB10, where CPU and GPU share one memory, and also in a MIG slice or on a vGPU."
+            )
+        is_named = driver.id == "driver_no_memory" or case.has("unified")
+        return Assessment(0.92 if is_named else 0.6, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
         why = (

@@ -18,7 +18,7 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
 @checks(StartedServer, RULE)
-def env_unknown(server: StartedServer, context: Context) -> Findings:
+def unknown_variables(server: StartedServer, context: Context) -> Findings:
     """VLLM_* variables of another release, and misspelled ones."""
     release = context.release_of(server)
     for name, word in server.env.items():

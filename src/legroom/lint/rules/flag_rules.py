@@ -69,10 +69,10 @@ _FORK = frozenset({"unknown", "bad_choice"})
 
 
 @checks(StartedServer, UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
-def flag_problems(server: StartedServer, context: Context) -> Findings:
+def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings:
     if any(word.text.startswith("--help") for word in server.words):
         return
-    problems = context.parsed(server).problems
+    problems = context.parsed_args(server).problems
     given = frozenset(plain_name(word.text) for word in server.words if word.text.startswith("--"))
     if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
         yield finding(OTHER, server.place, f"flags of {program} are not judged: it reads this command line itself")
@@ -83,24 +83,24 @@ def flag_problems(server: StartedServer, context: Context) -> Findings:
     for problem in problems:
         if (problem.flag, problem.kind) in reported or problem.kind not in _BY_KIND:
             continue
-        if not _is_accepted(server, problem, strays, extension):
+        if not _is_no_mistake(server, problem, strays, extension):
             reported.add((problem.flag, problem.kind))
-            yield _finding(server, context, problem)
+            yield _finding_of_problem(server, context, problem)
     if extension:
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding(OTHER, server.place, message)
-    yield from _percent_share(server, context)
+    yield from _utilization_above_one(server, context)
 
 
 @checks(InvokedCommand, OTHER)
-def extension_module(command: InvokedCommand, context: Context) -> Findings:
+def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-m"):
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
             yield finding(OTHER, command.locate(word.offset), message, length=len(word.text))
 
 
-def _is_accepted(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
+def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
     """Whether a problem of the command line is no mistake of its author."""
     is_stray = not problem.flag.startswith("-")
     if is_stray and (strays > 2 or server.runs in ("config", "python")):
@@ -118,7 +118,7 @@ def _is_accepted(server: StartedServer, problem: FlagProblem, strays: int, exten
     return _is_placeholder(server, problem)
 
 
-def _finding(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
+def _finding_of_problem(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
     word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
     message, is_certain = problem.message, True
     if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
@@ -133,10 +133,10 @@ def _finding(server: StartedServer, context: Context, problem: FlagProblem) -> L
         is_certain = False  # programs often check the version and have a call for each
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
-    return finding(rule, place, message, _suggestion(problem), length, is_certain=is_certain)
+    return finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
 
 
-def _suggestion(problem: FlagProblem) -> str:
+def _suggested_flag(problem: FlagProblem) -> str:
     if not problem.instead:
         return "leave it out"
     if problem.kind == "unknown" and advice(problem.flag) is None:
@@ -197,9 +197,9 @@ def _is_emptied(server: StartedServer, flag: str) -> bool:
     )
 
 
-def _percent_share(server: StartedServer, context: Context) -> Findings:
+def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     """A share of GPU memory above 1, which every release refuses."""
-    share = context.parsed(server).args.gpu_memory_utilization
+    share = context.parsed_args(server).args.gpu_memory_utilization
     word = flag_word(server, _SHARE, "--device-memory-utilization")
     if share is None or share <= 1 or word is None:
         return

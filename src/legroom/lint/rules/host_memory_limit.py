@@ -17,10 +17,10 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def host_memory(server: StartedServer, context: Context) -> Findings:
+def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findings:
     if not server.memory_limit_bytes or not server.gpu_count:
         return
-    args = context.parsed(server).args
+    args = context.parsed_args(server).args
     ranks = min(args.engine_ranks, server.gpu_count)
     engines = max(min(args.gpus_needed, server.gpu_count) // ranks, 1)
     needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))

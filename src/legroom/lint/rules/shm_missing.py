@@ -22,8 +22,8 @@ _SUGGESTIONS = {
 
 
 @checks(StartedServer, RULE)
-def shm_missing(server: StartedServer, context: Context) -> Findings:
-    ranks = context.parsed(server).args.engine_ranks
+def too_little_shared_memory(server: StartedServer, context: Context) -> Findings:
+    ranks = context.parsed_args(server).args.engine_ranks
     if not server.in_container or ranks < 2:
         return
     suggestion = _SUGGESTIONS.get(server.runs, "")

@@ -31,7 +31,7 @@ _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
 
 
 @checks(StartedServer, START)
-def start_limit(server: StartedServer, context: Context) -> Findings:
+def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     limit = server.start_limit
     if limit is None:
         return
@@ -68,8 +68,8 @@ def _shorter_than_load(limit: TimeLimit, own: ServerPlan, is_restarted: bool) ->
 
 
 @checks(StartedServer, STOP)
-def stop_limit(server: StartedServer, context: Context) -> Findings:
-    limit, drain_s = server.stop_limit, other_value(context.parsed(server).args, "--shutdown-timeout")
+def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
+    limit, drain_s = server.stop_limit, other_value(context.parsed_args(server).args, "--shutdown-timeout")
     if limit is None or drain_s is None or not drain_s.isdigit() or flag_word(server, "--shutdown-timeout") is None:
         return
     if limit.seconds <= int(drain_s):

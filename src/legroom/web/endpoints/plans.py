@@ -129,7 +129,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.api.simulate_request import scheduler_settings
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import load_verdict
-    from legroom.simulation.step_time import fixed, roofline
+    from legroom.simulation.step_time import fixed_cost, roofline
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
 
@@ -140,7 +140,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
     settings = replace(scheduler_settings(trace, plan, given), async_scheduling=False)
     step_ms = request.get("step_ms")
-    cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
+    cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
         raise LegroomError(
             "arrivals are in seconds, and how long a step takes is not known",
