@@ -102,7 +102,7 @@ class LoadVerdict:
 def load_verdict(timeline: Timeline) -> LoadVerdict:
     """`holds_with_waiting` where requests are preempted or queue for longer than their prompts take; `falls_behind`
     where such waits grow as long as the load lasts."""
-    served = list(_served(timeline))
+    served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
     lasted = max(arrivals) - min(arrivals)
@@ -119,7 +119,7 @@ def load_verdict(timeline: Timeline) -> LoadVerdict:
     return LoadVerdict(
         verdict,
         (len(arrivals) - 1) / lasted if lasted else float(len(arrivals)),
-        len(served) / _duration([timeline], served),
+        len(served) / _load_duration([timeline], served),
         percentile(sorted(request.time_per_token for request in served), 0.5),
     )
 
