@@ -104,7 +104,7 @@ def test_the_npus_messages_and_a_missing_allocator_are_named(line: str, word: st
 def test_torch_s_nvml_assertion_alone_is_not_sure() -> None:
     line = 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154\n'
     assert first(line).confidence < 0.85
-    assert first("NVIDIA Jetson AGX Orin\n" + line).confidence > 0.85
+    assert first("NVIDIA Jetson AGX Orin\n" + line).cause == "unified_memory_or_wsl"
 
 
 def test_flags_of_a_newer_release_are_not_put_in_place_of_each_other() -> None:

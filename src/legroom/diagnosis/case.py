@@ -25,6 +25,7 @@ _FAILED_ALLOCATIONS = (
     "sampler_warmup_oom",
     "cumem_oom",
     "hbm_oom",
+    "tegra_assert",
 )
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
+_MIN_SHOWN_CONFIDENCE = 0.05
+"""A cause that is less likely than one in twenty is not mentioned."""
 
 
 def readings_text(
@@ -134,7 +136,7 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
 
 def _confidence_text(finding: Finding, language: Language) -> str:
     name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
-    return f"{heading(name, language)}, {finding.confidence:.0%}"
+    return heading(name, language)
 
 
 def _deployment_text(case: Case) -> str:
@@ -308,13 +310,13 @@ def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
 
 
 def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
-    likely = [finding for finding in rest if finding.confidence >= 0.4][:3]
+    likely = [finding for finding in rest if finding.confidence >= _MIN_SHOWN_CONFIDENCE][:3]
     if not likely:
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
         title = cause_of(finding.cause).title.in_language(language)
-        yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
+        yield f"{_MARGIN}{finding.entry} {title}"
 
 
 def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:

@@ -157,7 +157,9 @@ def _parse_gib(text: str | None) -> float:
 
 
 MIN_CONFIDENCE = 0.5
-"""Causes and fixes below this confidence are reported, but not tried."""
+"""Fixes below this confidence are reported, but not tried."""
+MIN_PROBABILITY = 0.1
+"""A cause that is less likely than one in ten is not worth a restart."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
 )
@@ -329,7 +331,7 @@ def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case:
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
     """Fixes that change flags or variables, of all causes with enough confidence, in the order of the diagnosis."""
     for finding in findings:
-        if finding.confidence < MIN_CONFIDENCE:
+        if finding.confidence < MIN_PROBABILITY:
             return
         for fix in finding.fixes:
             if fix.confidence < MIN_CONFIDENCE or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
