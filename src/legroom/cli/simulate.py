@@ -45,8 +45,8 @@ examples:
   legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --choose --ray auto
 
-exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled fleet is not steady,
-2 the call or the trace is wrong
+exit codes: 0 the load is held, 1 it falls behind (or no setting of --choose, no scaled fleet holds it), 2 the call
+or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -177,6 +177,7 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import timeline_svg, timeline_text
+    from legroom.simulation.replay_outcome import load_verdict
 
     if args.tier and args.autoscale is not None:
         raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
@@ -199,8 +200,11 @@ def run(args: argparse.Namespace) -> int:
     timeline = _replay_with_progress(args, trace, pool.settings, pool.cost)
     if args.svg:
         write_file(args.svg, timeline_svg(timeline), "picture")
-    print_answer(args.json, timeline.as_json, lambda style: timeline_text(timeline, style))
-    return OK
+    load = load_verdict(timeline)
+    print_answer(
+        args.json, lambda: {**timeline.as_json(), **load.as_json()}, lambda style: timeline_text(timeline, style)
+    )
+    return ANSWER_IS_NO if load.verdict == "falls_behind" else OK
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
+from legroom.exports.gate_manifests import WORKLOADS
 from legroom.records import dataclass
 
 Mode = Literal["warn", "enforce"]
@@ -15,11 +16,6 @@ OWN_PREFIX = "legroom/"
 SWITCH = "legroom/gate"
 """Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
 _VERSION = "admission.k8s.io/v1"
-_POD_OWNERS = frozenset(
-    {"ReplicaSet", "StatefulSet", "Deployment", "DaemonSet", "Job", "CronJob", "LeaderWorkerSet", "RayCluster"}
-    | {"ReplicationController"}
-)
-"""Controllers that were reviewed themselves, so what they create is not reviewed again."""
 _IRRELEVANT_FIELDS = frozenset(
     {"replicas", "selector", "strategy", "updateStrategy", "revisionHistoryLimit", "minReadySeconds", "paused"}
     | {"progressDeadlineSeconds", "minReplicas", "maxReplicas", "nodeName"}
@@ -52,7 +48,8 @@ class AdmissionRequest:
         """Whether a controller that was reviewed itself created this object."""
         owners = _mapping(self.new.get("metadata")).get("ownerReferences")
         return any(
-            owner.get("controller") is True and owner.get("kind") in _POD_OWNERS
+            owner.get("controller") is True
+            and owner.get("kind") in WORKLOADS.get(str(owner.get("apiVersion")).rpartition("/")[0], ())
             for owner in (owners if isinstance(owners, list) else ())
             if isinstance(owner, Mapping)
         )
@@ -119,8 +116,9 @@ def _legroom_annotations(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    template = _mapping(_mapping(manifest.get("spec")).get("template"))
-    for owner in (manifest, template):
+    spec = _mapping(manifest.get("spec"))
+    job = _mapping(spec.get("jobTemplate"))
+    for owner in (manifest, _mapping(spec.get("template")), job, _mapping(_mapping(job.get("spec")).get("template"))):
         metadata = _mapping(owner.get("metadata"))
         yield _mapping(metadata.get("annotations"))
         yield _mapping(metadata.get("labels"))

@@ -12,6 +12,7 @@ from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
+from legroom.simulation.replay_outcome import LoadVerdict, load_verdict
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
@@ -38,11 +39,12 @@ def _blocks_up_to(length: int, size: int) -> int:
 
 
 def timeline_text(timeline: Timeline, style: Style) -> str:
-    lines = [style.paint(_headline(timeline), "bold"), ""]
+    load = load_verdict(timeline)
+    lines = [*(style.paint(line, "bold") for line in wrap(_headline(timeline, load), style.width)), ""]
     for curve in _curves(timeline):
         lines += curve_lines(curve, style)
     lines.append(axis_line("step 0", f"step {count(timeline.last_step)}", style))
-    lines += ["", *columns(_figures(timeline), "<<")]
+    lines += ["", *columns(_figures(timeline, load), "<<")]
     if timeline.rejections:
         lines += ["", f"{len(timeline.rejections)} rejected, as vLLM would:"]
         lines += [f"  {rejection.id}: {rejection.why}" for rejection in timeline.rejections[:5]]
@@ -50,29 +52,41 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    svg = Svg(760, _headline(timeline))
-    svg.text(24, 34, _headline(timeline), "ink sans", size=16, bold=True)
-    y = 60.0
+    load = load_verdict(timeline)
+    svg = Svg(760, _headline(timeline, load))
+    svg.text(24, 34, _VERDICTS[load.verdict], "ink sans", size=16, bold=True)
+    svg.text(24, 54, _headline(timeline, load).partition(": ")[2], "ink sans", size=13)
+    y = 76.0
     for curve in _curves(timeline):
         box = 28.0 * curve.height
         draw_curve(svg, y, curve, (540, box))
         y += box + 14
-    for name, value in _figures(timeline):
+    for name, value in _figures(timeline, load):
         y += 20
         svg.text(24, y, name, "soft")
         svg.text(200, y, value, "ink")
     return svg.render(y + 24)
 
 
-def _headline(timeline: Timeline) -> str:
-    tally = timeline.tally
-    end = "held the load" if not tally.preemptions and not timeline.rejections else "was too tight"
+_VERDICTS = {
+    "holds": "Holds the load",
+    "holds_with_waiting": "Holds the load, with waiting",
+    "falls_behind": "Falls behind the load",
+}
+
+
+def _headline(timeline: Timeline, load: LoadVerdict) -> str:
+    """The verdict, and the number that decides it."""
+    tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
+    words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
+    if load.verdict == "falls_behind":
+        words.append(f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     if tally.preemptions:
-        end = f"ran dry: {count(tally.preemptions)} preemptions"
-    elif timeline.rejections:
-        end = f"turned {count(len(timeline.rejections))} requests away"
+        words.append(f"the pool ran dry: {count(tally.preemptions)} preemptions")
+    if timeline.rejections:
+        words.append(f"{count(len(timeline.rejections))} turned away")
     part = " (interrupted)" if timeline.interrupted else ""
-    return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {end}{part}"
+    return f"{_VERDICTS[load.verdict]}: {'; '.join(words)}{part}"
 
 
 def _curves(timeline: Timeline) -> list[Curve]:
@@ -89,7 +103,7 @@ def _with_peak(name: str, colour: Colour, values: list[int], peak: int) -> Curve
     return Curve(name, colour, 2, values, max(1, peak), count(max(1, peak)))
 
 
-def _figures(timeline: Timeline) -> list[tuple[str, str]]:
+def _figures(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str]]:
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
@@ -110,6 +124,7 @@ def _figures(timeline: Timeline) -> list[tuple[str, str]]:
         seconds = timeline.seconds
         for name, key in (("queue", "queue_s"), ("first token", "first_token_s"), ("latency", "latency_s")):
             figures.append((name, _percentiles(seconds[key], "s") + "  (estimated)"))
+        figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
     wasted = waste_by_block_size(timeline.trace, (8, 16, 32, 64, 128))
     figures.append(

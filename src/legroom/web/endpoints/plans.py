@@ -128,6 +128,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import scheduler_settings
     from legroom.simulation.from_plan import hardware
+    from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.step_time import fixed_cost, roofline
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
@@ -146,7 +147,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
             "give `plan` to have it estimated, or `step_ms`",
         )
     timeline = replay(trace, settings, cost=cost)
-    return {**timeline.as_json(), "timeline": pool_curves_json(timeline)}
+    return {**timeline.as_json(), **load_verdict(timeline).as_json(), "timeline": pool_curves_json(timeline)}
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
