@@ -38,7 +38,7 @@ class Freed:
         return self.ending in FREED
 
 
-def free(
+def free_dead_holders(
     dead: Sequence[Holder],
     journal: Journal | None = None,
     *,
@@ -74,15 +74,15 @@ def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot],
         [each for each in holders if each.process and each.process.pid == each.top], signal.SIGTERM, rescan
     )
     signalled = [holder for holder in holders if holder not in failed]
-    _wait(signalled, sigterm_grace_s)
+    _wait_for_exit(signalled, sigterm_grace_s)
     remaining = [holder for holder in signalled if _still_runs(holder.process)]
     failed |= _signal_all(remaining, signal.SIGKILL, rescan) if remaining else {}
     killed = [holder for holder in remaining if holder not in failed]
-    _wait(killed, _SIGKILL_GRACE_S)
-    return [failed.get(holder) or _outcome(holder, holder in killed) for holder in holders]
+    _wait_for_exit(killed, _SIGKILL_GRACE_S)
+    return [failed.get(holder) or _ended_outcome(holder, holder in killed) for holder in holders]
 
 
-def _outcome(holder: Holder, was_killed: bool) -> Freed:
+def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
     if _still_runs(holder.process):
         return Freed(holder, "still there", "the kernel has not ended it: it may wait for the driver (state D)")
     return Freed(holder, "killed" if was_killed else "ended")
@@ -95,7 +95,7 @@ def _signal_all(
     dead = {
         holder.process.identity for holder in classify_holders(rescan()) if holder.state == "dead" and holder.process
     }
-    results = {holder: _signal(holder, number, dead) for holder in holders}
+    results = {holder: _signal_process(holder, number, dead) for holder in holders}
     return {holder: failed for holder, failed in results.items() if failed}
 
 
@@ -104,7 +104,7 @@ def _still_runs(process: ProcessInfo | None) -> bool:
     return process is not None and creation_time(process.pid) == process.created_s and started(process.pid) is not None
 
 
-def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
+def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
     """Signal one process; None where the signal was sent."""
     process = holder.process
     assert process is not None
@@ -132,7 +132,7 @@ def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, 
     return None
 
 
-def _wait(holders: Sequence[Holder], seconds: float) -> None:
+def _wait_for_exit(holders: Sequence[Holder], seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(_still_runs(holder.process) for holder in holders):
         time.sleep(0.1)
