@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
-from legroom.drawing.curve import Curve, counted, curve_lines
+from legroom.drawing.curve import Curve, curve_lines, scaled_curve
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
@@ -200,9 +200,9 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     kv = [sample.kv_use or 0.0 for sample in history]
     curves = [
         Curve("KV use", "blue", 4, kv, 1.0, "100%"),
-        counted("running", "green", [sample.running for sample in history]),
-        counted("waiting", "orange", [sample.waiting for sample in history]),
-        counted("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),
+        scaled_curve("running", "green", [sample.running for sample in history]),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in history]),
+        scaled_curve("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),
     ]
     return "\n".join([*lines, *(line for curve in curves for line in curve_lines(curve, style, growing=True))])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from legroom.live.journal.journal_records import JournalUnavailable
-from legroom.process_table import started
+from legroom.process_table import process_start_ticks
 from legroom.records import dataclass
 from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, creation_time, read_machine
 from legroom.recover.orphans import Holder, classify_holders
@@ -101,7 +101,11 @@ def _signal_all(
 
 def _still_runs(process: ProcessInfo | None) -> bool:
     """Whether the process still runs and its PID was not reused."""
-    return process is not None and creation_time(process.pid) == process.created_s and started(process.pid) is not None
+    return (
+        process is not None
+        and creation_time(process.pid) == process.created_s
+        and process_start_ticks(process.pid) is not None
+    )
 
 
 def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
@@ -118,7 +122,7 @@ def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tup
         # The pidfd refers to this process even if the PID is reused.
         if creation_time(process.pid) != process.created_s:
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
-        if started(process.pid) is None:  # a zombie
+        if process_start_ticks(process.pid) is None:  # a zombie
             return Freed(holder, "gone by itself")
         if process.identity not in dead:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")

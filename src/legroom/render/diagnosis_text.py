@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.log_diagnosis import by_failure_time
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
+from legroom.drawing.text import command_phrases, display_width, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import (
     Language,
@@ -238,7 +238,7 @@ def _before_and_after_bars(fix: Fix, style: Style, language: Language) -> Iterat
     for name, layout in layouts:
         segments: list[Segment] = [part.segment for part in layout_parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
-        yield f"{_MARGIN}{name}{' ' * (9 - cells(name))}{bar(segments, width, style)}"
+        yield f"{_MARGIN}{name}{' ' * (9 - display_width(name))}{bar(segments, width, style)}"
         kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
         yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
     named = [part.segment for part in layout_parts(fix.plan.layout) if part.segment.amount > 0]

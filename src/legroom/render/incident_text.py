@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, curve_width, draw_curve
+from legroom.drawing.curve import Curve, axis_line, curve_lines, curve_width, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
@@ -140,9 +140,9 @@ def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
     running, waiting = worst("running_max"), worst("waiting_max")
     return [
         Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
-        counted("running", "green", running),
-        counted("waiting", "orange", waiting),
-        counted("preempted", "red", worst("preempted")),
+        scaled_curve("running", "green", running),
+        scaled_curve("waiting", "orange", waiting),
+        scaled_curve("preempted", "red", worst("preempted")),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from shlex import join
 
-from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_curve
+from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
@@ -168,12 +168,12 @@ def _fleet_headline(scaled: ScaledReplay) -> str:
 
 def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
     samples = scaled.samples
-    servers = counted("servers", "green", [sample.replicas for sample in samples], height=4)
+    servers = scaled_curve("servers", "green", [sample.replicas for sample in samples], height=4)
     return [
         servers,
         replace(servers, name="serving", colour="blue", values=[sample.ready for sample in samples]),
         Curve("KV use", "blue", 3, [sample.kv_use for sample in samples], 1.0, "100%"),
-        counted("waiting", "orange", [sample.waiting for sample in samples], height=3),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in samples], height=3),
     ]
 
 

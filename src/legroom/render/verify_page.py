@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_curve
+from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, wrap
@@ -45,8 +45,8 @@ def _check_mark(check: Check, style: Style) -> str:
 def _load_curves(run: LoadRun) -> list[Curve]:
     return [
         Curve("KV use", "blue", 5, [sample.kv_use or 0.0 for sample in run.samples], 1.0, "100%"),
-        counted("running", "green", [sample.running for sample in run.samples]),
-        counted("waiting", "orange", [sample.waiting for sample in run.samples]),
+        scaled_curve("running", "green", [sample.running for sample in run.samples]),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in run.samples]),
     ]
 
 

@@ -72,12 +72,12 @@ def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         return
     pending = b""
     for piece in chain((first,), source):
-        whole, rest = _rejoin((pending + piece).split(b"\n"), width, more=True)
+        whole, rest = _join_wrapped_lines((pending + piece).split(b"\n"), width, more=True)
         pending = b"\n".join(rest)
         if whole:
             yield b"\n".join(whole) + b"\n"
     if pending:
-        yield b"\n".join(_rejoin(pending.split(b"\n"), width, more=False)[0])
+        yield b"\n".join(_join_wrapped_lines(pending.split(b"\n"), width, more=False)[0])
 
 
 def line_width(sample: str) -> LineWidth | None:
@@ -104,7 +104,7 @@ def line_width(sample: str) -> LineWidth | None:
     return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
 
 
-def _rejoin(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
+def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
     """The joined lines, and the last lines that may continue where more text follows."""
     whole: list[bytes] = []
     number = 0
@@ -180,7 +180,7 @@ def read_line(number: int, raw: str) -> LogLine:
     """A line with process, rank, pid and time read from its prefixes."""
     text = server_text(raw)
     head = text[:400]
-    process = _process(head) if "pid=" in head else None
+    process = _process_label(head) if "pid=" in head else None
     rank = _RANK.search(head) if "rank" in head or "Worker" in head else None
     at = _LOGGED_AT.search(head)
     return LogLine(
@@ -190,7 +190,7 @@ def read_line(number: int, raw: str) -> LogLine:
         process["label"] if process else "",
         _first_int(rank.groups()) if rank else (int(process["rank"]) if process and process["rank"] else None),
         int(process["pid"][:12]) if process else None,
-        _time(head),
+        _time_of_line(head),
         f"{at[1]}{at[2].rpartition('/')[2]}" if at else "",
     )
 
@@ -231,11 +231,11 @@ def plain_line(raw: str) -> str:
         line = line.rpartition("\r")[2] or line
     stripped = line.strip()
     if stripped.startswith("{") and stripped.endswith("}"):
-        line = _from_json(stripped) or line
+        line = _message_of_json(stripped) or line
     return _CONTROL.sub(" ", line) if _CONTROL.search(line) else line
 
 
-def _from_json(text: str) -> str | None:
+def _message_of_json(text: str) -> str | None:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -249,7 +249,7 @@ def _from_json(text: str) -> str | None:
     return _COLOUR.sub("", message).rstrip("\r\n")
 
 
-def _process(head: str) -> re.Match[str] | None:
+def _process_label(head: str) -> re.Match[str] | None:
     """The last process label in front of a line, after Ray's own."""
     last = _PROCESS.search(head)
     while last and (behind := _PROCESS.match(head, last.end())):
@@ -257,7 +257,7 @@ def _process(head: str) -> re.Match[str] | None:
     return last
 
 
-def _time(head: str) -> str:
+def _time_of_line(head: str) -> str:
     match = _VLLM_TIME.search(head)
     if match:
         return match[1]
