@@ -213,7 +213,7 @@ def test_what_is_in_the_cache_is_used_when_the_hub_is_out_of_reach(ask_nowhere: 
 
 
 def test_an_unknown_model_offline_is_unreachable_and_names_near_ones(ask_offline: Asker) -> None:
-    code, message, hint = ask_offline("someone/Llama-3.1-8B-Instruct-tuned")
+    code, message, hint = ask_offline("someone/Llama-3.1-9B-Instruct-tuned")
     assert code == 3
     assert "offline" in message
     assert "llama-3.1-8b" in hint

@@ -25,6 +25,8 @@ from legroom.records import dataclass
 FOLDER = Path(__file__).with_name("data") / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
 _PLAIN = ("bf16", "fp16")
+_TASKS = frozenset({*_ROLES, "embedding", "reranker", "thinking", "coder", "math", "guard"})
+"""Words of a name that change a model's training, not its size."""
 _SIZE = re.compile(r"a?\d+(\.\d+)?[bm]")
 """8b, 0.6b, 135m, and the active parameters of a30b-a3b."""
 _DATE_DIGITS = 4
@@ -73,6 +75,35 @@ def mirrored(name: str) -> Bundled | None:
         return None
     key = _keys_by_name().get(repo)
     return _bundled_of(key) if key else None
+
+
+def derived(name: str) -> Bundled | None:
+    """A checkpoint that is not bundled, read from its name: built as the bundled model that it names, stored as it says
+    (`cyankiwi/Qwen3.8-27B-AWQ-INT4`, `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name."""
+    wanted = name.strip().lower()
+    repo, _, tag = wanted.rpartition("/")[2].partition(":")
+    words = [word for word in re.split(r"[-_]", repo) if word]
+    task_free = [word for word in words if word not in _TASKS and not (word.isdigit() and len(word) == _DATE_DIGITS)]
+    runs = (_alphanumeric("".join(run)) for each in (words, task_free) for run in _runs(each))
+    key = next((_keys_by_letters()[run] for run in runs if run in _keys_by_letters()), None)
+    if key is None:
+        return None
+    bits = re.match(r"i?q(\d)", tag) or re.search(r"gguf.*q(\d)", wanted)
+    scheme: Any = {"quant_method": "gguf", "bits": int(bits[1])} if bits else None
+    if scheme is None:
+        scheme = next((each for pattern, each in _shared_values()["by_name"] if re.search(pattern, wanted)), None)
+    stored = f", its weights stored as {'GGUF' if bits else scheme}" if scheme else ""
+    source = (
+        f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
+    )
+    entry = {"base": key, "assumed": True} | ({"quantization": scheme} if scheme else {})
+    return Bundled(name, (name,), source, 0, key, entry)
+
+
+def _runs(words: list[str]) -> Iterator[list[str]]:
+    """Consecutive words of a name, the longest runs first."""
+    for length in range(len(words), 0, -1):
+        yield from (words[start : start + length] for start in range(len(words) - length + 1))
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
@@ -330,6 +361,18 @@ def _keys_by_name() -> dict[str, str]:
             if "base" not in entry:
                 index.setdefault(_without_role(repo), key)
     return index
+
+
+@cache
+def _keys_by_letters() -> dict[str, str]:
+    """Letters and digits of a name -> key of the model as first published."""
+    return {
+        _alphanumeric(name): key
+        for name, key in reversed(_keys_by_name().items())
+        if "/" not in name
+        and not {"base", "quantization"} <= _entries()[key].keys()
+        and re.search(r"[a-z].*\d|\d.*[a-z]", name)
+    }
 
 
 def _without_role(repo: str) -> str:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from legroom.errors import LegroomError
-from legroom.facts.bundled import Bundled, bundled_config, find, hub_id_of, mirrored, nearest
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id_of, mirrored, nearest
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
@@ -48,6 +48,9 @@ def load(
     try:
         return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
+        unread = error.exit_code == UNREACHABLE or not is_hub_id(text)
+        if unread and revision is None and (named := derived(text)):
+            return _from_mirror(named, text, overrides)
         if revision is not None and find(text):
             error.hint = f"{text} is bundled: leave the revision out to use the bundled facts"
         raise
@@ -109,6 +112,8 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
     if bundled := find(text):
         return from_bundled(bundled, text, overrides)
     if bundled := mirrored(text):
+        return _from_mirror(bundled, text, overrides)
+    if bundled := derived(text):
         return _from_mirror(bundled, text, overrides)
     error = _unknown_model_error(text, "is not a model that is known without looking it up")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"

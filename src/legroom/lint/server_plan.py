@@ -10,11 +10,13 @@ from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find, mirrored
 from legroom.facts.releases import Release
+from legroom.isolation import isolated
 from legroom.records import dataclass
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.setting_checks import RefusedByVllm
 
 if TYPE_CHECKING:
+    from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Plan
 
 _TEMPLATE = re.compile(r"\$|\{\{|\{%|<[\w -]+>")
@@ -46,6 +48,16 @@ def refusal_of_server(server: StartedServer, release: Release) -> RefusedByVllm 
     """Why the release does not start these flags on the GPU that the file names; None where it does."""
     made = _plan_or_refusal(server, release)
     return made if isinstance(made, RefusedByVllm) else None
+
+
+def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
+    """The server on every GPU that the file names, as the gate plans it; None for a template. Nothing is fetched."""
+    from legroom.planning.file_plans import planned_servers
+
+    if server.call is not None or any(_TEMPLATE.search(word.text) for word in server.words):
+        return None
+    with isolated():
+        return next(planned_servers([server], release=release, advice=False))
 
 
 def _plan_or_refusal(server: StartedServer, release: Release) -> ServerPlan | RefusedByVllm | None:

@@ -244,5 +244,7 @@ def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     below, above = weights_band(weights_rows(), weights_path(of, value), value.bytes, gpu.total_bytes)
     if value.kind == "exact" and not below + above:
         return value
-    own = value.high - value.bytes
-    return _widened(value, max(below, own, _MIN_WEIGHTS_BAND_BYTES), max(above, own, _MIN_WEIGHTS_BAND_BYTES))
+    least_below, least_above = value.bytes - value.low, value.high - value.bytes
+    return _widened(
+        value, max(below, least_below, _MIN_WEIGHTS_BAND_BYTES), max(above, least_above, _MIN_WEIGHTS_BAND_BYTES)
+    )

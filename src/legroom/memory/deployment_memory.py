@@ -204,6 +204,7 @@ def first_failure(
         or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
         or kv.failure
         or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
+        or _first_of(_at_peak(rank, gpu) for rank in ranks)
     )
 
 
@@ -222,6 +223,7 @@ def failure_at_best(
         or _first_of(_profile_run(rank, free, gpu) for rank in best)
         or kv_plan(model, settings, gpu, pools).failure
         or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in memory.ranks)
+        or _first_of(_at_peak(rank, gpu) for rank in memory.ranks)
     )
 
 
@@ -287,6 +289,14 @@ def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings,
     if graphs.bytes == 0 or needed - graphs.bytes > free:
         return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
     return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
+
+
+def _at_peak(rank: Layout, gpu: Gpu) -> Failure | None:
+    """A peak above the card even with the least memory beside the budget; a machine that shares its memory can swap."""
+    least = rank.peak_used_bytes - (rank.outside.bytes - rank.outside.low)
+    if least <= gpu.total_bytes or gpu.unified:
+        return None
+    return Failure("runtime_activation_burst", _oom(gpu, "at the first large batch"), least, gpu.total_bytes)
 
 
 def _oom(gpu: Gpu, when: str) -> str:
