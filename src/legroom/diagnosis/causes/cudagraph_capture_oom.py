@@ -21,10 +21,6 @@ def examine(case: Case) -> Assessment | None:
                 "buffers, after the pool had taken the whole budget."
             )
             return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
-        killed = case.first("sigkill", "killed_word")
-        if killed is not None and killed.role == "host" and not case.has("killed_process", "oom_killer"):
-            why = "The process was killed from outside; capture is one of the moments at which memory peaks."
-            return Assessment(0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure
     return Assessment(_confidence(case), proof(case.last("profile_v0"), notice, error), _explanation(case))

@@ -29,7 +29,9 @@ def examine(case: Case) -> Assessment | None:
             "allocator keeps what was freed."
         )
         return Assessment(0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
-    if trainer and (case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom):
+    counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
+    is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
+    if trainer and (is_short or counts_nothing):
         why = (
             "A training framework runs the engine on GPUs that it uses "
             "itself: its weights, gradients and optimizer are on the card too."
