@@ -73,7 +73,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
             env={"VLLM_USE_V1": "0"},
-            confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
     room = _lower_utilization_for_graphs(planner, max(need, GIB // 4))

@@ -74,14 +74,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "Without the draft model its weights, KV and buffers are gone.",
             flags={"speculative_config": None},
             trades="slower generation for few requests",
-            confidence=0.5,
         )
     if lora:
         yield Fix(
             "other_engine_feature_off",
             "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
             flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
-            confidence=0.5,
         )
     seqs = args.max_num_seqs or 256
     yield planner.plan_change(

@@ -56,7 +56,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "for others, less for a larger trainer.",
         steps=_trainer_setting_step(planner.case, share),
         trades="a smaller KV pool during rollout",
-        confidence=0.6,
     )
     newer = Fix(
         "engine_version_or_V0",
@@ -68,7 +67,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "Weights first, KV cache after the trainer has let go.",
         steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
-        confidence=0.5,
     )
     off: Fix | None = Fix(
         "other_engine_feature_off",

@@ -94,7 +94,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "After a stop the memory comes back slowly.",
         steps=("wait until free -g is back before the next start",),
-        confidence=0.5,
     )
     share = round(max(planner.utilization - 0.1, 0.3), 2)
     lower = planner.plan_change(
