@@ -57,12 +57,14 @@ class LintedPart:
     """Whether the file is of a kind that is linted, even if it has no subject."""
     nothing: str = ""
     """Why there is nothing to check, where it is not the reason of its kind."""
+    is_monitoring: bool = False
+    """Whether it is a dashboard or holds rules alone: flags in it stand in sentences."""
 
 
 def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
     """The parts of a file, and the parts of it that cannot be read or have nothing to check."""
     kind: Kind | None = None
-    nothing, is_empty = "", True
+    nothing, is_empty, is_monitoring = "", True, False
     read_lines: set[int] = set()
     for part in read_file(path, text, release):
         unread = part.unread
@@ -72,6 +74,7 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
             linted, unread = None, Unread(part.source.place(0), error.message, error.hint)
         if part.is_whole:
             kind, nothing = part.kind, linted.nothing if linted else ""
+            is_monitoring = linted is not None and linted.is_monitoring
         read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
@@ -80,9 +83,10 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         if unread is not None and (part.is_whole or _RECOGNIZED.search(part.source.text)):
             is_empty = False
             yield unread
-    if kind in _KINDS_WITH_FLAGS and (unclaimed := _unclaimed_flags(path, text, read_lines)) is not None:
-        is_empty = False
-        yield LintedPart((unclaimed,))
+    if kind in _KINDS_WITH_FLAGS and not is_monitoring:
+        unclaimed = _unclaimed_flags(path, text, read_lines)
+        is_empty = is_empty and unclaimed is None
+        yield LintedPart((unclaimed,) if unclaimed is not None else ())
     nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
@@ -126,7 +130,7 @@ def _linted_json(part: FilePart) -> LintedPart:
         return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
     if not any("vllm" in expression.text for expression in expressions):
         return LintedPart(nothing="a dashboard without any vLLM metric")
-    return LintedPart((*part.subjects, *expressions))
+    return LintedPart((*part.subjects, *expressions), is_monitoring=True)
 
 
 def _linted_yaml(part: FilePart) -> LintedPart:
@@ -141,4 +145,8 @@ def _linted_yaml(part: FilePart) -> LintedPart:
         elif kind in ("kubernetes", "other"):
             expressions += manifest_queries(document)
     is_known = part.is_whole and any(kind != "other" for kind in kinds)
-    return LintedPart((*part.subjects, *expressions), records, is_known, nothing=_NOTHING["yaml"])
+    is_monitoring = bool(kinds) and all(
+        kind == "rules" or document.text("apiVersion").startswith("monitoring.coreos.com/")
+        for kind, document in zip(kinds, part.documents, strict=True)
+    )
+    return LintedPart((*part.subjects, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)
