@@ -30,6 +30,8 @@ _NOTHING = {
     "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
 }
 """Why a file of a kind has nothing to check."""
+_VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
+"""A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
@@ -63,6 +65,9 @@ class LintedPart:
 
 def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
     """The parts of a file, and the parts of it that cannot be read or have nothing to check."""
+    if path.endswith(".py") and _VLLM_SOURCE.search(text):
+        yield Skipped(path, "a copy of a module of vLLM")
+        return
     kind: Kind | None = None
     nothing, is_empty, is_monitoring = "", True, False
     read_lines: set[int] = set()
