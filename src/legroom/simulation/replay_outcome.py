@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from legroom.simulation.timeline import Timeline, percentile
 
@@ -77,6 +77,51 @@ class Goal:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+Verdict = Literal["holds", "holds_with_waiting", "falls_behind"]
+
+
+@dataclass(frozen=True)
+class LoadVerdict:
+    """Whether one server holds a load, and the rates that decide it: per second, or per step."""
+
+    verdict: Verdict
+    arriving: float
+    """Requests that arrive per second while the load lasts."""
+    served: float
+    """Requests that finish per second until the last one is served."""
+    time_per_token_p50: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of `legroom simulate --json` that say whether the load is held."""
+        rates = {name: round(value, 5) for name, value in asdict(self).items() if name != "verdict"}
+        return {"verdict": self.verdict, "load": rates}
+
+
+def load_verdict(timeline: Timeline) -> LoadVerdict:
+    """`holds_with_waiting` where requests are preempted or queue for longer than their prompts take; `falls_behind`
+    where such waits grow as long as the load lasts."""
+    served = list(_served_requests(timeline))
+    _, keeps_up = _wait_growth(served)
+    arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
+    lasted = max(arrivals) - min(arrivals)
+    starts = timeline.clocks.sched_s if timeline.clocks else timeline.first_sched_steps
+    pairs = zip(arrivals, starts, timeline.finish_steps, strict=True)
+    queued = percentile(sorted(float(start - arrival) for arrival, start, step in pairs if step >= 0), 0.99)
+    first_token = percentile(sorted(request.first_token for request in served), 0.99)
+    waits = queued > first_token - queued
+    verdict: Verdict = "holds"
+    if waits and not keeps_up:
+        verdict = "falls_behind"
+    elif waits or timeline.tally.preemptions:
+        verdict = "holds_with_waiting"
+    return LoadVerdict(
+        verdict,
+        (len(arrivals) - 1) / lasted if lasted else float(len(arrivals)),
+        len(served) / _load_duration([timeline], served),
+        percentile(sorted(request.time_per_token for request in served), 0.5),
+    )
 
 
 class ServedRequest(NamedTuple):

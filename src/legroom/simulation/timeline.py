@@ -127,21 +127,25 @@ class Timeline:
     @property
     def queue_steps(self) -> array[int]:
         """Steps from arrival to first being scheduled, sorted."""
-        if self.clocks is not None:
-            # A trace in seconds has no arrival steps: waits are counted in mean steps.
-            step_s = self.makespan_s / max(1, self.tally.steps)
-            return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds["queue_s"]))
-        return _sorted_waits(self.first_sched_steps, self.arrival_steps)
+        return self._waits("queue_s", self.first_sched_steps)
 
     @property
     def first_token_wait_steps(self) -> array[int]:
         """Steps from arrival to the first token, sorted."""
-        return _sorted_waits(self.first_token_steps, self.arrival_steps)
+        return self._waits("first_token_s", self.first_token_steps)
 
     @property
     def latency_steps(self) -> array[int]:
         """Steps from arrival to the last token, sorted."""
-        return _sorted_waits(self.finish_steps, self.arrival_steps)
+        return self._waits("latency_s", self.finish_steps)
+
+    def _waits(self, name: str, ends: Sequence[int]) -> array[int]:
+        """Sorted steps from arrival. A trace in seconds has no arrival steps: its waits are counted in mean steps."""
+        if self.clocks is None:
+            waits = zip(ends, self.arrival_steps, strict=True)
+            return array("q", sorted(end - start for end, start in waits if end >= 0))
+        step_s = self.makespan_s / max(1, self.tally.steps)
+        return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds[name]))
 
     @property
     def seconds(self) -> dict[str, list[float]]:
@@ -237,10 +241,6 @@ def percentile(values: Sequence[float], share: float) -> float:
         return 0
     rank = max(1, -(-len(values) * share // 1))
     return values[min(len(values), int(rank)) - 1]
-
-
-def _sorted_waits(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
-    return array("q", sorted(end - start for end, start in zip(ends, starts, strict=True) if end >= 0))
 
 
 def _percentiles_json(values: Sequence[float], unit: str = "") -> dict[str, float]:

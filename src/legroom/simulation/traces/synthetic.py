@@ -72,6 +72,8 @@ def _length_distribution(text: str) -> Draw:
     call = _CALL.fullmatch(text)
     if not call:
         value = _parse_number(text, "a length")
+        if value < 1:
+            raise LegroomError(f"a prompt or an output has at least 1 token, not {text}", _EXAMPLE)
         return lambda rng: value
     numbers = [_parse_number(part, text) for part in call[2].split(",")]
     if call[1] == "lognormal" and len(numbers) == 2 and numbers[0] > 0:
