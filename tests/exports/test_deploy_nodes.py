@@ -177,7 +177,7 @@ def test_nodes_wait_for_each_other_as_long_as_a_load_takes_and_no_step_hangs_tha
     load_s = 689e9 / 100e6 + 689e9 / 200e6
     for pod in (first, other):
         for flag in ("--distributed-timeout-seconds", "--cpu-distributed-timeout-seconds"):
-            assert 0.95 * load_s <= int(value_of(pod, flag)) <= 1.05 * load_s < limit_s / 2
+            assert 0.95 * load_s <= int(value_of(pod, flag)) <= 1.05 * load_s < 0.6 * limit_s
         assert value_of(pod, "--distributed-executor-backend") == "mp"
 
 
