@@ -1,6 +1,6 @@
 """Fit the error bands to real start-ups, and say how well they hold on kinds of start-ups that did not make them.
 
-    python bench/fit_bands.py TRUTH_DIR GPU_DIR [--first-sight DIR] [--write]
+    python bench/fit_bands.py TRUTH_DIR GPU_DIR [--first-sight DIR ...] [--write]
 
 TRUTH_DIR holds `startups.jsonl` and `models.json`, GPU_DIR `measured*.jsonl` and `kit/configs*`; legroom's own
 recording (`tests/fixtures`) is read as well. The half of a band is the root of two squares: the errors that the rules
@@ -8,8 +8,8 @@ of its parts make where all is known (`own` x their estimate), and a share of th
 is one where the release was measured on this card family, another where it was only read. The distance is the number of
 properties (card family, release line, architecture, encoder ...) that fewer than FEW known starts have. The law is the
 narrowest that holds COVERAGE of the starts, also if each is judged as if all that share its card (its release, its
-architecture ...) were missing. Starts of DIR, in the form of TRUTH_DIR, were predicted before they were read: the band
-holds COVERAGE of them too. The table leaves every class out of the fit in turn. With --write the bands go to
+architecture ...) were missing. Starts of a DIR, in the form of TRUTH_DIR or GPU_DIR, were predicted first:
+the band holds COVERAGE of them too. The table leaves every class out of the fit in turn. With --write the bands go to
 `src/legroom/facts/data/bands.json`.
 """
 
@@ -138,6 +138,15 @@ def cases(truth: Path, gpu: Path) -> list[ScoredStart]:
         starts += gpu_run_cases(read_records(path), *configs).cases
     with gpu_runs(OWN_RECORDING) as (_, loaded):
         return [*starts, *loaded.cases]
+
+
+def new_cases(folder: Path, gpu: Path) -> list[ScoredStart]:
+    """Starts that were predicted before they were read, in the form of TRUTH_DIR or of GPU_DIR."""
+    starts = list(published_cases(folder).cases) if (folder / "startups.jsonl").exists() else []
+    for path in sorted(folder.glob("measured*.jsonl")):
+        configs = (*folder.glob("configs*"), *(gpu / "kit").glob("configs*"))
+        starts += gpu_run_cases(read_records(path), *configs).cases
+    return starts
 
 
 def start_of(result: Result) -> Start | None:
@@ -464,9 +473,9 @@ def document(starts: Sequence[Start], first_sight: Sequence[Start]) -> dict[str,
 
 
 def main() -> None:
-    args = arguments(__doc__, "truth:path", "gpu:path", first_sight="", write=False)
+    args = arguments(__doc__, "truth:path", "gpu:path", first_sight=("",), write=False)
     starts = [start for case in cases(args.truth, args.gpu) if (start := start_of(predict(case)))]
-    new = published_cases(Path(args.first_sight)).cases if args.first_sight else ()
+    new = [case for folder in args.first_sight if folder for case in new_cases(Path(folder), args.gpu)]
     first_sight = [start for case in new if (start := start_of(predict(case)))]
     fitted = document(starts, first_sight)
     print(f"\n{len(starts)} starts, by distance {fitted['starts']}; growth {fitted['growth']}")

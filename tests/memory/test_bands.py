@@ -67,7 +67,7 @@ def test_every_rare_property_doubles_the_share_of_the_card() -> None:
 
 def test_a_release_that_was_only_read_has_a_wider_band_than_a_measured_one() -> None:
     measured, read = (half_band("kv_cache", (("card", card),), 1, 10**9) for card in ("hopper", "ampere"))
-    assert read > 10 * measured
+    assert read > 5 * measured
 
 
 def test_where_nobody_said_so_the_band_holds_the_first_start_and_later_ones() -> None:

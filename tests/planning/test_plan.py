@@ -199,3 +199,19 @@ def test_a_peak_above_the_card_at_the_good_end_of_the_range_does_not_fit():
     assert failure.id == "runtime_activation_burst"
     lighter = replace(over, outside=estimated(3 * GIB, 0, 4 * GIB))
     assert first_failure((lighter,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu) is None
+
+
+def test_a_card_without_a_name_is_not_refused_for_the_batch_that_its_name_would_decide():
+    fails = legroom.plan("qwen3.8-27b", gpu="80.0GiB", vllm="0.28.0", max_model_len=131072, advice=False)
+    named = legroom.plan(
+        "qwen3.8-27b",
+        gpu="80.0GiB",
+        vllm="0.28.0",
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        max_model_len=131072,
+        advice=False,
+    )
+    assert named.verdict == "does_not_fit"
+    assert fails.verdict == "tight"
+    assert "the card was not named" in fails.plan.reason

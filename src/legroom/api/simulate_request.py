@@ -57,14 +57,14 @@ def simulation_json(
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
-    settings = scheduler_settings(trace, plan, given)
+    settings = requested_settings(trace, plan, given)
     timeline = simulate(trace, settings, cost=fixed_cost(step_ms / 1000) if step_ms else None)
     document = {**timeline.as_json(), **load_verdict(timeline).as_json()}
     note = plan.target.gpu.note if plan is not None else ""
     return {**document, "notes": [note]} if note else document
 
 
-def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
+def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """The settings given, else those of the plan, else vLLM's defaults."""
     from legroom.simulation.scheduler_settings import SchedulerSettings
 

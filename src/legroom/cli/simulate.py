@@ -283,7 +283,7 @@ def _fleets(
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.planning.autoscaling_policy import scaling_policy
-    from legroom.render.simulation_text import scaled_text
+    from legroom.render.simulation_text import autoscale_text
     from legroom.simulation.autoscale import replay_autoscaled
 
     if not 1 <= args.replicas < args.autoscale:
@@ -296,7 +296,7 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
     policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
     with progress_bar("simulating") as bar:
         scaled = replay_autoscaled(trace, settings, pool.cost, policy, bar)
-    print_answer(args.json, scaled.as_json, lambda style: scaled_text(scaled, style))
+    print_answer(args.json, scaled.as_json, lambda style: autoscale_text(scaled, style))
     return OK if scaled.is_steady else ANSWER_IS_NO
 
 

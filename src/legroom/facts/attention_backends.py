@@ -71,6 +71,10 @@ class BackendTable:
         """Whether a backend has kernels for the card."""
         return bool(self._value_for_card(self.facts["backends"][name]["runs"]))
 
+    def shares_contexts(self, name: str) -> bool:
+        """Whether a backend takes decode context parallelism; one that was not asked is taken to."""
+        return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
+
     def masks_images(self, name: str) -> bool:
         """Whether a backend lets the tokens of one image see each other."""
         return bool(self._value_for_card(self.facts["backends"][name]["mm_prefix"]))

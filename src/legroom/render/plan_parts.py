@@ -32,7 +32,7 @@ class LayoutPart:
     meaning: str
 
 
-def parts(layout: Layout) -> list[LayoutPart]:
+def layout_parts(layout: Layout) -> list[LayoutPart]:
     """The parts of a layout: those of the budget, memory outside it, other processes, headroom."""
     inside: tuple[tuple[str, str, Figure, Colour, str, str, str], ...] = (
         ("weights", "weights_bytes", layout.weights, "blue", "█", "W", "the model, as loaded"),
@@ -74,10 +74,10 @@ def parts(layout: Layout) -> list[LayoutPart]:
 
 def scale_bytes(layout: Layout) -> int:
     """Bytes of a full-width bar: the card's total, or the sum of the parts where they exceed it."""
-    return max(layout.total_bytes, sum(part.segment.amount for part in parts(layout)))
+    return max(layout.total_bytes, sum(part.segment.amount for part in layout_parts(layout)))
 
 
-def certainty(figure: Figure) -> str:
+def certainty_text(figure: Figure) -> str:
     """`exact`, `measured`, or `estimated` with its band in GiB."""
     if figure.kind != "estimated":
         return figure.kind
@@ -129,7 +129,7 @@ def _property_text(kind: str, value: str) -> str:
     return _RARE.get(kind, "{}").format(value.replace("+", " with "))
 
 
-def short_name(model_name: str) -> str:
+def short_model_name(model_name: str) -> str:
     """The last part of a local model path; a Hub id keeps its owner."""
     pieces = [piece for piece in model_name.rstrip("/").split("/") if piece]
     if pieces and pieces[-1] == "config.json":
@@ -158,7 +158,7 @@ def headline(plan: Plan) -> str:
     used = settings.gpus_used
     where = f"{used} of {target.gpus} x" if used < target.gpus else f"{target.gpus} x"
     where = f"{where} {target.gpu.name}"
-    start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"
+    start = f"{short_model_name(target.model.name)} on {where} with vLLM {target.release.version}"
     if plan.verdict == "does_not_fit":
         return f"{start} will not start."
     if plan.verdict == "tight" and plan.memory.refused:

@@ -9,7 +9,7 @@ from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
 from legroom.planning.search_space import NODE_GPUS
 from legroom.planning.sizing import hourly_usd
-from legroom.render.plan_parts import short_name
+from legroom.render.plan_parts import short_model_name
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
 
@@ -25,15 +25,15 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
     blocks = []
     for model in dict.fromkeys(fit.model for fit in rows):
         fits = [fit for fit in rows if fit.model == model]
-        head = style.paint(f"{short_name(model)}: {title}", "bold")
-        blocks.append("\n".join([head, "", *_table(fits, prices, style)]))
+        head = style.paint(f"{short_model_name(model)}: {title}", "bold")
+        blocks.append("\n".join([head, "", *_gpu_table(fits, prices, style)]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
+def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
     header = ("GPU", "count", "split", "holds", "free", "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
-    rows += [_row(fit, hourly_usd(fit, prices), style) for fit in fits if fit.plan is not None or fit.short_bytes]
+    rows += [_gpu_row(fit, hourly_usd(fit, prices), style) for fit in fits if fit.plan is not None or fit.short_bytes]
     lines = [f"  {line}" for line in columns(rows, "<><>>><")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
     dates = sorted({price.date for fit in fits if fit.plan and (price := prices.get(fit.gpu.name)) and price.date})
@@ -65,7 +65,7 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
         yield from wrap(f"{names}: {reason}", style.width, "  ", "    ")
 
 
-def _row(fit: Fit, usd: float | None, style: Style) -> tuple[str, ...]:
+def _gpu_row(fit: Fit, usd: float | None, style: Style) -> tuple[str, ...]:
     plan, nothing = fit.plan, style.pick("·", "-")
     if plan is None:
         missing = style.paint(f"-{human_bytes(fit.short_bytes)}", "red")
@@ -96,7 +96,7 @@ def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
     gpus = list(dict.fromkeys(fit.gpu.name for _, fit in rows))
     counts = {(name, fit.gpu.name): fit for name, fit in rows}
     nothing = style.pick("·", "-")
-    table = [("GPU", *(short_name(model) for model in models))]
+    table = [("GPU", *(short_model_name(model) for model in models))]
     for gpu in gpus:
         cells = (counts[model, gpu] for model in models)
         table.append((gpu, *(f"{fit.count}{'*' if fit.losses else ''}" if fit.plan else nothing for fit in cells)))
@@ -111,7 +111,10 @@ def fleet_size_text(report: FleetReport, style: Style) -> str:
     blocks = []
     for model in dict.fromkeys(card.model for card in report.cards):
         cards = [card for card in report.cards if card.model == model]
-        head = [style.paint(line, "bold") for line in wrap(f"{short_name(model)}: {_fleet_title(report)}", style.width)]
+        head = [
+            style.paint(line, "bold")
+            for line in wrap(f"{short_model_name(model)}: {_fleet_title(report)}", style.width)
+        ]
         blocks.append("\n".join([*head, "", *_fleet_table(report, cards, style)]))
     return "\n\n".join(blocks) + "\n"
 

@@ -20,7 +20,7 @@ from legroom.actions.child import Child
 from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import engines_below, is_engine_core, started
+from legroom.process_table import engines_below, is_engine_core, process_start_ticks
 from legroom.run.health import (
     HangWatch,
     ServerAddress,
@@ -286,7 +286,7 @@ class Supervisor:
 
     def _has_lost_engine(self) -> bool:
         """Whether an engine has died, so that the server is about to crash and will be diagnosed."""
-        return not self.stopping.is_stopping and any(started(pid) is None for pid in self._engines)
+        return not self.stopping.is_stopping and any(process_start_ticks(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}

@@ -74,15 +74,15 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
-        trace = synthetic.read(_synthetic_mix(text, context, count), seed)
+        trace = synthetic.read(_synthetic_spec(text, context, count), seed)
     else:
-        trace = _trace_file(text, count)
+        trace = _read_trace_file(text, count)
     trace = trace.checked()
     rows = tuple(_cut_to_context(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
     return Load(text if text in PRESETS or pair else trace.name, rows)
 
 
-def _synthetic_mix(text: str, context: int, count: int) -> str:
+def _synthetic_spec(text: str, context: int, count: int) -> str:
     answer = max(1, min(128, context // 8))
     words = text
     if text in PRESETS:
@@ -92,7 +92,7 @@ def _synthetic_mix(text: str, context: int, count: int) -> str:
     return words if "requests=" in words else f"{words} requests={count}"
 
 
-def _trace_file(text: str, count: int) -> Trace:
+def _read_trace_file(text: str, count: int) -> Trace:
     from legroom.simulation.traces.trace_files import read_trace
 
     if not Path(text).exists():

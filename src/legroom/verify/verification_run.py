@@ -66,7 +66,7 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
             "say --yes-load-remote if nobody else depends on it now",
         )
     read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
-    return asyncio.run(_verify(request, progress or (lambda share: None)))
+    return asyncio.run(_run_verification(request, progress or (lambda share: None)))
 
 
 def _num_lengths(request: VerificationRequest) -> int:
@@ -74,7 +74,7 @@ def _num_lengths(request: VerificationRequest) -> int:
     return max(request.requests or 0, 400)
 
 
-async def _verify(request: VerificationRequest, progress: Progress) -> Verification:
+async def _run_verification(request: VerificationRequest, progress: Progress) -> Verification:
     async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
         return await VerificationRun(request, server, progress).result()
 
@@ -123,7 +123,7 @@ class VerificationRun:
         sample = await self._first_sample()
         self.pool = _smallest_pool(sample, context) if sample else None
         self._compare_with_plan(self.served)
-        if not await self._short_completion() or not await self._full_context():
+        if not await self._send_short_completion() or not await self._send_full_context():
             return
         await self._run_load(context)
 
@@ -132,7 +132,7 @@ class VerificationRun:
         checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
         self.checks += (check for check in checks if check is not None)
         # No check: --served-model-name gives a model any name.
-        if planned and planned.model and not _same_name(planned.model, served.model):
+        if planned and planned.model and not _is_same_model_name(planned.model, served.model):
             self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
 
     async def _first_sample(self) -> Sample | None:
@@ -145,7 +145,7 @@ class VerificationRun:
             self.notes.append("the server is busy with other requests: what they take is in the figures")
         return sample
 
-    async def _short_completion(self) -> bool:
+    async def _send_short_completion(self) -> bool:
         assert self.served is not None
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self.send(LoadRequest(8, 4), 1)
@@ -189,7 +189,7 @@ class VerificationRun:
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 
-    async def _full_context(self) -> bool:
+    async def _send_full_context(self) -> bool:
         assert self.served is not None
         length = self.served.max_model_len
         if length is None:
@@ -264,7 +264,7 @@ def _duration_text(outcome: RequestOutcome, tokens: int) -> str:
     return f"a request of {tokens:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
 
 
-def _same_name(name: str, other: str) -> bool:
+def _is_same_model_name(name: str, other: str) -> bool:
     """Whether two model names have the same last part: `/models/Qwen3-8B` and `Qwen/Qwen3-8B`."""
     return name.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 

@@ -34,7 +34,7 @@ MEASURES = {
 }
 
 
-def export(folder: TelemetryFolder) -> None:
+def export_gauges(folder: TelemetryFolder) -> None:
     """Add the workers' gauges to the metrics page of this process."""
     REGISTRY.register(WorkerCollector(folder))
 
