@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
@@ -27,6 +28,7 @@ _FAILED_ALLOCATIONS = (
     "hbm_oom",
     "tegra_assert",
 )
+_SHORTAGE_WORDS = re.compile(r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of)[\w ]{0,20} memory")
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
 
@@ -98,6 +100,11 @@ class Case:
         if last is None or last.line + WINDOW_LINES <= self.lines:
             return None
         return last if is_truncated_error(str(last.facts.get("message", ""))) else None
+
+    @cached_property
+    def unread_shortage(self) -> Evidence | None:
+        """An exception whose own words speak of too little memory, where no known message says which."""
+        return next((item for item in self.all("exception") if _SHORTAGE_WORDS.search(item.window[:400])), None)
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:

@@ -188,7 +188,9 @@ def _entry_id(cause: Cause, assessment: Assessment) -> str:
 
 def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
     """The verdict that the causes and the end of the text support."""
-    is_incomplete = _missing_lines(case) and (case.last_error is None or _oom_without_site(case))
+    is_incomplete = _missing_lines(case) and (
+        case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
+    )
     if likely and not (is_incomplete and likely[0][1].weight < _MIN_WEIGHT_WITHOUT_ERROR):
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
@@ -217,6 +219,11 @@ def _missing_lines(case: Case) -> list[str]:
             "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
         )
         return needed
+    if case.unread_shortage is not None:
+        needed.append(
+            f"which memory line {case.unread_shortage.line} means, at the moment of the error: `nvidia-smi` for the "
+            "card, `free -g; df -h /dev/shm` for the host"
+        )
     if later is not None and later.id in BOILERPLATE:
         needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
     elif later is not None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain, pairwise
 
+from legroom.facts.log_messages import message_openings, message_patterns
 from legroom.records import dataclass
 
 _SAMPLE_BYTES = 256 * 1024
@@ -98,10 +100,27 @@ def line_width(sample: str) -> LineWidth | None:
         for line, following in pairwise(lines)
     )
     at_spaces = broken > full == spaced > 0
+    # One message of a few lines: every line but the last is broken.
+    is_unusual = broken > full and longest not in _USUAL_WIDTHS
+    if 0 < broken == filled - 1 < _SHORT and not spaced and (is_unusual or _parts_known_words(lines)):
+        return at_words if longest >= _USUAL_NARROWEST or broken >= _FEWEST_BREAKS else None
     if broken > 2 * full or at_spaces or (broken > full == 1 and longest not in _USUAL_WIDTHS):
         return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
     enough = full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE)
     return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
+
+
+def _parts_known_words(lines: list[str]) -> bool:
+    """Whether every line ends and the next begins with a whole word of known messages, so that none was divided."""
+    filled = [words for line in lines if (words := line.lower().split())]
+    pairs = [(before[-1], after[0]) for before, after in pairwise(filled)]
+    return all(word in _message_words() for pair in pairs for word in pair)
+
+
+@cache
+def _message_words() -> frozenset[str]:
+    words = (word for message in message_patterns() for mark in message.marks for word in mark.lower().split())
+    return frozenset((*words, *" ".join(message_openings()).lower().split()))
 
 
 def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:

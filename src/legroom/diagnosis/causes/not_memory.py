@@ -66,7 +66,7 @@ def _first_exception(case: Case) -> Evidence | None:
 
 def _assess_exception(case: Case) -> Assessment | None:
     error = _first_exception(case)
-    if error is None or error is case.truncated_error or case.is_oom:
+    if error is None or error is case.truncated_error or case.is_oom or case.unread_shortage is not None:
         return None
     # That an engine died is no reason of its own where an exception says why.
     says_why = "Engine core initialization" not in error.text

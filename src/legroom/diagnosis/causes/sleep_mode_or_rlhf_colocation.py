@@ -19,6 +19,9 @@ def examine(case: Case) -> Assessment | None:
             "same card - holds it by now."
         )
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
+    if grew := case.first("sleep_grew"):
+        why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
+        return Assessment(0.9, proof(grew), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
         why = (

@@ -67,6 +67,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
     yield _quantization_flag_fix(planner)
     yield smaller
+    if smaller is None:
+        yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.", 0.5)
     if smaller is None and more is None:
         yield other_hardware(planner)
     elif smaller is None and more is not None:
