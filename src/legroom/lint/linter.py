@@ -31,6 +31,7 @@ _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
+_USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _ALL_RULES = "*"
@@ -154,6 +155,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
+    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(text))
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
     with_exporter = {
         path
@@ -170,6 +172,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             contexts[path],
             records=records,
             declared=declared,
+            used_variables=used,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
         )

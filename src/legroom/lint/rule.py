@@ -69,6 +69,8 @@ class Context:
     has_exporter_series: bool = False
     """Whether the file also queries `vllm_` series that vLLM has under no spelling: some exporter exposes them, and may
     expose those that resemble vLLM's as well."""
+    used_variables: frozenset[str] = frozenset()
+    """Variables that the linted files read themselves: `$VLLM_PORT` is its author's own."""
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
 
@@ -125,6 +127,18 @@ class Context:
         if not server.named_release or server.launcher or known_release(server.named_release).note:
             return False
         return self.is_release_certain(server) and (not server.image or is_published_by_vllm(server.image))
+
+    def runs_vllms_own(self, server: StartedServer) -> bool:
+        """Whether vLLM itself reads the command line, in a release: no fork, launcher, plugin or nightly build."""
+        from legroom.deployments.container_images import is_other_build, is_published_by_vllm
+
+        if server.launcher or server.is_release_assumed or _is_other_hardware(server) or not server.runs_on_gpus:
+            return False
+        if server.place.path.endswith(".py"):
+            return False  # a program puts its command together
+        return not server.image or (
+            is_published_by_vllm(server.image) and not is_other_build(server.image) and "nightly" not in server.image
+        )
 
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
         """Whether every release that has the flag reports the same kind of problem with it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts.flags import advice, companion_of
@@ -14,6 +15,7 @@ from legroom.lint.rule import (
     Rule,
     checks,
     finding,
+    flag_value,
     flag_word,
     has_same_words,
     similarity,
@@ -90,6 +92,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding(OTHER, server.place, message)
     yield from _utilization_above_one(server, context)
+    yield from _device_of_another_build(server)
 
 
 @checks(InvokedCommand, OTHER)
@@ -149,8 +152,9 @@ def _depends_on_release(server: StartedServer, context: Context, problem: FlagPr
     if problem.kind in _OTHER_RELEASE:
         return not context.is_release_certain(server)
     if problem.kind in _FORK:
-        is_typo = problem.kind == "unknown" and _is_typo(server, problem)
-        return not context.runs_published_build(server) and not is_typo
+        if problem.kind == "unknown" and (_is_typo(server, problem) or context.runs_vllms_own(server)):
+            return False
+        return not context.runs_published_build(server)
     return not context.is_release_certain(server) and not context.is_refused_by_all(server, problem.flag, problem.kind)
 
 
@@ -207,6 +211,17 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
     is_certain = server.runs != "config"  # it may be another program's percent
     yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
+
+
+def _device_of_another_build(server: StartedServer) -> Findings:
+    """`--device cpu` in vLLM's CUDA image: its worker ends with 'Not support device type' (until 0.10.0, which drops
+    the flag)."""
+    word = flag_word(server, "--device")
+    if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
+        return
+    if (value := flag_value(server, word)) in ("cpu", "tpu", "hpu", "xpu", "neuron"):
+        message = f"{server.image} is built for CUDA, and --device asks for {value}: vLLM does not start"
+        yield finding(VALUE, server.place_of(word), message, f"use vLLM's image for {value}, or leave it out", 8)
 
 
 def _gives_flag(word: str, flag: str) -> bool:
