@@ -3,6 +3,7 @@
     python bench/diagnose.py accuracy CASES.jsonl      right cause first, among three, look-alikes, kinds of fixes
     python bench/diagnose.py fixes CASES.jsonl [--half 0|1] [--show]    would the first fix have worked?
     python bench/diagnose.py robust CASES.jsonl [--half 0|1] [--show] [--min-lines 15]
+    python bench/diagnose.py reliability CASES.jsonl --judged JUDGED.jsonl    how often a confidence is right
     python bench/diagnose.py speed [--mib 1024]        a generated log
 
 A case is an object with `id`, `log`, `cause`, and optionally `accept_causes`, `hard`, `log_decisive`, `fix_tags`,
@@ -12,6 +13,10 @@ fixes: a first fix `works` when it belongs to the cause or is of the kind that t
 plan starts (starts), it keeps the flags of the log (keeps), the release has its flags (known), the log's numbers do not
 refuse it (numbers), and the thread did not try it in vain (refuted). `wrong`: refuted, refused by the numbers, unknown,
 of another cause and kind, or nothing offered. `partly`: the rest.
+
+reliability: answers that were given at first sight (`got` of JUDGED.jsonl, the causes in order) by what they rest on,
+which are the counts of facts/data/diagnosis_confidence.json; then the confidence that the other sources give each
+answer, in fifths, beside the share that was right.
 
 robust: each log is diagnosed whole, wrapped at 80 columns, cut to its last lines, without head or tail, with the
 prefixes of platforms, and as eight ranks at once. `changed` counts other answers; `above` those whose evidence was cut
@@ -447,6 +452,40 @@ VARIANTS: dict[str, Callable[[str], str]] = {
 CUTS = ("last 30 lines", "without its head", "without its tail")
 
 
+def reliability(path: str, judged: str) -> dict[str, object]:
+    """Right answers by kind of evidence, and the reliability with each source left out."""
+    got = {each["id"]: each["got"] for each in read_lines(Path(judged))}
+    answers: list[tuple[str, str, bool]] = []
+    for case in read_lines(Path(path)):
+        runs = read_log([case["log"].encode()]).runs
+        if not got.get(case["id"]) or not runs or runs[0].rests_on is None or not runs[0].findings:
+            continue
+        right = {case["cause"], *(case.get("accept_causes") or ())}
+        source = str(case.get("url") or case["id"])  # a thread, with all its cases
+        answers.append((source, runs[0].rests_on, got[case["id"]][0] in right))
+    table = {kind: _counts(answers, kind) for kind in sorted({kind for _, kind, _ in answers})}
+    for kind, (given, right_count) in table.items():
+        print(f"{kind:18} {right_count:4} of {given:4}")
+    told = []
+    # Sorted by kind: the share without a source falls by its own right answers, which would sort them first.
+    for source, kind, is_right in sorted(answers, key=lambda each: (table[each[1]][1] / table[each[1]][0], each[0])):
+        given, count = _counts([each for each in answers if each[0] != source], kind)
+        told.append(((count + 1) / (given + 2), is_right))
+    size = max(len(told) // 5, 1)
+    fifths = [told[start : start + size] for start in range(0, size * 5, size)]
+    rows = [(sum(p for p, _ in each) / len(each), sum(is_right for _, is_right in each) / len(each)) for each in fifths]
+    for stated, true in rows:
+        print(f"stated {stated:.2f}  right {true:.2f}")
+    worst = max(abs(stated - true) for stated, true in rows)
+    return {"answers": len(answers), "worst_fifth": round(worst, 3)}
+
+
+def _counts(answers: list[tuple[str, str, bool]], kind: str) -> tuple[int, int]:
+    """(given, right) answers on one kind of evidence."""
+    same = [is_right for _, each, is_right in answers if each == kind]
+    return len(same), sum(same)
+
+
 def robust(path: str, half: int | None, show: bool, fewest_lines: int) -> dict[str, dict[str, int]]:
     counts = {name: dict.fromkeys(("logs", "changed", "above", "wrong"), 0) for name in VARIANTS}
     for case in cases_of(path, half, fewest_lines):
@@ -473,10 +512,11 @@ def robust(path: str, half: int | None, show: bool, fewest_lines: int) -> dict[s
 
 
 def main() -> None:
-    args = arguments(__doc__, "what", "path?", half=int, show=False, min_lines=15, mib=1024)
+    args = arguments(__doc__, "what", "path?", half=int, show=False, min_lines=15, mib=1024, judged="")
     figures = {
         "accuracy": lambda: accuracy(args.path),
         "fixes": lambda: fixes(args.path, args.half, args.show),
+        "reliability": lambda: reliability(args.path, args.judged),
         "robust": lambda: robust(args.path, args.half, args.show, args.min_lines),
         "speed": lambda: speed(args.mib),
         "read": lambda: read(args.path),

@@ -54,7 +54,7 @@ def read_often() -> None:
     from legroom.worker import recorder, telemetry
 
     seconds = float(os.environ.get("LEGROOM_FAULTS_EVERY_S", READ_EVERY_S))
-    telemetry.report.__defaults__ = (seconds,)
+    telemetry.report_until_removed.__defaults__ = (seconds,)
     real = recorder.BlackBoxRecorder.begin
 
     def begin(self: Any) -> None:
@@ -258,7 +258,7 @@ def fill_rings(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
     before = process.memory_info().rss
     for _ in range(int(fault["readings"])):
         began_s = time.thread_time()
-        reading = worker_memory.read()
+        reading = worker_memory.read_worker_memory()
         took_s.append(time.thread_time() - began_s)
         for recorder in RECORDERS:
             recorder.keep(reading)

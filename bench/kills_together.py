@@ -45,7 +45,7 @@ from bench_harness import ROOT, arguments, write_json
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 from legroom.live.journal.journal import Journal
-from legroom.process_table import descendants, started, title
+from legroom.process_table import descendants, process_start_ticks, process_title
 
 SERVER_PARTS = ("keeper", "API server", "engine core", "worker")
 TARGETS = ("run", *SERVER_PARTS, "guard", "sidecar")
@@ -217,7 +217,7 @@ class Together:
             return int(record["keeper_pid" if target == "keeper" else "child_pid"])
         below = sorted(descendants(int(record["child_pid"])))
         wanted = b"EngineCore" if target == "engine core" else b"Worker"
-        named = [pid for pid in below if wanted in title(pid)[:32]]
+        named = [pid for pid in below if wanted in process_title(pid)[:32]]
         return named[0] if named else below[0 if target == "engine core" else -1]
 
     def is_answered_since(self, at_s: float) -> bool:
@@ -226,7 +226,7 @@ class Together:
     async def kill(self, moment: str, targets: Sequence[str] = TARGETS, signals: Sequence[int] = SIGNALS) -> Kill:
         while True:
             target, number = self.dice.choice(targets), signal.Signals(self.dice.choice(signals))
-            living = [pid for pid in self.lives()[-3:] if started(pid)]
+            living = [pid for pid in self.lives()[-3:] if process_start_ticks(pid)]
             try:
                 os.kill(self._pid(target), number)
                 break
@@ -245,8 +245,10 @@ class Together:
             is_there = process is not None and process.poll() is None
             if kill.target == "run":  # it may launch once more before it dies
                 since = self.lives()
-                kill.lives += [pid for pid in since[-1:] if is_there and started(pid) and pid not in kill.lives]
-            if not is_there and not any(started(pid) for pid in kill.lives):
+                kill.lives += [
+                    pid for pid in since[-1:] if is_there and process_start_ticks(pid) and pid not in kill.lives
+                ]
+            if not is_there and not any(process_start_ticks(pid) for pid in kill.lives):
                 kill.gone_s = time.monotonic()
                 return
             await asyncio.sleep(0.005)

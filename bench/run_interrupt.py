@@ -30,7 +30,7 @@ import aiohttp
 from bench_harness import arguments, free_port, write_json
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
-from legroom.process_table import descendants, started
+from legroom.process_table import descendants, process_start_ticks
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -80,7 +80,7 @@ class Interrupted:
             self.run.send_signal(signal.SIGINT)
         code, waited_s = await asyncio.to_thread(self._ended, self._cpu_wait_s() or 0.0)
         ended_s = time.monotonic() - record_requested_s
-        orphans = [pid for pid in pids if started(pid)]
+        orphans = [pid for pid in pids if process_start_ticks(pid)]
         fates = await asyncio.gather(*clients)
         return {
             "shape": self.shape,

@@ -135,7 +135,9 @@ def published_cases(folder: Path) -> Loaded:
 
     def model(name: str) -> Model:
         if name not in models:
-            models[name] = model_from_config(config_of(facts[name]), name=name, source="start-up records")
+            known = facts[name]
+            config = None if known.get("bundled") else config_of(known)
+            models[name] = model_from_config(config, name=name, source="start-up records") if config else load(name)
         return models[name]
 
     return _collect(read_records(folder / "startups.jsonl"), lambda record: _published(record, facts, model))

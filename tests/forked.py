@@ -121,7 +121,7 @@ def fork_task(task: str, question: IO[bytes], answer: int, complaint: IO[bytes])
         os.dup2(complaint.fileno(), 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
         with os.fdopen(answer, "w") as file:
-            json.dump(tasks.answered(task, json.load(question)), file)
+            json.dump(tasks.task_answer(task, json.load(question)), file)
         return 0
 
     return Forked(work)

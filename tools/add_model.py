@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from legroom.facts.bundled import FOLDER, expanded, find
+from legroom.facts.bundled import FOLDER, bundled_config, find
 from legroom.facts.huggingface import config_of_folder, read_json_object
 
 DROPPED = re.compile(
@@ -160,7 +160,7 @@ def entry(config: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
             sys.exit(f"{args.base} is not bundled")
         made["base"] = base.name
         quantization = facts.pop("quantization_config", None)
-        inherited = compact(expanded(base))
+        inherited = compact(bundled_config(base))
         facts, lacking = difference(facts, inherited), [key for key in inherited if key not in facts]
         if lacking:
             made["without"] = lacking

@@ -237,7 +237,7 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
     if not isinstance(document.get("version"), int) or document["version"] > VERSION:
         raise LegroomError(f"{name} was written by a newer legroom", "update legroom to read it")
     try:
-        record: BlackBox = _restored(BlackBox, document)
+        record: BlackBox = _value_of_type(BlackBox, document)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise LegroomError(f"{name} is a damaged black box: {error}") from error
     return record
@@ -253,27 +253,27 @@ def read_record(path: Path) -> BlackBox:
     return parse_record(text, str(path))
 
 
-def _restored(kind: Any, value: Any) -> Any:
+def _value_of_type(kind: Any, value: Any) -> Any:
     """A JSON value as the type of its field; unknown keys are ignored."""
     origin = get_origin(kind)
     if origin in (types.UnionType, Union):
         if value is None:
             return None
-        return _restored(next(inner for inner in get_args(kind) if inner is not type(None)), value)
+        return _value_of_type(next(inner for inner in get_args(kind) if inner is not type(None)), value)
     if origin is tuple:
         if not isinstance(value, list):
             raise TypeError(f"{value!r:.40} is no list")
-        return tuple(_restored(get_args(kind)[0], inner) for inner in value)
+        return tuple(_value_of_type(get_args(kind)[0], inner) for inner in value)
     if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
         if not isinstance(value, dict):
             raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-        known = _types_of(kind)
-        return kind(**{name: _restored(known[name], inner) for name, inner in value.items() if name in known})
+        known = _field_types(kind)
+        return kind(**{name: _value_of_type(known[name], inner) for name, inner in value.items() if name in known})
     return _checked_value(kind, origin, value)
 
 
 @cache
-def _types_of(kind: type) -> dict[str, Any]:
+def _field_types(kind: type) -> dict[str, Any]:
     """Field types by name, cached because resolving hints is slow."""
     hints = get_type_hints(kind)
     return {entry.name: hints[entry.name] for entry in fields(kind)}
@@ -292,7 +292,7 @@ def _checked_value(kind: Any, origin: Any, value: Any) -> Any:
     if not isinstance(value, allowed):
         raise TypeError(f"{value!r:.40} is no {plain.__name__}")
     if isinstance(value, dict):
-        return {_CONTROLS.sub("", name): inner for name, inner in value.items() if _is_setting(inner)}
+        return {_CONTROLS.sub("", name): inner for name, inner in value.items() if _is_plain_setting(inner)}
     if isinstance(value, str):
         return _CONTROLS.sub("", value)
     if plain in (int, float) and not 0 <= value < _BEYOND:
@@ -300,7 +300,7 @@ def _checked_value(kind: Any, origin: Any, value: Any) -> Any:
     return value
 
 
-def _is_setting(value: Any) -> bool:
+def _is_plain_setting(value: Any) -> bool:
     if isinstance(value, str):
         return _CONTROLS.search(value) is None
     return isinstance(value, (int, float)) and 0 <= value < _BEYOND

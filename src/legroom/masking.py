@@ -77,7 +77,7 @@ def _without_value(match: re.Match[str]) -> str:
     return f"{match[1]}{HIDDEN}" if hidden else match[0]
 
 
-def hides_inside(name: str) -> bool:
+def is_secret_json_key(name: str) -> bool:
     """Whether a key inside a flag's JSON holds a secret."""
     return bool(_INNER_NAME.search(name))
 
@@ -88,8 +88,8 @@ def shown_word(word: str) -> str:
     if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"
     shown = CREDENTIALS.sub(rf"\1{HIDDEN}@", word)
-    return _INNER.sub(_inner_shown, shown) if "{" in shown else shown
+    return _INNER.sub(_masked_inner_value, shown) if "{" in shown else shown
 
 
-def _inner_shown(match: re.Match[str]) -> str:
-    return f'{match[1]}{PLACEHOLDER}"' if hides_inside(match[2]) else match[0]
+def _masked_inner_value(match: re.Match[str]) -> str:
+    return f'{match[1]}{PLACEHOLDER}"' if is_secret_json_key(match[2]) else match[0]

@@ -21,8 +21,8 @@ ProcessTable = dict[int, tuple[int, int, bool]]
 def process_table() -> ProcessTable:
     """Every process."""
     table: ProcessTable = {}
-    for name in _pids():
-        if (fields := _stat(name)) is not None:
+    for name in _all_pids():
+        if (fields := _stat_fields(name)) is not None:
             table[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]), fields[0] not in "ZX")
     return table
 
@@ -41,31 +41,31 @@ def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, i
     return {pid: start for pid, (start, lives) in below.items() if lives}
 
 
-def started(pid: int) -> int | None:
+def process_start_ticks(pid: int) -> int | None:
     """The start time of a process in clock ticks since boot (with its pid, its identity); None where it is gone."""
-    fields = _stat(str(pid))
+    fields = _stat_fields(str(pid))
     return int(fields[_STARTED]) if fields is not None and fields[0] != "Z" else None
 
 
 def cpu_ticks(pid: int) -> int | None:
     """The CPU time of a process in clock ticks; None where it is gone or traced by a debugger."""
-    fields = _stat(str(pid))
+    fields = _stat_fields(str(pid))
     return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped it (SIGSTOP), not a debugger."""
-    fields = _stat(str(pid))
+    fields = _stat_fields(str(pid))
     return fields is not None and fields[0] == "T"
 
 
 def resident_bytes(pids: tuple[int, ...]) -> int | None:
     """Resident host memory of these processes; None where none is left."""
-    living = [fields for pid in pids if (fields := _stat(str(pid))) is not None and fields[0] not in "ZX"]
+    living = [fields for pid in pids if (fields := _stat_fields(str(pid))) is not None and fields[0] not in "ZX"]
     return sum(int(fields[_RESIDENT]) for fields in living) * os.sysconf("SC_PAGE_SIZE") if living else None
 
 
-def title(pid: int) -> bytes:
+def process_title(pid: int) -> bytes:
     """The process title (/proc/PID/cmdline); empty where it is gone."""
     try:
         with open(f"{_PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
@@ -74,14 +74,14 @@ def title(pid: int) -> bytes:
         return b""
 
 
-def _pids() -> list[str]:
+def _all_pids() -> list[str]:
     try:
         return [name for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208 - as above
     except OSError:
         return []
 
 
-def _stat(name: str) -> list[str] | None:
+def _stat_fields(name: str) -> list[str] | None:
     try:
         with open(f"{_PROC}/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
             text = file.read().decode("utf-8", "replace")
@@ -99,27 +99,27 @@ _SHARES_ENGINES = re.compile(rb"::APIServer_\d+[\s\0]*$")
 
 def is_engine(pid: int) -> bool:
     """Whether it is an engine core, a worker or the data-parallel coordinator."""
-    return _ENGINE.search(title(pid)) is not None
+    return _ENGINE.search(process_title(pid)) is not None
 
 
 def is_engine_core(pid: int) -> bool:
     """Whether the process is a vLLM EngineCore, by its title."""
-    return _ENGINE_CORE.search(title(pid)) is not None
+    return _ENGINE_CORE.search(process_title(pid)) is not None
 
 
 def is_coordinator(pid: int) -> bool:
     """Whether the process is vLLM's data-parallel coordinator, by its title."""
-    return _COORDINATOR.search(title(pid)) is not None
+    return _COORDINATOR.search(process_title(pid)) is not None
 
 
 def is_api_server(pid: int) -> bool:
     """Whether it is one of several API servers; a single one is the server process and has no title."""
-    return _API_SERVER.search(title(pid)) is not None
+    return _API_SERVER.search(process_title(pid)) is not None
 
 
 def shares_engines(pid: int) -> bool:
     """Whether several API servers share its engines, which are then its siblings and not its children."""
-    return _SHARES_ENGINES.search(title(pid)) is not None
+    return _SHARES_ENGINES.search(process_title(pid)) is not None
 
 
 def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:

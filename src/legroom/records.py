@@ -25,7 +25,7 @@ else:
         """`dataclasses.dataclass`, with a quicker definition of frozen classes."""
         if cls is not None or not frozen or others:
             return dataclasses.dataclass(cls, frozen=frozen, slots=slots, **others)
-        return lambda cls: _define(cls, slots)
+        return lambda cls: _define_record(cls, slots)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +38,16 @@ class _Sample:
 _PLAIN_FIELD = dataclasses.fields(_Sample)[0]._field_type  # type: ignore[attr-defined]
 
 
-def _define(cls: type, slots: bool) -> type:
-    fields = _fields(cls)
+def _define_record(cls: type, slots: bool) -> type:
+    fields = _all_fields(cls)
     methods: dict[str, Any] = {
         "__init__": _Init(cls, fields),
         "__dataclass_fields__": fields,
         "__match_args__": tuple(fields),
-        "__setattr__": _refuse,
-        "__delattr__": _refuse,
+        "__setattr__": _refuse_assignment,
+        "__delattr__": _refuse_assignment,
         "__dataclass_params__": _Sample.__dataclass_params__,  # type: ignore[attr-defined]
-        **_shared(fields),
+        **_init_namespace(fields),
     }
     own = {name for name in ("__repr__", "__eq__", "__hash__") if cls.__dict__.get(name) is not None}
     methods = {name: value for name, value in methods.items() if name not in own}
@@ -61,7 +61,7 @@ def _define(cls: type, slots: bool) -> type:
     return cls
 
 
-def _fields(cls: type) -> dict[str, Field[Any]]:
+def _all_fields(cls: type) -> dict[str, Field[Any]]:
     """The fields of the bases, then the class's own."""
     fields: dict[str, Field[Any]] = {}
     for base in cls.__mro__[-1:0:-1]:
@@ -86,12 +86,12 @@ class _Init:
         self._cls = owner  # the class with slots
 
     def __get__(self, made: Any, owner: type) -> Any:
-        init = _init(self._cls, self._fields)
+        init = _compiled_init(self._cls, self._fields)
         type.__setattr__(self._cls, "__init__", init)
         return init if made is None else init.__get__(made, owner)
 
 
-def _init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
+def _compiled_init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
     """The compiled `__init__` of a class."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
     parameters, lines = ["self"], []
@@ -114,9 +114,9 @@ def _init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
     return init
 
 
-def _shared(fields: dict[str, Field[Any]]) -> dict[str, Any]:
-    compared = _getter(name for name, field_ in fields.items() if field_.compare)
-    hashed = _getter(name for name, f in fields.items() if (f.compare if f.hash is None else f.hash))
+def _init_namespace(fields: dict[str, Field[Any]]) -> dict[str, Any]:
+    compared = _attribute_getter(name for name, field_ in fields.items() if field_.compare)
+    hashed = _attribute_getter(name for name, f in fields.items() if (f.compare if f.hash is None else f.hash))
     shown = tuple(name for name, field_ in fields.items() if field_.repr)
 
     def equal(self: Any, other: Any) -> Any:
@@ -133,7 +133,7 @@ def _shared(fields: dict[str, Field[Any]]) -> dict[str, Any]:
     return {"__eq__": equal, "__hash__": hashed_fields, "__repr__": shown_fields}
 
 
-def _getter(names: Iterable[str]) -> Callable[[Any], Any]:
+def _attribute_getter(names: Iterable[str]) -> Callable[[Any], Any]:
     wanted = tuple(names)
     return attrgetter(*wanted) if wanted else lambda _: ()
 
@@ -145,7 +145,7 @@ def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any
     kept.pop("__dict__", None)
     kept.pop("__weakref__", None)
     slots = tuple(name for name in fields if name not in inherited)
-    pickled = {"__getstate__": _state, "__setstate__": _restore}
+    pickled = {"__getstate__": _pickle_state, "__setstate__": _restore_state}
     made = type(cls)(cls.__name__, cls.__bases__, {**kept, **pickled, **methods, "__slots__": slots})
     made.__qualname__ = cls.__qualname__
     return made
@@ -158,14 +158,14 @@ def _restore_default(cls: type, name: str, field_: Field[Any]) -> None:
         setattr(cls, name, field_.default)
 
 
-def _refuse(self: Any, name: str, *value: Any) -> None:
+def _refuse_assignment(self: Any, name: str, *value: Any) -> None:
     raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
 
 
-def _state(self: Any) -> list[Any]:
+def _pickle_state(self: Any) -> list[Any]:
     return [getattr(self, name) for name in self.__dataclass_fields__]
 
 
-def _restore(self: Any, state: list[Any]) -> None:
+def _restore_state(self: Any, state: list[Any]) -> None:
     for name, value in zip(self.__dataclass_fields__, state, strict=True):
         object.__setattr__(self, name, value)

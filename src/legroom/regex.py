@@ -35,7 +35,7 @@ def pattern_error(pattern: str) -> str | None:
     """The error of an invalid pattern; None for a valid one."""
     errors: tuple[type[Exception], ...] = (re2.error, re.error) if re2 else (re.error,)
     try:
-        _ = re2.compile(pattern, _options()) if re2 else re.compile(pattern)
+        _ = re2.compile(pattern, _re2_options()) if re2 else re.compile(pattern)
     except errors as error:
         return str(error)
     return None
@@ -47,7 +47,7 @@ class PatternSet:
     def __init__(self, patterns: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         """Each pattern with plain texts, one of which every match of it contains."""
         self._patterns = tuple(patterns)
-        self._set = re2.Set.SearchSet(_options()) if re2 else None
+        self._set = re2.Set.SearchSet(_re2_options()) if re2 else None
         if self._set is not None:
             for pattern, _ in self._patterns:
                 self._set.Add(pattern)
@@ -70,7 +70,7 @@ class LiteralFinder:
     def __init__(self, literals: tuple[bytes, ...]) -> None:
         self._literals = literals
         alternatives = b"|".join(re2.escape(literal) for literal in literals) if re2 else b""
-        self._pattern = re2.compile(alternatives or rb"[^\s\S]", _options()) if re2 else None
+        self._pattern = re2.compile(alternatives or rb"[^\s\S]", _re2_options()) if re2 else None
 
     def find(self, buffer: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Offsets in ascending order, each with the text that begins there."""
@@ -89,7 +89,7 @@ def _occurrences(buffer: bytes, literal: bytes, start: int, end: int) -> Iterato
         start += len(literal)
 
 
-def _options() -> Any:
+def _re2_options() -> Any:
     if re2 is None:
         return None
     options = re2.Options()

@@ -29,7 +29,7 @@ class KeyLines:
     """The line numbers of a TOML text's headers and keys."""
 
     def __init__(self, text: str) -> None:
-        self._lines = _key_lines(text)
+        self._lines = _lines_of_keys(text)
 
     def line_of(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest enclosing table that has a line."""
@@ -123,7 +123,7 @@ class TomlTable:
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         value = self.get(key, str, default)
         if value not in choices:
-            raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest(value, choices))
+            raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
         return value
 
     def choices(self, key: str, choices: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class TomlTable:
         values = self.get(key, list, list(default))
         for value in values:
             if value not in choices:
-                hint = _closest(str(value), choices)
+                hint = _closest_key(str(value), choices)
                 raise self.error(key, f"must be among {', '.join(choices)}, not {_value_for_message(value)}", hint)
         return tuple(values)
 
@@ -147,7 +147,7 @@ class TomlTable:
             raise self.error(given[1], f"is given beside {given[0]}: one of them is enough")
         for name in given:
             if not isinstance(self._values[name], str):  # a secret of digits is not to be shown
-                raise self.error(name, f"must be text, not {_kind(self._values[name])}", "put it in quotes")
+                raise self.error(name, f"must be text, not {_type_name(self._values[name])}", "put it in quotes")
         plain, variable, file = self.find(key, str), self.find(f"{key}_env", str), self.path(f"{key}_file")
         if variable is not None:
             plain = os.environ.get(variable, "")
@@ -185,10 +185,10 @@ class TomlTable:
         """Raises if the table has a key that was never read."""
         for key in self._values:
             if key not in self._read:
-                raise self.error(key, "is not a setting here", _closest(key, sorted(self._read)))
+                raise self.error(key, "is not a setting here", _closest_key(key, sorted(self._read)))
 
 
-def _key_lines(text: str) -> dict[KeyPath, int]:
+def _lines_of_keys(text: str) -> dict[KeyPath, int]:
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
     at: KeyPath = ()
@@ -199,13 +199,13 @@ def _key_lines(text: str) -> dict[KeyPath, int]:
             continue
         header, key = _HEADER.match(line), _KEY.match(line)
         if header:
-            at = _indexed(_split(header[2]), counts)
+            at = _path_with_indexes(_split_key(header[2]), counts)
             if header[1] == "[[":
                 counts[at] = counts.get(at, -1) + 1
                 at = (*at, counts[at])
             lines.setdefault(at, number)
         elif key:
-            path = (*at, *_split(key[1]))
+            path = (*at, *_split_key(key[1]))
             lines.setdefault(path, number)
             lines.setdefault(path[: len(at) + 1], number)
             for quote in ('"""', "'''"):
@@ -213,7 +213,7 @@ def _key_lines(text: str) -> dict[KeyPath, int]:
     return lines
 
 
-def _indexed(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
+def _path_with_indexes(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
     """`servers.limits` below the third `[[servers]]` is servers, 2, limits."""
     at: KeyPath = ()
     for number, step in enumerate(path):
@@ -223,11 +223,11 @@ def _indexed(path: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
     return at
 
 
-def _split(dotted: str) -> KeyPath:
+def _split_key(dotted: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(r""""[^"]*"|'[^']*'|[A-Za-z0-9_-]+""", dotted))
 
 
-def _closest(word: str, known: Sequence[str]) -> str:
+def _closest_key(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word, known, 1)
     return f"did you mean {near[0]}?" if near else ""
 
@@ -236,8 +236,8 @@ def _value_for_message(value: Any) -> str:
     """The value as an error message names it; the type alone for text, which may be a secret."""
     if isinstance(value, str):
         return "text"  # it may be a secret in the wrong place
-    return _kind(value) if isinstance(value, (list, dict, bool)) else str(value)
+    return _type_name(value) if isinstance(value, (list, dict, bool)) else str(value)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return _NAMES.get(type(value), type(value).__name__)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.child import Child
-from legroom.actions.keeper import send
+from legroom.actions.keeper import send_signal
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
-from legroom.process_table import descendants, started
+from legroom.process_table import descendants, process_start_ticks
 
 SLEEP = "import time; time.sleep(600)"
 FAMILY = f"""
@@ -41,7 +41,7 @@ def until(true: Callable[[], object], patience_s: float = 90.0) -> bool:
 
 
 def alive(pid: int) -> bool:
-    return started(pid) is not None
+    return process_start_ticks(pid) is not None
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_a_killed_legroom_leaves_nothing(tmp_path):
 
 def test_a_pid_that_now_belongs_to_another_gets_no_signal(launch):
     child = launch(SLEEP)
-    assert not send(child.pid, started(child.pid) + 1, signal.SIGKILL)
+    assert not send_signal(child.pid, process_start_ticks(child.pid) + 1, signal.SIGKILL)
     assert alive(child.pid)
 
 

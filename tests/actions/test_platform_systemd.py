@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from platform_fakes import SYSTEMCTL, install
 
 from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest
-from legroom.actions.systemd_platform import SystemdUnit, exec_start, quoted
+from legroom.actions.systemd_platform import SystemdUnit, effective_exec_start, unit_quoted
 
 UNIT = """[Service]
 Environment=HF_HOME=/models
@@ -83,7 +83,7 @@ def test_new_flags_are_a_drop_in_that_undo_takes_away(unit, tmp_path):
     assert "ExecStart=\nExecStart=/usr/bin/vllm serve org/model --enable-prefix-caching" in written
     assert 'Environment="VLLM_X=a b"' in written
     text = UNIT + written
-    assert exec_start(text)[-3:] == ["--max-model-len", "8192", "--enforce-eager"]
+    assert effective_exec_start(text)[-3:] == ["--max-model-len", "8192", "--enforce-eager"]
     asyncio.run(unit.restore_flags(override))
     assert not (tmp_path / "vllm.service.d" / "90-legroom.conf").exists()
     calls = json.loads((tmp_path / "state.json").read_text())["calls"]
@@ -125,11 +125,13 @@ def test_without_systemctl_it_says_so(tmp_path, monkeypatch):
 
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1), min_size=1))
 def test_quoted_words_are_read_back_as_they_were(words):
-    line = " ".join(quoted(word) for word in words)
+    line = " ".join(unit_quoted(word) for word in words)
     assert shlex.split(line) == words
-    assert exec_start(f"[Service]\nExecStart={line}\n".replace("\\\n", "\\\\\n")) == words or line.endswith("\\")
+    assert effective_exec_start(f"[Service]\nExecStart={line}\n".replace("\\\n", "\\\\\n")) == words or line.endswith(
+        "\\"
+    )
 
 
 def test_several_start_lines_are_not_guessed_among():
     with pytest.raises(ActionFailed, match="2 ExecStart"):
-        exec_start("ExecStart=/bin/a\nExecStart=/bin/b\n")
+        effective_exec_start("ExecStart=/bin/a\nExecStart=/bin/b\n")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.explain.catalog_entries import bundled, entries
-from legroom.explain.deadends import entry_of_record, record_problems, records_of, user_folder
+from legroom.explain.deadends import entry_of_record, record_problems, records_of, user_catalog_folder
 from legroom.explain.entry import json_schema
 
 SHAPE = {
@@ -122,13 +122,16 @@ def test_an_imported_record_is_found_and_exported_as_it_came(tmp_path, capsys):
     assert main(["catalog", "export", "llm/my-own-story"]) == 0
     assert json.loads(capsys.readouterr().out) == record
     assert main(["catalog", "validate"]) == 0
+    (tmp_path / "vllm.log").write_text("RuntimeError: the flux capacitor overflowed\n", "utf-8")
+    main(["diagnose", str(tmp_path / "vllm.log")])
+    assert "legroom explain llm/my-own-story" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_record_cannot_leave_the_folder_of_the_catalog(tmp_path):
     record = {**exported()["LR203"], "id": "a/../../../etc/passwd"}
     (tmp_path / "record.json").write_text(json.dumps(record), "utf-8")
     assert main(["catalog", "import", str(tmp_path / "record.json")]) == 0
-    assert [path.parent for path in user_folder().glob("*.json")] == [user_folder()]
+    assert [path.parent for path in user_catalog_folder().glob("*.json")] == [user_catalog_folder()]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_a_record_that_is_wrong_is_refused_and_nothing_is_kept(tmp_path, capsys,
     (tmp_path / "record.json").write_text(json.dumps({**exported()["LR203"], **change}), "utf-8")
     assert main(["catalog", "import", str(tmp_path / "record.json")]) == 2
     assert "no record" in capsys.readouterr().err
-    assert not user_folder().exists()
+    assert not user_catalog_folder().exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]", b"5", b"[" * 100_000])
@@ -159,8 +162,8 @@ def test_a_missing_file_and_a_directory_are_told(tmp_path, capsys):
 
 
 def test_validate_names_a_stored_file_that_is_damaged(capsys):
-    user_folder().mkdir(parents=True)
-    (user_folder() / "broken.json").write_text("{")
+    user_catalog_folder().mkdir(parents=True)
+    (user_catalog_folder() / "broken.json").write_text("{")
     assert main(["catalog", "validate"]) == 1
     assert "broken.json" in capsys.readouterr().out
     assert len(entries()) == len(bundled())

@@ -11,7 +11,7 @@ import pytest
 
 import legroom
 from legroom.diagnosis.causes import causes
-from legroom.explain.catalog_entries import bundled, bundled_documents, catalog_problems, entries_of
+from legroom.explain.catalog_entries import bundled, bundled_documents, catalog_problems, entries_of_label
 from legroom.explain.entry import example_text, json_schema
 from legroom.facts.flags import all_flag_names
 from legroom.facts.log_messages import message_patterns
@@ -92,7 +92,7 @@ def test_every_entry_that_a_diagnosis_names_exists_and_has_its_label():
     assert causes()
     for cause in causes():
         assert ENTRIES[cause.entry].label == cause.label
-        assert ENTRIES[cause.entry] in entries_of(cause.label)
+        assert ENTRIES[cause.entry] in entries_of_label(cause.label)
 
 
 def test_every_claim_that_is_often_read_and_not_true_is_a_dead_end():

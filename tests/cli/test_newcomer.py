@@ -97,7 +97,7 @@ def test_a_plain_install_asks_for_packages_of_pure_python_alone():
     "words",
     [
         ("size", "llama-3.1-8b", "--gpu", "h100,l4", "--json"),
-        ("simulate", "--synthetic", "poisson rate=8 requests=50", "--blocks", "2000", "--step-ms", "30", "--json"),
+        ("simulate", "--synthetic", "poisson rate=8 requests=50", "--blocks", "20000", "--step-ms", "30", "--json"),
         ("explain", "--search", "cumem fragmentation", "--json"),
         ("models", "llama", "--json"),
     ],

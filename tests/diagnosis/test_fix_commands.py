@@ -166,3 +166,27 @@ def test_a_smaller_step_in_the_first_engine_comes_with_chunked_prefill() -> None
     flags = first(log).fixes[0].flags
     assert flags["max_num_batched_tokens"] == 2048
     assert flags["enable_chunked_prefill"] is True
+
+
+LONG_REQUEST = (
+    "(EngineCore_0 pid=1) ERROR 10-01 10:00:00 [core.py:700] ValueError: To serve at least one request with the "
+    "models's max seq len (131072), (16.00 GiB KV cache is needed, which is larger than the available KV cache memory "
+    "(9.50 GiB). Based on the available memory, the estimated maximum model length is 77808.\n"
+)
+OLD_LINE = (
+    "vllm serve Qwen/Qwen3-30B-A3B --calculate-kv-scales --enable-expert-parallel --rope-scaling "
+    '\'{"rope_type":"yarn","factor":4.0}\''
+)
+
+
+def test_a_line_of_an_older_release_keeps_its_flags_where_no_release_is_known() -> None:
+    fix = read_log([LONG_REQUEST.encode()], "log", Hints(command=OLD_LINE, gpu="h100")).runs[0].findings[0].fixes[0]
+    assert {"--calculate-kv-scales", "--enable-expert-parallel", "--rope-scaling"} <= set(fix.command)
+    assert fix.comment == ""
+
+
+def test_a_flag_that_the_release_lacks_is_left_out_with_a_word() -> None:
+    hints = Hints(command=OLD_LINE, gpu="h100", vllm="0.32.0")
+    fix = read_log([LONG_REQUEST.encode()], "log", hints).runs[0].findings[0].fixes[0]
+    assert "--rope-scaling" not in fix.command
+    assert "--calculate-kv-scales, --rope-scaling" in fix.comment

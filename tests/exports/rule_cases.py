@@ -83,6 +83,34 @@ def week_apart(server: Server, per_sample_then: float) -> Server:
     return replace(server, measures={**measures, "request_success": finished}, other={"up": both(1)})
 
 
+STARTING = Server({}, other={"up": level(0)})
+FROM_ZERO = lasting(HEALTHY, 8)
+_HOURS = 100
+"""Minutes in which an hour ago can be compared."""
+
+
+def _fleet(*minutes: int, last: Server = HEALTHY) -> tuple[Server, ...]:
+    """Servers that were scraped until these minutes."""
+    return tuple(
+        replace(lasting(last, until), instance=f"10.0.0.{number}:8000") for number, until in enumerate(minutes)
+    )
+
+
+_SCALED = {"minutes": _HOURS, "rules_every_minutes": 5}
+_IDLE_AT_LAST = lasting(HEALTHY, 60).but(running="8x50 0x10", kv_use="0.5x50 0x10")
+SCALED = (
+    case("scaled down from six to two, one by one", *_fleet(_HOURS, _HOURS, 50, 60, 70, 80), **_SCALED),
+    case("scaled down from four to one at once", *_fleet(_HOURS, 60, 60, 60), **_SCALED),
+    case("scaled to zero when idle", replace(_IDLE_AT_LAST, instance="z:8000"), **_SCALED),
+    case(
+        "scaled up from one to four",
+        *_fleet(_HOURS),
+        *(replace(_fleet(_HOURS - 60)[0], from_minute=60, instance=f"10.0.1.{number}:8000") for number in range(3)),
+        **_SCALED,
+    ),
+    case("discovery lost every busy server", *_fleet(80, 80, 80), fires="VllmTargetsMissing", **_SCALED),
+)
+
 _REPLACED = "a group that is made anew again and again, at another address each time"
 CASES = (
     case("a healthy server", HEALTHY),
@@ -183,7 +211,19 @@ CASES = (
         replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x20 0+3000x20"),
     ),
     case("a server that never came up", Server({}, other={"up": level(0)}), fires="VllmDown"),
-    case("a server that starts", Server({}, other={"up": "1x25 0x5"})),
+    case("a server that was up and is gone for four minutes", Server({}, other={"up": "1x25 0x4"}), fires="VllmDown"),
+    case("a server that restarts within a minute", HEALTHY.but({"up": "1x20 0 1x9"})),
+    case("a first start", Server({}, other={"up": "_x22 0x8"})),
+    case("a replica that starts beside one that serves", HEALTHY, replace(STARTING, from_minute=22, instance="b:8000")),
+    case("from zero: the first replica loads and serves", replace(FROM_ZERO, from_minute=15)),
+    case(
+        "four servers in one pod",
+        *(
+            replace(HEALTHY.but({'up{pod="four-0"}': level(1)}), instance=f"10.0.0.9:800{number}")
+            for number in range(4)
+        ),
+    ),
+    *SCALED,
     case(
         "requests deferred for their adapter are no queue for the pool",
         HEALTHY.but(

@@ -72,13 +72,15 @@ class Server:
     engine: str = "0"
     other: Mapping[str, str] = field(default_factory=dict)
     """Series without a role, by name: up, process_start_time_seconds, legroom_*."""
+    from_minute: int = 0
+    """Before it nothing was scraped."""
 
     def but(self, other: Mapping[str, str] | None = None, **measures: Any) -> Server:
         return replace(self, measures={**self.measures, **measures}, other={**self.other, **(other or {})})
 
     def series(self, version: str, model: str) -> list[dict[str, str]]:
-        """What is scraped. Cases share one Prometheus, so the case is the model and begins the instance."""
-        target = {"job": "vllm", "instance": f"{model}/{self.instance}"}
+        """What is scraped. Cases share one Prometheus, so the case is the model and the namespace."""
+        target = {"job": "vllm", "namespace": model, "instance": self.instance}
         by_metric = [
             self._one(metric, self.measures[role], target, model)
             for metric in shown(version)
@@ -86,7 +88,8 @@ class Server:
         ]
         rows = [row for rows_of_metric in by_metric for row in rows_of_metric]
         rows += [{"series": with_labels(name, target), "values": values} for name, values in self.other.items()]
-        return rows
+        not_yet = f"_x{self.from_minute} " if self.from_minute else ""
+        return [{**row, "values": not_yet + row["values"]} for row in rows]
 
     def _one(self, metric: Metric, measured: Any, target: dict[str, str], model: str) -> list[dict[str, str]]:
         labels = dict(target)

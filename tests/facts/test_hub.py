@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from legroom.facts.bundled import expanded, find
+from legroom.facts.bundled import bundled_config, find
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -86,7 +86,7 @@ def safetensors(size: int) -> bytes:
 def llama() -> bytes:
     found = find("llama-3.2-1b")
     assert found is not None
-    return json.dumps(expanded(found)).encode()
+    return json.dumps(bundled_config(found)).encode()
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_what_is_in_the_cache_is_used_when_the_hub_is_out_of_reach(ask_nowhere: 
 
 
 def test_an_unknown_model_offline_is_unreachable_and_names_near_ones(ask_offline: Asker) -> None:
-    code, message, hint = ask_offline("someone/Llama-3.1-8B-Instruct-tuned")
+    code, message, hint = ask_offline("someone/Llama-3.1-9B-Instruct-tuned")
     assert code == 3
     assert "offline" in message
     assert "llama-3.1-8b" in hint

@@ -27,7 +27,7 @@ def add_model() -> ModuleType:
 def test_a_model_survives_being_written_short(add_model: ModuleType, name: str) -> None:
     found = bundled.find(name)
     assert found is not None
-    config = bundled.expanded(found)
+    config = bundled.bundled_config(found)
     again = bundled._expand(json.loads(json.dumps(add_model.compact(config))))
     assert model_from_config(again) == model_from_config(config)
 
@@ -56,7 +56,7 @@ def test_a_new_model_is_found_once_it_is_written(
     config = tmp_path / "config.json"
     found = bundled.find("llama-3.2-1b")
     assert found is not None
-    config.write_text(json.dumps({**bundled.expanded(found), "bos_token_id": 1}))
+    config.write_text(json.dumps({**bundled.bundled_config(found), "bos_token_id": 1}))
     monkeypatch.setattr(add_model, "FOLDER", tmp_path)
     arguments = ["add_model.py", str(config), "--family", "mine", "--name", "my-model", "--id", "me/My-Model"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--parameters", "1235814400", "--source", "my own config.json"])

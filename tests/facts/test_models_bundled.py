@@ -3,10 +3,13 @@ import sys
 
 import pytest
 
+import legroom
 from legroom.errors import LegroomError
 from legroom.facts import bundled
 from legroom.facts.bundled import bundled_names, nearest, smaller_siblings, variants
+from legroom.facts.config_classes import interfaces
 from legroom.facts.model_sources import load
+from legroom.facts.releases import first_release, known_releases, release
 
 
 @pytest.mark.parametrize(
@@ -32,12 +35,12 @@ def test_a_bundled_model_is_found_by_hub_id_or_short_name(spelling: str, name: s
 
 
 def test_at_least_a_hundred_architectures_are_bundled() -> None:
-    assert sum(1 for name in bundled_names() if bundled._bundled(name).base is None) >= 100
+    assert sum(1 for name in bundled_names() if bundled._bundled_of(name).base is None) >= 100
 
 
 def test_every_bundled_model_has_a_source_and_reads_as_a_model() -> None:
     for name in bundled_names():
-        found = bundled._bundled(name)
+        found = bundled._bundled_of(name)
         assert found.source, name
         model = load(name)
         assert model.layers, name
@@ -47,7 +50,7 @@ def test_every_bundled_model_has_a_source_and_reads_as_a_model() -> None:
 def test_no_two_models_claim_the_same_hub_id() -> None:
     owners: dict[str, str] = {}
     for name in bundled_names():
-        for hub_id in bundled._bundled(name).ids:
+        for hub_id in bundled._bundled_of(name).ids:
             assert owners.setdefault(hub_id.lower(), name) == name, hub_id
 
 
@@ -168,3 +171,40 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         "Qwen/Qwen3-4B-Base",
         "Qwen/Qwen3-1.7B-Base",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "method"),
+    [
+        ("cyankiwi/Qwen3.8-27B-AWQ-INT4", "Qwen/Qwen3.8-27B", "compressed-tensors"),
+        ("QuantTrio/Qwen3.5-35B-A3B-AWQ", "Qwen/Qwen3.5-35B-A3B", "awq"),
+        ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B", "gguf"),
+        ("someone/finance-Llama3-8B", "meta-llama/Meta-Llama-3-8B", None),
+        ("someone/Qwen3-VL-Embedding-8B-FP8", "Qwen/Qwen3-VL-8B-Instruct", "fp8"),
+    ],
+)
+def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, method: str | None) -> None:
+    named = bundled.derived(name)
+    assert named is not None
+    assert base in named.source
+    scheme = load(name, offline=True).quantization
+    assert (scheme.method if scheme else None) == method
+
+
+def test_a_name_that_holds_no_known_model_says_nothing() -> None:
+    assert bundled.derived("someone/a-model-of-their-own-7b") is None
+
+
+def test_weights_whose_scheme_is_guessed_may_have_quantized_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    guessed = legroom.plan("cyankiwi/Qwen3-8B-AWQ-4bit", gpu="h100", vllm="0.32.0", advice=False).layout.weights
+    tables = 2 * 151936 * 4096 * 2
+    assert guessed.bytes - guessed.low >= tables * 3 // 4
+    assert guessed.high > guessed.bytes
+
+
+def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
+    for name in bundled_names():
+        architecture = load(name).architecture
+        asked = any(interfaces(architecture, release(version)) is not None for version in known_releases())
+        assert asked or first_release(architecture), f"{name}: no release of vLLM has {architecture}"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.bundled import expanded, find
+from legroom.facts.bundled import bundled_config, find
 from legroom.facts.huggingface import folder_bytes
 from legroom.facts.model_sources import load
 
@@ -13,7 +13,7 @@ from legroom.facts.model_sources import load
 def llama_config() -> dict[str, Any]:
     found = find("llama-3.2-1b")
     assert found is not None
-    return expanded(found)
+    return bundled_config(found)
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:

@@ -21,7 +21,7 @@ NOT_COUNTED = {
 }
 """What the weights of these still lack, so that the count is not compared."""
 
-BASES = tuple(name for name in bundled_names() if bundled._bundled(name).base is None)
+BASES = tuple(name for name in bundled_names() if bundled._bundled_of(name).base is None)
 
 
 def parameters(name: str) -> int:
@@ -34,10 +34,10 @@ def parameters(name: str) -> int:
 
 
 def test_every_architecture_has_its_parameter_count() -> None:
-    assert {name for name in BASES if not bundled._bundled(name).parameters} == UNPUBLISHED
+    assert {name for name in BASES if not bundled._bundled_of(name).parameters} == UNPUBLISHED
 
 
 def test_every_architecture_adds_up_to_its_parameter_count() -> None:
     counted = [name for name in BASES if name not in UNPUBLISHED | NOT_COUNTED.keys()]
-    errors = {name: parameters(name) / bundled._bundled(name).parameters - 1 for name in counted}
+    errors = {name: parameters(name) / bundled._bundled_of(name).parameters - 1 for name in counted}
     assert {name: error for name, error in errors.items() if abs(error) >= TOLERANCE} == {}

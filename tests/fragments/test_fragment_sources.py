@@ -7,7 +7,7 @@ import pytest
 from legroom.black_box import AllocatorState, BlackBox, CardMemory, FailedRequest, MemoryReading, WorkerProcess
 from legroom.errors import LegroomError
 from legroom.fragments.fragment_report import fragment_report
-from legroom.fragments.fragment_sources import read_content, read_page
+from legroom.fragments.fragment_sources import readings_of_content, readings_of_metrics
 from legroom.live.metrics.exposition import parse_sample
 from legroom.units import GIB, MIB
 
@@ -41,12 +41,12 @@ def black_box(wanted: int, free: int) -> bytes:
 
 
 def test_a_black_box_says_whether_expandable_segments_would_have_served_the_request() -> None:
-    (reading,) = read_content(black_box(2 * GIB, 100 * MIB), "box")
+    (reading,) = readings_of_content(black_box(2 * GIB, 100 * MIB), "box")
     assert fragment_report(reading).would_expandable_segments_help is True
 
 
 def test_a_request_larger_than_all_that_was_free_would_not_have_been_served() -> None:
-    (reading,) = read_content(black_box(6 * GIB, 100 * MIB), "box")
+    (reading,) = readings_of_content(black_box(6 * GIB, 100 * MIB), "box")
     assert fragment_report(reading).would_expandable_segments_help is False
 
 
@@ -55,19 +55,19 @@ def test_a_neighbour_that_holds_the_card_is_named() -> None:
     state = AllocatorState(89_588_187_136, 89_649_053_696, largest_free_bytes=2 * MIB, inactive_split_bytes=60_866_560)
     card = CardMemory("0", free_bytes=507_052_032, others_bytes=59_814_379_520)
     record = BlackBox(1.0, "out_of_memory", WorkerProcess(1), FailedRequest(2_489_319_424), card, state)
-    (reading,) = read_content(json.dumps(record.to_json()).encode(), "box")
+    (reading,) = readings_of_content(json.dumps(record.to_json()).encode(), "box")
     failed = fragment_report(reading).part("failed_request")
     assert failed is not None and "other processes hold 55.71 GiB" in failed.text
 
 
 def test_growth_beside_pytorch_is_read_from_the_last_minutes() -> None:
-    (reading,) = read_content(black_box(2 * GIB, 0), "box")
+    (reading,) = readings_of_content(black_box(2 * GIB, 0), "box")
     growth = fragment_report(reading).part("non_torch_growth")
     assert growth is not None and growth.bytes == 49 * MIB
 
 
 def test_a_servers_page_tells_the_fullest_worker_and_the_last_kv_blocks() -> None:
-    first, second = read_page(PAGE, parse_sample(PAGE.encode(), 0.0, "here"))
+    first, second = readings_of_metrics(PAGE, parse_sample(PAGE.encode(), 0.0, "here"))
     parts = {part.part: part for part in fragment_report(first).parts}
     assert (first.device, second.device) == ("0", "1")
     assert parts["free_in_pieces"].bytes == 2_500_000_000
@@ -78,14 +78,14 @@ def test_a_servers_page_tells_the_fullest_worker_and_the_last_kv_blocks() -> Non
 def test_a_page_without_the_plugin_says_how_to_turn_it_on() -> None:
     page = "\n".join(line for line in PAGE.splitlines() if not line.startswith("legroom")) + "\n"
     with pytest.raises(LegroomError) as error:
-        read_page(page, parse_sample(page.encode(), 0.0, "here"))
+        readings_of_metrics(page, parse_sample(page.encode(), 0.0, "here"))
     assert "LEGROOM_WORKER_MEMORY=1" in error.value.hint
 
 
 def test_a_worker_without_a_gpu_tells_its_processs_memory_and_the_last_kv_blocks() -> None:
     page = "\n".join(line for line in PAGE.splitlines() if not line.startswith("legroom")) + "\n"
     page += 'legroom_worker_host_rss_bytes{gpu="cpu",rank="0"} 6.0e+08\n'
-    (reading,) = read_page(page, parse_sample(page.encode(), 0.0, "here"))
+    (reading,) = readings_of_metrics(page, parse_sample(page.encode(), 0.0, "here"))
     report = fragment_report(reading)
     assert (reading.device, report.reading.state.allocated_bytes) == ("cpu", 600_000_000)
     assert [part.part for part in report.parts] == ["allocated", "kv_last_blocks"]

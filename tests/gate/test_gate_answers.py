@@ -5,7 +5,11 @@ import json
 import ssl
 
 import pytest
+import yaml
 from running_gate import RunningGate, deployment, review
+
+from legroom.exports import gate_manifests
+from legroom.exports.export_request import ExportRequest
 
 FITS = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
 
@@ -59,10 +63,34 @@ def test_an_update_that_breaks_the_server_is_refused(gate):
     assert gate.ask(deployment(), operation="UPDATE", old=deployment(*FITS))["allowed"] is False
 
 
-def test_what_an_object_under_a_checked_one_makes_is_not_checked_again(gate):
+OWNERS = {
+    ("apps/v1", "ReplicaSet"): True,
+    ("apps/v1", "DaemonSet"): True,
+    ("batch/v1", "CronJob"): True,
+    ("v1", "ReplicationController"): True,
+    ("batch.volcano.sh/v1alpha1", "Job"): False,
+    ("argoproj.io/v1alpha1", "Rollout"): False,
+    ("keda.sh/v1alpha1", "ScaledJob"): False,
+    ("serving.kserve.io/v1beta1", "InferenceService"): False,
+    ("serving.knative.dev/v1", "Revision"): False,
+}
+"""Owners, and whether their own review has seen the pod."""
+
+
+@pytest.mark.parametrize("owner", OWNERS, ids=" ".join)
+def test_what_an_owner_makes_is_checked_unless_the_owner_was(gate, owner):
     thing = deployment()
-    thing["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "controller": True, "name": "x"}]
-    assert gate.ask(thing)["allowed"] is True
+    version, kind = owner
+    thing["metadata"]["ownerReferences"] = [{"apiVersion": version, "kind": kind, "controller": True, "name": "x"}]
+    assert gate.ask(thing)["allowed"] is OWNERS[owner]
+
+
+def test_every_owner_whose_pods_pass_as_checked_is_in_the_webhooks_rules():
+    _, webhook, _ = gate_manifests.files(ExportRequest(None))
+    (hook, _) = yaml.safe_load(webhook.text)["webhooks"]
+    received = {(group, name) for rule in hook["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
+    passed = {(version.rpartition("/")[0], f"{kind.lower()}s") for (version, kind), passes in OWNERS.items() if passes}
+    assert passed <= received
 
 
 def test_an_object_that_is_being_deleted_passes(gate):
@@ -134,6 +162,10 @@ KINDS = {
     "StatefulSet": ("apps/v1", lambda pod: {"template": {"spec": pod}}),
     "Job": ("batch/v1", lambda pod: {"template": {"spec": pod}}),
     "Pod": ("v1", lambda pod: pod),
+    "DaemonSet": ("apps/v1", lambda pod: {"template": {"spec": pod}}),
+    "CronJob": ("batch/v1", lambda pod: {"jobTemplate": {"spec": {"template": {"spec": pod}}}}),
+    "ReplicationController": ("v1", lambda pod: {"template": {"spec": pod}}),
+    "ServingRuntime": ("serving.kserve.io/v1alpha1", lambda pod: pod),
     "LeaderWorkerSet": (
         "leaderworkerset.x-k8s.io/v1",
         lambda pod: {"leaderWorkerTemplate": {"size": 1, "workerTemplate": {"spec": pod}}},

@@ -31,6 +31,13 @@ def test_an_export_is_clean_without_saying_its_release_again(kind: str, release:
     assert main(["lint", "--fail-on", "error", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.parametrize("words", ["prometheus", "prometheus --operator", "grafana"])
+def test_flags_in_the_sentences_of_an_export_for_a_plan_are_no_flags_of_a_server(words: str, tmp_path: Path) -> None:
+    assert main(["export", *words.split(), "llama-3.1-8b", "--gpu", "h100", "-o", f"{tmp_path}/out/"]) == 0
+    assert any("--max-num-seqs" in file.read_text() for file in (tmp_path / "out").rglob("*.*"))
+    assert main(["lint", "--fail-on", "note", str(tmp_path / "out")]) == 0
+
+
 def test_the_release_of_a_file_wins_over_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)

@@ -213,7 +213,7 @@ def test_a_service_that_extends_itself_is_read_to_an_end(tmp_path):
 
 def test_a_service_of_another_file_gives_its_image_and_its_variables(tmp_path):
     text = "services:\n  a:\n    extends: {file: base.yml, service: v}\n    command: --model m --async-scheduling\n"
-    base = "services:\n  v: {image: 'vllm/vllm-openai:v0.9.0', environment: {VLLM_USE_V2_BLOCK: 1, VLLM_USE_V1: 1}}\n"
+    base = "services:\n  v: {image: 'vllm/vllm-openai:v0.9.0', environment: {VLLM_USE_V1: 1}}\n"
     assert compose_findings(tmp_path, text, base_yml=base) == [("flag-not-yet", 4)]
     assert compose_findings(tmp_path, text, base_yml="services: [") == []
 

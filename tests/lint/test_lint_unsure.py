@@ -76,7 +76,6 @@ def test_an_image_that_compose_builds_itself_only_has_the_name():
         "docker run me/vllm-openai-custom:v0.11.0 --model org/m --own-flag\n",
         "docker run us/vllm-openai:v0.6.1-edb07092-20250118 --model org/m --own-flag\n",
         "pip install vllm==0.11.0\ndocker run me/server:1 --model org/m --max-model-len 100 --own-flag\n",
-        "vllm serve org/m --max-num-reqs 4\n",
     ],
 )
 def test_a_flag_of_a_plugin_a_fork_or_another_server_is_a_warning(text):

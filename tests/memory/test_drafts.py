@@ -82,3 +82,14 @@ def test_a_head_named_eagle3_is_one_whatever_method_is_stated() -> None:
         settings = resolve(replace(args, speculative_config=spec), model, CARD, release("0.32.0"))
         sizes.append(parameter_bytes(model, settings, CARD))
     assert sizes[0] == sizes[1]
+
+
+def test_medusa_has_a_layer_and_an_output_layer_for_each_speculative_token() -> None:
+    spec = {"method": "medusa", "model": "not/there", "num_speculative_tokens": 3}
+    plain, drafted = deployed(None), deployed(spec)
+    for ranks in (1, 2):
+        grown = [
+            parameter_bytes(model, replace(settings, tensor_parallel_size=ranks), CARD)
+            for model, settings in (plain, drafted)
+        ]
+        assert grown[1] - grown[0] == 3 * (4096 + 128256 // ranks) * 4096 * 2

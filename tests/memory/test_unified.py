@@ -38,7 +38,7 @@ def test_the_reason_says_that_the_system_shares_the_memory() -> None:
     assert "share this memory" in reason
 
 
-@pytest.mark.parametrize(("utilization", "answer"), [(0.5, "fits"), (0.7, "tight")])
+@pytest.mark.parametrize(("utilization", "answer"), [(0.54, "fits"), (0.7, "tight")])
 def test_a_server_and_its_cached_checkpoint_must_both_fit(utilization: float, answer: str) -> None:
     # 48.5 GiB of bf16 weights: reported to take the machine down at 0.70 although the share was free.
     args = ServeArgs(

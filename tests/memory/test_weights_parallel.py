@@ -133,3 +133,13 @@ def test_an_unknown_architecture_is_scaled_to_the_size_of_its_files() -> None:
 def test_the_files_of_a_known_architecture_change_nothing() -> None:
     known = model(TINY)
     assert weights(replace(known, checkpoint_bytes=1), settings(), H100).bytes == weights(known, settings(), H100).bytes
+
+
+def test_redundant_experts_are_copies_on_every_rank() -> None:
+    spread = {"tensor_parallel_size": 4, "enable_expert_parallel": True}
+    balanced = ServeArgs(others=("--enable-eplb", "--eplb-config", '{"num_redundant_experts": 8}'))
+    plain, more = (
+        parameter_bytes(model(QWEN3_30B), settings(**spread, given=given), H100) for given in (ServeArgs(), balanced)
+    )
+    expert = 3 * QWEN3_30B["hidden_size"] * QWEN3_30B["moe_intermediate_size"] * 2
+    assert more - plain == QWEN3_30B["num_hidden_layers"] * 8 // 4 * expert

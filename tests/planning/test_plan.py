@@ -14,6 +14,8 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu, with_total
 from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
+from legroom.figures import estimated
+from legroom.memory.deployment_memory import first_failure
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Target, cold_start, plan
 from legroom.units import GIB
@@ -135,7 +137,7 @@ def test_the_first_start_stands_beside_the_later_ones():
     first = report.json()["first_start"]
     assert first["num_blocks"] < report.json()["kv"]["num_blocks"]
     assert f"{first['tokens']:,} tokens" in str(report)
-    assert "Read from source, not measured" in str(report)
+    assert "Nine of ten true values lie in this range" in str(report)
     assert report.json()["basis"]["kind"] == "read from source"
 
 
@@ -185,3 +187,32 @@ def test_a_name_that_two_cards_share_is_what_makes_a_start_doubtful(target):
     made = plan(target("mistral-nemo-12b", "a100"), ServeArgs(max_model_len=131072))
     assert made.verdict == "tight"
     assert made.target.gpu.name in made.reason and made.target.gpu.larger in made.reason
+
+
+def test_a_peak_above_the_card_at_the_good_end_of_the_range_does_not_fit():
+    plan = legroom.plan("qwen3-8b", gpu="h100", vllm="0.32.0", advice=False).plan
+    layout = plan.layout
+    spare = layout.headroom_bytes + layout.outside.bytes
+    over = replace(layout, outside=estimated(spare + 3 * GIB, spare + 2 * GIB, spare + 4 * GIB))
+    memory = plan.memory
+    failure = first_failure((over,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu)
+    assert failure is not None
+    assert failure.id == "runtime_activation_burst"
+    lighter = replace(over, outside=estimated(spare + 3 * GIB, spare - GIB, spare + 4 * GIB))
+    assert first_failure((lighter,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu) is None
+
+
+def test_a_card_without_a_name_is_not_refused_for_the_batch_that_its_name_would_decide():
+    fails = legroom.plan("qwen3.8-27b", gpu="80.0GiB", vllm="0.28.0", max_model_len=131072, advice=False)
+    named = legroom.plan(
+        "qwen3.8-27b",
+        gpu="80.0GiB",
+        vllm="0.28.0",
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        max_model_len=131072,
+        advice=False,
+    )
+    assert named.verdict == "does_not_fit"
+    assert fails.verdict == "tight"
+    assert "the card was not named" in fails.plan.reason

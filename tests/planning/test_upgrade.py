@@ -14,6 +14,7 @@ from legroom.planning.upgrades.changed_flags import args_on_release
 from legroom.planning.upgrades.kept_capacity import kept_capacity
 from legroom.planning.upgrades.kv_changes import kv_changes
 from legroom.planning.upgrades.release_upgrade import upgrade
+from legroom.render.upgrade_text import upgrade_text
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
@@ -178,6 +179,13 @@ def test_the_command_keeps_todays_requests_and_headroom():
     assert list(kept.flags) == ["gpu_memory_utilization"]
 
 
+def test_a_tight_command_is_not_named_where_the_unchanged_one_fits_and_holds_more():
+    told = made("vllm serve qwen3-32b --max-model-len 32768", "0.10.2", "0.32.0", "a100-80gb")
+    assert told.kept.flags == {}
+    assert told.kept.plan.verdict == "fits"
+    assert told.kept.keeps_requests
+
+
 def test_a_command_that_already_keeps_all_stays_as_it_is():
     assert made("vllm serve qwen2.5-7b --max-model-len 16384", "0.7.3", "0.12.0", "rtx4090").kept.flags == {}
 
@@ -258,3 +266,30 @@ def test_a_release_that_refuses_the_command_is_the_answer_no():
         made("vllm serve llama-3.1-8b --max-model-len -1", "0.32.0", "0.10.0")
     assert refused.value.exit_code == 1
     assert refused.value.message.startswith("vLLM 0.10.0 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "old", "new", "said"),
+    [
+        ("--long-prefill-token-threshold 1000000", "0.25.1", "0.32.0", "vLLM 0.32.0 does not take this command: long_"),
+        ("--convert embed", "0.20.2", "0.32.0", "vLLM 0.20.2 does not take this command: AssertionError"),
+        ("--convert embed", "0.32.0", "0.20.2", "vLLM 0.20.2 does not take this command: AssertionError"),
+        ("--max-num-partial-prefills 2", "0.20.2", "0.32.0", "; 0.32.0 takes it with the flags that it has"),
+        ("--enable-eplb", "0.28.0", "0.32.0", "; nor does 0.32.0: enable_expert_parallel must be True"),
+    ],
+)
+def test_a_setting_that_one_of_the_releases_refuses_is_told(words, old, new, said):
+    with pytest.raises(LegroomError) as refused:
+        made(f"vllm serve llama-3.1-8b {words}", old, new)
+    assert refused.value.exit_code == 1
+    assert said in refused.value.message
+
+
+def test_a_new_release_that_takes_what_the_old_one_refused_is_told():
+    with pytest.raises(LegroomError, match=r"; 0\.32\.0 takes it"):
+        made("vllm serve llama-3.1-8b --convert embed", "0.20.2", "0.32.0")
+    told = made("vllm serve gpt-oss-20b --quantization mxfp8", "0.20.2", "0.32.0")
+    assert told.new.starts
+    assert "With 0.20.2 the same command does not start: Setting `quantization_config`" in " ".join(
+        upgrade_text(told).split()
+    )

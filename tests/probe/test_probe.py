@@ -10,7 +10,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.probe.card_probe import probe, python_of_vllm
+from legroom.probe.card_probe import probe_card, python_of_vllm
 from legroom.units import GIB, MIB
 
 CARD = {
@@ -49,7 +49,7 @@ def test_a_probe_is_made_of_what_torch_and_vllm_answer(tmp_path: Path) -> None:
         {"finding": "copies", "host_to_device_bytes_s": 55_000_000_000},
         {"finding": "host", "pinned_bytes": 8 * GIB, "refused": None},
     ]
-    record = probe(python_that_answers(tmp_path, torch, [VLLM, STARTED])).record
+    record = probe_card(python_that_answers(tmp_path, torch, [VLLM, STARTED])).record
     assert (record.name, record.total_bytes, record.context_bytes) == ("NVIDIA H200", 150_109_880_320, 552_402_944)
     assert (record.vllm, record.vllm_non_torch_bytes) == ("0.32.0", 241_172_480)
     assert (record.host_to_device_bytes_s, record.pinned_bytes) == (55_000_000_000, 8 * GIB)
@@ -58,19 +58,19 @@ def test_a_probe_is_made_of_what_torch_and_vllm_answer(tmp_path: Path) -> None:
 def test_of_several_ranks_the_one_that_takes_the_most_counts(tmp_path: Path) -> None:
     ranks = [{**VLLM, "rank": rank, "non_torch_bytes": size * MIB} for rank, size in enumerate((300, 700, 500))]
     python = python_that_answers(tmp_path, [CARD], [*ranks, STARTED])
-    assert probe(python, ranks=3).record.vllm_non_torch_bytes == 700 * MIB
+    assert probe_card(python, ranks=3).record.vllm_non_torch_bytes == 700 * MIB
 
 
 def test_more_ranks_than_cards_are_refused_before_vllm_is_started(tmp_path: Path) -> None:
     python = python_that_answers(tmp_path, [{**CARD, "count": 1}], [VLLM, STARTED])
     with pytest.raises(LegroomError, match="--ranks 2 needs 2 GPUs on this machine, and torch sees 1") as refused:
-        probe(python, ranks=2)
+        probe_card(python, ranks=2)
     assert refused.value.exit_code == 3
 
 
 def test_what_failed_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
     failed = {"finding": "copies", "error": "RuntimeError: no"}
-    outcome = probe(python_that_answers(tmp_path, [CARD, failed], [{"finding": "vllm", "error": "ValueError: x"}]))
+    outcome = probe_card(python_that_answers(tmp_path, [CARD, failed], [{"finding": "vllm", "error": "ValueError: x"}]))
     assert outcome.record.total_bytes == 150_109_880_320
     assert outcome.record.vllm_non_torch_bytes is None
     assert outcome.problems == ("copies: RuntimeError: no", "vllm: ValueError: x")
@@ -88,7 +88,7 @@ def test_a_machine_without_a_gpu_is_told_so_with_exit_code_3(
 
 def test_a_python_without_torch_is_told_so_with_exit_code_3() -> None:
     with pytest.raises(LegroomError, match="could not be asked: ModuleNotFoundError") as error:
-        probe(sys.executable)
+        probe_card(sys.executable)
     assert error.value.exit_code == 3
 
 

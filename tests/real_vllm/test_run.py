@@ -20,7 +20,7 @@ import pytest
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.live.journal.journal import Journal
-from legroom.process_table import descendants, started
+from legroom.process_table import descendants, process_start_ticks
 
 PATIENCE_S = 600.0
 
@@ -112,7 +112,7 @@ def test_a_dead_engine_is_an_incident_and_a_restart(held):
     held.until_said("serving at", times=2)
     assert held.lines("its engine died")
     assert held.incident_kinds()[0] == "died_serving"
-    assert started(engine) is None
+    assert process_start_ticks(engine) is None
 
 
 def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
@@ -129,7 +129,7 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
     for client in clients:
         client.join()
     assert answers == [400] * 4
-    assert not any(started(pid) for pid in pids)
+    assert not any(process_start_ticks(pid) for pid in pids)
 
 
 def test_one_ctrl_c_under_load_answers_every_client_and_ends(vllm_python, tmp_path):

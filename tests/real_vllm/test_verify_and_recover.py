@@ -17,7 +17,7 @@ from metrics_page import RUNNING, metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.cli.main import main
-from legroom.recover.free_memory import free
+from legroom.recover.free_memory import free_dead_holders
 from legroom.recover.machine_snapshot import read_machine
 from legroom.recover.orphans import classify_holders
 from legroom.verify.verification_run import VerificationRequest, verify
@@ -212,7 +212,7 @@ def test_when_its_api_server_is_killed_the_rest_is_dead_weight_and_is_freed(serv
         if holder.segment and holder.state == "dead" and holder.top
     ]
     assert segments
-    outcome = free([*dead, *segments])
+    outcome = free_dead_holders([*dead, *segments])
     assert all(one.is_free for one in outcome), outcome
     assert not [pid for pid in _group(server.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::")]
     assert not [holder.segment.path for holder in segments if holder.segment and Path(holder.segment.path).exists()]

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/memory")]
 
 from recorded_model_facts import facts_of
 
-from legroom.facts.bundled import bundled_names, expanded, find
+from legroom.facts.bundled import bundled_config, bundled_names, find
 from legroom.facts.config.model_config import model_from_config
 
 GIB = 2**30
@@ -226,7 +226,7 @@ def sources(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     for name in names:
         model = find(name)
         if model is not None and model.base is None:
-            found.append((name, dict(expanded(model))))
+            found.append((name, dict(bundled_config(model))))
     return [(name, config) for name, config in found if options.only in name]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from legroom.live.journal.journal import Journal, JournalUnavailable
-from legroom.recover.free_memory import free
+from legroom.recover.free_memory import free_dead_holders
 from legroom.recover.machine_snapshot import SharedMemorySegment, read_machine
 from legroom.recover.orphans import Holder, classify_holders
 
@@ -87,14 +87,16 @@ def test_an_orphan_is_judged_dead_and_ends_when_asked(orphan):
     pid = orphan()
     dead = [holder for holder in classify_holders(looking()) if holder.process and holder.process.pid == pid]
     assert [holder.state for holder in dead] == ["dead"]
-    assert [one.ending for one in free(dead, rescan=looking)] == ["ended"]
+    assert [one.ending for one in free_dead_holders(dead, rescan=looking)] == ["ended"]
     assert not lives(pid)
 
 
 def test_one_that_ignores_the_question_is_killed(orphan):
     pid = orphan("stubborn")
     time.sleep(0.2)
-    assert [one.ending for one in free([dead_holder(pid)], rescan=looking, sigterm_grace_s=0.3)] == ["killed"]
+    assert [one.ending for one in free_dead_holders([dead_holder(pid)], rescan=looking, sigterm_grace_s=0.3)] == [
+        "killed"
+    ]
     assert not lives(pid)
 
 
@@ -103,7 +105,7 @@ def test_a_pid_that_was_used_again_is_not_touched(orphan):
     older = dead_holder(pid)
     assert older.process
     stale = replace(older, process=replace(older.process, created_s=older.process.created_s - 5))
-    (outcome,) = free([stale], rescan=looking, sigterm_grace_s=0.2)
+    (outcome,) = free_dead_holders([stale], rescan=looking, sigterm_grace_s=0.2)
     assert (outcome.ending, lives(pid)) == ("gone by itself", True)
 
 
@@ -116,13 +118,15 @@ def test_one_that_ends_while_the_machine_is_looked_at_is_gone():
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
             return looking()
 
-        (outcome,) = free([holder], rescan=look_on, sigterm_grace_s=0.2)
+        (outcome,) = free_dead_holders([holder], rescan=look_on, sigterm_grace_s=0.2)
     assert outcome.ending == "gone by itself"
 
 
 def test_what_is_no_longer_dead_weight_is_left_alone(orphan):
     pid = orphan()
-    (outcome,) = free([dead_holder(pid)], rescan=lambda: replace(looking(), knows_peers=False), sigterm_grace_s=0.2)
+    (outcome,) = free_dead_holders(
+        [dead_holder(pid)], rescan=lambda: replace(looking(), knows_peers=False), sigterm_grace_s=0.2
+    )
     assert (outcome.ending, outcome.is_free, lives(pid)) == ("changed", False, True)
 
 
@@ -137,7 +141,7 @@ def test_without_permission_it_says_so_and_goes_on(orphan, monkeypatch):
         send(handle, number, *rest)
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
-    outcome = free([dead_holder(first), dead_holder(second)], rescan=looking, sigterm_grace_s=2)
+    outcome = free_dead_holders([dead_holder(first), dead_holder(second)], rescan=looking, sigterm_grace_s=2)
     assert [one.ending for one in outcome] == ["not permitted", "ended"]
     assert "belongs to" in outcome[0].detail
 
@@ -156,7 +160,7 @@ def in_folder(folder: Path):
 def test_a_leftover_segment_is_removed(tmp_path):
     path = tmp_path / "psm_x"
     path.write_bytes(b"x")
-    (outcome,) = free([segment_holder(path)], rescan=in_folder(tmp_path))
+    (outcome,) = free_dead_holders([segment_holder(path)], rescan=in_folder(tmp_path))
     assert (outcome.ending, path.exists()) == ("removed", False)
 
 
@@ -166,7 +170,7 @@ def test_a_segment_made_anew_under_the_same_name_stays(tmp_path):
     holder = segment_holder(path)
     assert holder.segment
     stale = replace(holder, segment=replace(holder.segment, inode=holder.segment.inode + 1))
-    (outcome,) = free([stale], rescan=in_folder(tmp_path))
+    (outcome,) = free_dead_holders([stale], rescan=in_folder(tmp_path))
     assert (outcome.ending, path.exists()) == ("gone by itself", True)
 
 
@@ -180,7 +184,9 @@ def test_a_journal_that_fails_keeps_nothing_from_being_freed(tmp_path, monkeypat
     monkeypatch.setattr(Journal, failing, locked)
     told: list[str] = []
     with Journal.open(tmp_path / "journal.db") as journal:
-        (outcome,) = free([segment_holder(path)], journal, rescan=in_folder(tmp_path), on_warning=told.append)
+        (outcome,) = free_dead_holders(
+            [segment_holder(path)], journal, rescan=in_folder(tmp_path), on_warning=told.append
+        )
     assert (outcome.ending, path.exists()) == ("removed", False)
     assert len(told) == 1 and "locked" in told[0] and "not written down" in told[0]
 
@@ -195,6 +201,6 @@ def test_what_is_freed_is_in_the_journal_before_and_after(tmp_path):
             seen_before.append(len(journal.unfinished_actions()))
             return read_machine(tmp_path)
 
-        free([segment_holder(path)], journal, rescan=watching)
+        free_dead_holders([segment_holder(path)], journal, rescan=watching)
         assert seen_before == [1]
         assert journal.unfinished_actions() == ()

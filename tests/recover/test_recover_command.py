@@ -17,7 +17,7 @@ from legroom.live.gpu_memory import GpuMemory
 from legroom.recover import free_memory as action
 from legroom.recover import machine_snapshot, restart_command
 from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, SharedMemorySegment
-from legroom.recover.restart_command import CrashedServer, last_run, restart_after
+from legroom.recover.restart_command import CrashedServer, last_killed_run, restart_after
 from legroom.render.recover_text import snapshot_text
 from legroom.units import GIB, MIB
 
@@ -49,7 +49,7 @@ def machine(monkeypatch):
         return tuple(action.Freed(holder, "ended" if holder.process else "removed") for holder in dead)
 
     monkeypatch.setattr(machine_snapshot, "read_machine", lambda *_: seen)
-    monkeypatch.setattr(action, "free", free)
+    monkeypatch.setattr(action, "free_dead_holders", free)
     return asked
 
 
@@ -79,7 +79,7 @@ def test_on_a_terminal_it_asks_first(machine, monkeypatch, answer, freed):
 def test_one_that_may_not_be_ended_is_said_and_ends_with_1(machine, monkeypatch, capsys):
     monkeypatch.setattr(
         action,
-        "free",
+        "free_dead_holders",
         lambda dead, *_, **__: tuple(action.Freed(one, "not permitted", "PID 200 belongs to ann") for one in dead),
     )
     assert main(["recover", "--yes"]) == 1
@@ -202,7 +202,7 @@ def test_the_last_run_is_remembered(home):
     )
     (home / "runs/8000.flags.json").write_text("{}")
     (home / "runs/9000.json").write_text("half a fi")
-    crashed = last_run()
+    crashed = last_killed_run()
     assert crashed and (crashed.command, crashed.log) == ("vllm serve 'm x'", None)
 
 
@@ -215,14 +215,14 @@ def noted(home, port=8000, **said):
 
 def test_a_run_that_lives_needs_no_replacement(home):
     noted(home, pid=os.getpid())
-    assert last_run() is None
+    assert last_killed_run() is None
     noted(home, port=9000, command=["vllm", "serve", "dead"])
-    assert (crashed := last_run()) and crashed.command == "vllm serve dead"
+    assert (crashed := last_killed_run()) and crashed.command == "vllm serve dead"
 
 
 def test_a_pid_that_another_process_has_now_is_not_the_run(home):
     noted(home, pid=os.getpid(), started_s=1.0)
-    assert last_run() is not None
+    assert last_killed_run() is not None
 
 
 def test_the_variables_of_the_run_stand_before_the_new_command_and_its_keys_are_not_shown(home, machine, capsys):
@@ -240,4 +240,4 @@ def test_a_fix_from_the_log_keeps_the_variables_too():
 
 
 def test_without_runs_there_is_none(home):
-    assert restart_command.last_run() is None
+    assert restart_command.last_killed_run() is None

@@ -1,7 +1,7 @@
 """The curves of an incident stand on an even line of time, so that its marks stand where they belong."""
 
 from legroom.live.journal.sample_store import JournalPoint
-from legroom.render.incident_text import curves
+from legroom.render.incident_text import incident_curves
 
 
 def point(time_s: float, running: float = 1.0, span_s: int = 0) -> JournalPoint:
@@ -9,7 +9,7 @@ def point(time_s: float, running: float = 1.0, span_s: int = 0) -> JournalPoint:
 
 
 def running(*points: JournalPoint) -> list[float]:
-    return next(list(curve.values) for curve in curves(points) if curve.name == "running")
+    return next(list(curve.values) for curve in incident_curves(points) if curve.name == "running")
 
 
 def test_looks_at_an_even_pace_are_drawn_as_they_are():

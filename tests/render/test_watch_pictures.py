@@ -19,9 +19,9 @@ from legroom.live.forecast import Forecast
 from legroom.live.journal.journal import Action, ActionStage, Incident, Note
 from legroom.live.journal.sample_store import JournalPoint
 from legroom.live.server_view import ServerView
-from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
+from legroom.render.incident_text import duration_text, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
-from legroom.render.watch_text import seconds, servers_text
+from legroom.render.watch_text import seconds_text, servers_text
 from legroom.verify.load_run import KvPool, LoadRun, LoadSample
 from legroom.verify.openai_client import RequestOutcome, ServedModel
 from legroom.verify.verification_checks import Check, Verification
@@ -260,9 +260,9 @@ def test_the_picture_of_a_verification_is_whole():
 
 @pytest.mark.parametrize(("value", "text"), [(0.0004, "0 ms"), (0.085, "85 ms"), (0.9999, "1.00 s"), (12.5, "12.50 s")])
 def test_times_are_short(value, text):
-    assert seconds(value) == text
+    assert seconds_text(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(5, "5 s"), (600, "10 min"), (9000, "2.5 h"), (5 * 86400, "5.0 days")])
 def test_durations_are_as_people_say_them(value, text):
-    assert duration(value) == text
+    assert duration_text(value) == text

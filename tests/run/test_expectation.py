@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from legroom import plan
-from legroom.run.expectation import Expectation, Gpus, expect, pool_comparison, store_calibration
+from legroom.run.expectation import Expectation, Gpus, expected_pool, pool_comparison, store_calibration
 from legroom.run.server_command import read_command
 
 LOG = """\
@@ -68,7 +68,7 @@ def test_a_start_that_cannot_be_learnt_from_says_why(tmp_path):
 
 def test_a_plan_on_a_gpu_is_told_in_one_line(vllm):
     command = read_command([vllm, "serve", "llama-3.1-8b", "--max-model-len", "8192"], "0.26.0", os.environ)
-    expected = expect(command, {}, Gpus("NVIDIA H100 80GB HBM3", 1))
+    expected = expected_pool(command, {}, Gpus("NVIDIA H100 80GB HBM3", 1))
     assert expected.verdict == "fits"
     assert "15.00 GiB weights" in expected.text
     assert expected.max_model_len == 8192
@@ -76,7 +76,7 @@ def test_a_plan_on_a_gpu_is_told_in_one_line(vllm):
 
 def test_memory_that_others_hold_counts_in_the_plan(vllm):
     command = read_command([vllm, "serve", "llama-3.1-8b"], "0.26.0", os.environ)
-    assert expect(command, {}, Gpus("h100", 1, 40 << 30)).verdict == "does_not_fit"
+    assert expected_pool(command, {}, Gpus("h100", 1, 40 << 30)).verdict == "does_not_fit"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from legroom.actions.child import Child
-from legroom.process_table import cpu_ticks, descendants, title
+from legroom.process_table import cpu_ticks, descendants, process_title
 from legroom.run.health import HANG_CHECKS, HangWatch, api_server_cpu_ticks, has_stopped_engine
 
 PATIENCE_S = 40.0
@@ -117,8 +117,8 @@ def test_the_work_of_all_but_engines_counts_also_below_a_wrapper(name, counts):
     busy = f"exec -a VLLM::{name} {sys.executable} -c 'while True: pass'"
     child = Child(["bash", "-c", f"({busy}) & wait"], dict(os.environ))
     try:
-        until_true(lambda: any(f"VLLM::{name}".encode() in title(pid) for pid in descendants(child.pid)))
-        (server,) = [pid for pid in descendants(child.pid) if b"VLLM::" in title(pid)]
+        until_true(lambda: any(f"VLLM::{name}".encode() in process_title(pid) for pid in descendants(child.pid)))
+        (server,) = [pid for pid in descendants(child.pid) if b"VLLM::" in process_title(pid)]
         used = api_server_cpu_ticks(child)
         before, worked = used(), cpu_ticks(server)
         until_true(lambda: cpu_ticks(server) > worked + 2)
@@ -155,8 +155,8 @@ def test_a_stopped_engine_is_told_by_its_state():
     child = Child([sys.executable, "-c", code], os.environ)
     try:
         assert child.pid is not None
-        until_true(lambda: any(b"EngineCore" in title(pid) for pid in descendants(child.pid)))
-        engine = next(pid for pid in descendants(child.pid) if b"EngineCore" in title(pid))
+        until_true(lambda: any(b"EngineCore" in process_title(pid) for pid in descendants(child.pid)))
+        engine = next(pid for pid in descendants(child.pid) if b"EngineCore" in process_title(pid))
         stopped = has_stopped_engine(child)
         assert not stopped()
         os.kill(engine, signal.SIGSTOP)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.run.expectation import Gpus, expect
+from legroom.run.expectation import Gpus, expected_pool
 from legroom.run.healing import Bounds, Remedy, find_remedy
 from legroom.run.server_command import read_command
 
@@ -60,8 +60,8 @@ def test_it_grows_no_more_than_it_has_to(mend, kind):
     remedy = mend(kind, NOTHING.format(fits=0), "--max-model-len", "2048", "--kv-cache-memory-bytes", "100K")
     command = read_command(remedy.words, "0.32.0", os.environ)
     halved = [*remedy.words[:-1], str(int(remedy.words[-1]) // 2)]
-    assert expect(command, {}, Gpus()).verdict == "fits"
-    assert expect(read_command(halved, "0.32.0", os.environ), {}, Gpus()).verdict == "does_not_fit"
+    assert expected_pool(command, {}, Gpus()).verdict == "fits"
+    assert expected_pool(read_command(halved, "0.32.0", os.environ), {}, Gpus()).verdict == "does_not_fit"
 
 
 def test_a_pool_that_holds_a_good_part_stays_and_the_length_shrinks(mend):

@@ -13,7 +13,7 @@ import pytest
 from legroom.actions import server_log
 from legroom.actions.server_log import ServerLog
 from legroom.cli import main as cli
-from legroom.run.run_file import RunFile, save, script
+from legroom.run.run_file import RunFile, save_script, script
 
 WORDS = ["echo", "serve", "m", "--api_key", "hush1", "--hf-tok=hush2", "--otlp-traces-endpoint", "http://u:hush3@c"]
 ENV = {"HF_TOKEN": "hush4", "HTTPS_PROXY": "http://u:hush5@p:1", "OMP_NUM_THREADS": "1"}
@@ -34,7 +34,7 @@ def test_a_script_runs_once_its_secrets_are_set():
 
 
 def test_a_path_that_is_no_text_is_saved_as_it_is(tmp_path):
-    assert save(str(tmp_path / "s.sh"), ["echo", "na\udcefve"], {}) == f"saved as {tmp_path}/s.sh"
+    assert save_script(str(tmp_path / "s.sh"), ["echo", "na\udcefve"], {}) == f"saved as {tmp_path}/s.sh"
     assert subprocess.run([tmp_path / "s.sh"], capture_output=True, check=True).stdout == b"na\xefve\n"
 
 

@@ -17,7 +17,7 @@ import pytest
 from forked import QUICK
 from held_run import Run, is_free, until
 
-from legroom.process_table import started
+from legroom.process_table import process_start_ticks
 
 
 def test_a_dead_engine_is_an_incident_and_a_restart(run):
@@ -139,7 +139,7 @@ def test_a_killed_legroom_leaves_no_process_and_no_port(run, port):
     pids = supervised.everything()
     assert len(pids) == 4
     supervised.end(signal.SIGKILL)
-    until(lambda: not any(started(pid) for pid in pids))
+    until(lambda: not any(process_start_ticks(pid) for pid in pids))
     assert is_free(port)
 
 

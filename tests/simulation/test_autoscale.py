@@ -10,15 +10,15 @@ import pytest
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.planning.autoscaling_policy import SYNC_S, scaling_policy
-from legroom.simulation.autoscale import _Controller, autoscaled
+from legroom.simulation.autoscale import _Controller, replay_autoscaled
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.step_time import fixed
+from legroom.simulation.step_time import fixed_cost
 from legroom.simulation.trace import Trace
 
 SETTINGS = SchedulerSettings(
     num_blocks=501, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048
 )
-COST = fixed(0.03)
+COST = fixed_cost(0.03)
 
 
 def day(hours=2.0, low=0.2, high=3.0, seed=1):
@@ -37,7 +37,7 @@ def two_hours(start_s, seed=1):
 
 
 def run(trace, least=1, most=8, start_s=120.0):
-    return autoscaled(trace, SETTINGS, COST, scaling_policy(least, most, start_s, 4.0))
+    return replay_autoscaled(trace, SETTINGS, COST, scaling_policy(least, most, start_s, 4.0))
 
 
 def test_every_request_is_served_once():

@@ -12,7 +12,7 @@ from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.flag_search import (
     Candidate,
     Choice,
-    best_of,
+    best_outcome,
     card_that_holds,
     choose,
     promising_candidates,
@@ -67,29 +67,29 @@ def _search(trace: Trace, candidates: list[Candidate], goal: Goal | None = None)
 def test_a_setting_that_preempts_and_serves_more_is_better_than_one_that_does_not() -> None:
     timid = _outcome(8, throughput=97.0, goodput=97.0, keeps_up=False, latency_p99=1118.0)
     bold = _outcome(32, throughput=182.0, goodput=182.0, keeps_up=False, latency_p99=557.0, preemptions=67)
-    assert best_of([timid, bold], Goal()) is bold
+    assert best_outcome([timid, bold], Goal()) is bold
 
 
 def test_of_settings_that_keep_up_the_shortest_p99_is_best_whatever_the_last_answer_takes() -> None:
     late_end = _outcome(8, throughput=90.0, goodput=90.0, latency_p99=10.0)
     early_end = _outcome(16, throughput=99.0, goodput=99.0, latency_p99=14.0)
-    assert best_of([early_end, late_end], Goal()) is late_end
+    assert best_outcome([early_end, late_end], Goal()) is late_end
 
 
 def test_a_setting_that_keeps_up_is_better_than_one_that_does_not() -> None:
     keeps_up = _outcome(8, throughput=50.0, goodput=50.0, latency_p99=60.0)
     falls_behind = _outcome(16, throughput=99.0, goodput=99.0, keeps_up=False)
-    assert best_of([falls_behind, keeps_up], Goal()) is keeps_up
+    assert best_outcome([falls_behind, keeps_up], Goal()) is keeps_up
 
 
 def test_of_settings_that_differ_by_less_than_a_percent_the_one_with_fewer_preemptions_is_best() -> None:
     often, seldom = _outcome(32, preemptions=9, latency_p99=9.95), _outcome(16, preemptions=2)
-    assert best_of([often, seldom], Goal()) is seldom
+    assert best_outcome([often, seldom], Goal()) is seldom
 
 
 def test_of_a_batch_the_highest_throughput_is_best() -> None:
     slow, fast = _outcome(8, goodput=50.0, latency_p99=5.0), _outcome(16, goodput=99.0, latency_p99=9.0)
-    assert best_of([slow, fast], Goal(), arrives_at_once=True) is fast
+    assert best_outcome([slow, fast], Goal(), arrives_at_once=True) is fast
 
 
 def test_goodput_counts_only_requests_within_the_latency_asked_for() -> None:

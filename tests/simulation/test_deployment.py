@@ -16,7 +16,7 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import fitted, roofline
+from legroom.simulation.step_time import fitted_efficiency, roofline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
@@ -119,7 +119,7 @@ def test_a_recurrent_state_costs_a_request_and_not_its_context() -> None:
 def test_the_fit_states_its_residuals_on_what_did_not_make_it() -> None:
     text = (Path(__file__).parents[2] / "src/legroom/simulation/step_fit.json").read_text(encoding="utf-8")
     document = json.loads(text)
-    assert vars(fitted()) == document["fitted"]
+    assert vars(fitted_efficiency()) == document["fitted"]
     left_out = document["left_out_models"]
     assert left_out["dense"]["gpu"]["median_error"] < 0.05
     assert left_out["experts"]["gpu"]["median_error"] < 0.12

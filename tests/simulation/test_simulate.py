@@ -5,7 +5,7 @@ import pytest
 from legroom.errors import LegroomError
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
-from legroom.simulation.flag_search import Candidate, choose, grid
+from legroom.simulation.flag_search import Candidate, choose, flag_combinations
 from legroom.simulation.replay_outcome import Goal
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.step_time import Hardware, calibrated, roofline
@@ -109,9 +109,9 @@ def test_two_processes_find_what_one_finds() -> None:
 
 
 def test_flags_that_are_given_are_not_searched() -> None:
-    tried = list(grid(["max_num_seqs", "block_size"]))
+    tried = list(flag_combinations(["max_num_seqs", "block_size"]))
     assert all("max_num_seqs" not in flags for flags in tried)
-    assert len(list(grid([]))) >= 200
+    assert len(list(flag_combinations([]))) >= 200
 
 
 def test_an_interrupted_search_keeps_what_it_has() -> None:

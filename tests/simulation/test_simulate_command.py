@@ -17,7 +17,7 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_json_is_the_documented_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", trace, "--blocks", "20", "--max-num-seqs", "8", "--json"]) == 0
+    assert main(["simulate", trace, "--blocks", "20", "--max-num-seqs", "8", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     documented = {
         "steps",
@@ -33,6 +33,33 @@ def test_json_is_the_documented_one(trace: str, capsys: pytest.CaptureFixture[st
     assert documented <= set(document)
     assert {"p50_steps", "p99_steps", "max"} <= set(document["queue"])
     assert document["finished"] == 12
+
+
+@pytest.mark.parametrize(
+    ("blocks", "every", "verdict", "status"),
+    [("400", 20, "holds", 0), ("7", 45, "holds_with_waiting", 0), ("20", 1, "falls_behind", 1)],
+)
+def test_the_verdict_says_whether_the_load_is_held(
+    blocks: str, every: int, verdict: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    # Two requests at a time: a pool of 6 usable blocks holds one of them.
+    rows = [{"id": f"q{i}", "arrival_step": i // 2 * every, "prompt_len": 40, "output_len": 20} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert main(["simulate", str(path), "--blocks", blocks, "--json"]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == verdict
+    assert (document["load"]["served"] < document["load"]["arriving"] / 2) == (verdict == "falls_behind")
+
+
+def test_waits_in_steps_count_from_arrival_as_those_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    mix = "poisson rate=40 prompt=500 output=100 requests=100"
+    assert main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "20", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    step_s = document["seconds"]["makespan_s"] / document["steps"]
+    assert document["first_token"]["p50_steps"] == pytest.approx(
+        document["seconds"]["first_token_s"]["p50"] / step_s, abs=1
+    )
 
 
 def test_a_timeline_has_a_line_for_every_step(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +94,7 @@ def test_the_picture_tells_whether_the_pool_held(trace: str, capsys: pytest.Capt
     main(["simulate", trace, "--blocks", "10"])
     assert "ran dry" in capsys.readouterr().out
     main(["simulate", trace, "--blocks", "400"])
-    assert "held the load" in capsys.readouterr().out
+    assert "Holds the load" in capsys.readouterr().out
 
 
 def test_the_drawing_is_an_svg(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +115,10 @@ def test_choose_ends_with_a_command(trace: str, capsys: pytest.CaptureFixture[st
     ("words", "says"),
     [
         (["--blocks", "20"], "which trace"),
-        (["nowhere.jsonl", "--blocks", "20"], "cannot read nowhere.jsonl"),
+        (["nowhere.jsonl", "--blocks", "20"], "cannot read the trace nowhere.jsonl"),
+        (["llama-3.1-8b", "--gpu", "h100"], "--model llama-3.1-8b"),
+        (["--synthetic", "poisson prompt=-5", "--blocks", "20"], "at least 1 token"),
+        (["TRACE", "--blocks", "20", "--blocks", "30"], "--blocks is given twice"),
         (["TRACE"], "how large is the pool"),
         (["TRACE", "--blocks", "1"], "holds nothing"),
         (["TRACE", "--blocks", "20", "--max-num-sequences", "4"], "--max-num-sequences"),
@@ -107,8 +137,10 @@ def test_a_wrong_call_is_told_in_a_sentence(
 
 def test_the_python_call_finds_what_the_command_finds(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     import legroom
+    from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.scheduler_settings import SchedulerSettings
 
     main(["simulate", trace, "--blocks", "14", "--max-num-seqs", "8", "--json"])
     timeline = legroom.simulate(trace, SchedulerSettings(14, max_num_seqs=8, max_model_len=70))
-    assert timeline.as_json() == json.loads(capsys.readouterr().out)
+    expected = {**timeline.as_json(), **load_verdict(timeline).as_json()}
+    assert expected == json.loads(capsys.readouterr().out)

@@ -14,9 +14,9 @@ from legroom.cli.main import main
 from legroom.cli.simulate_tier import tier_settings
 from legroom.errors import LegroomError
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import fixed
+from legroom.simulation.step_time import fixed_cost
 from legroom.simulation.tiers.host_tier import ArcPolicy, LruPolicy, TierSettings
-from legroom.simulation.tiers.tier_report import CurvePoint, chunks_for, hit_curve
+from legroom.simulation.tiers.tier_report import CurvePoint, chunks_for_hit_share, hit_curve
 from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with_tier
 from legroom.simulation.trace import Trace
 from legroom.simulation.traces import jsonl
@@ -55,7 +55,7 @@ def _trace(rows: list[dict[str, Any]]) -> Trace:
 
 def _replayed(rows: list[dict[str, Any]], num_chunks: int = 10_000, **options: Any) -> TieredTimeline:
     settings = SchedulerSettings(num_blocks=24, max_num_seqs=2, max_model_len=256, max_num_batched_tokens=256)
-    cost = fixed(1.0) if "load_s_per_block" in options else None
+    cost = fixed_cost(1.0) if "load_s_per_block" in options else None
     return simulate_with_tier(_trace(rows), settings, TierSettings(num_chunks, **options), cost=cost)
 
 
@@ -154,8 +154,8 @@ def test_bytes_without_a_model_are_refused_and_blocks_are_not() -> None:
 
 def test_the_size_for_most_of_the_hits_lies_between_two_replays() -> None:
     curve = (CurvePoint(10, 0.1), CurvePoint(20, 0.3), CurvePoint(40, 0.4))
-    assert chunks_for(curve, 0.5) == 15
-    assert chunks_for((CurvePoint(10, 0.0),), 0.95) is None
+    assert chunks_for_hit_share(curve, 0.5) == 15
+    assert chunks_for_hit_share((CurvePoint(10, 0.0),), 0.95) is None
 
 
 @pytest.fixture

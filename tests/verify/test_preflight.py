@@ -11,7 +11,7 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory
 from legroom.units import GIB, MIB
-from legroom.verify.node_preflight import NodeState, gpus_from_nvidia_smi, preflight, this_node
+from legroom.verify.node_preflight import NodeState, gpus_from_nvidia_smi, preflight, read_node_state
 from legroom.vllm.parse import parse_flags
 
 
@@ -96,7 +96,7 @@ def test_no_gpu_is_said_plainly():
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
     """A program that prints what nvidia-smi prints, for a machine without NVML."""
-    monkeypatch.setattr("legroom.verify.node_preflight.devices", tuple)
+    monkeypatch.setattr("legroom.verify.node_preflight.nvml_devices", tuple)
     program = tmp_path / "nvidia-smi"
 
     def write(*rows):
@@ -113,14 +113,14 @@ def test_without_nvml_nvidia_smi_is_asked(nvidia_smi):
     gpus, driver = gpus_from_nvidia_smi()
     assert [(gpu.name, gpu.used_bytes) for gpu in gpus] == [("NVIDIA L4", 1514 * MIB)]
     assert driver == "535.129.03"
-    assert this_node().gpus == gpus
+    assert read_node_state().gpus == gpus
 
 
 def test_only_the_gpus_that_the_server_may_see_count(nvidia_smi):
     nvidia_smi("0, NVIDIA L4, GPU-aaa, 23034, 20000, 575.51", "1, NVIDIA L4, GPU-bbb, 23034, 400, 575.51")
-    assert [gpu.uuid for gpu in this_node("1").gpus] == ["GPU-bbb"]
-    assert [gpu.uuid for gpu in this_node("GPU-b").gpus] == ["GPU-bbb"]
-    assert (this_node("7").gpus, this_node("7").hidden_gpus) == ((), 2)
+    assert [gpu.uuid for gpu in read_node_state("1").gpus] == ["GPU-bbb"]
+    assert [gpu.uuid for gpu in read_node_state("GPU-b").gpus] == ["GPU-bbb"]
+    assert (read_node_state("7").gpus, read_node_state("7").hidden_gpus) == ((), 2)
 
 
 def test_the_commands_own_choice_of_gpus_counts(nvidia_smi, capsys):
@@ -143,11 +143,11 @@ def test_a_mig_slice_is_a_card_of_its_own(nvidia_smi):
         "echo '  MIG 3g.40gb     Device  0: (UUID: MIG-one)'",
         "echo '  MIG 1g.10gb     Device  1: (UUID: MIG-two)'",
     )
-    names = [(gpu.name, gpu.uuid) for gpu in this_node().gpus]
+    names = [(gpu.name, gpu.uuid) for gpu in read_node_state().gpus]
     card = "NVIDIA H100 80GB HBM3 MIG"
     assert names == [(f"{card} 3g.40gb", "MIG-one"), (f"{card} 1g.10gb", "MIG-two")]
-    assert asked("vllm serve Qwen/Qwen3-8B --max-model-len 8192", *this_node("MIG-one").gpus).ok
-    assert not asked("vllm serve Qwen/Qwen3-8B --max-model-len 8192", *this_node("MIG-two").gpus).ok
+    assert asked("vllm serve Qwen/Qwen3-8B --max-model-len 8192", *read_node_state("MIG-one").gpus).ok
+    assert not asked("vllm serve Qwen/Qwen3-8B --max-model-len 8192", *read_node_state("MIG-two").gpus).ok
 
 
 def test_the_reason_goes_to_the_termination_log(nvidia_smi, tmp_path, capsys):
@@ -180,7 +180,7 @@ def test_where_there_is_no_termination_log_none_is_made(nvidia_smi, tmp_path, ca
 
 
 def test_a_machine_without_a_gpu_exits_with_3(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("legroom.verify.node_preflight.devices", tuple)
+    monkeypatch.setattr("legroom.verify.node_preflight.nvml_devices", tuple)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["preflight", "--", "vllm", "serve", "Qwen/Qwen3-8B"]) == 3
     assert "sees no NVIDIA GPU" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.bundled import bundled_names, expanded, find
+from legroom.facts.bundled import bundled_config, bundled_names, find
 from legroom.facts.config_classes import field_of_flag, known_names
 from legroom.facts.flags import choices, flag_name
 from legroom.facts.gpus import gpu as named_gpu
@@ -153,7 +153,7 @@ def record(cases: Iterable[dict[str, Any]], judge: Path, python: Path, src: Path
             assert model is not None
             config = Path(folder, "models", case["model"].replace("/", "--"), "config.json")
             config.parent.mkdir(parents=True, exist_ok=True)
-            config.write_text(json.dumps(expanded(model, model.ids[0])))
+            config.write_text(json.dumps(bundled_config(model, model.ids[0])))
             asked.append({**case, "id": str(number), "config": str(config.parent)})
         listed, answers = Path(folder, "cases.jsonl"), Path(folder, "answers.jsonl")
         listed.write_text("".join(json.dumps(case) + "\n" for case in asked))

@@ -443,3 +443,12 @@ def test_resolved_settings_hold_together(args: ServeArgs, model: Model, gpu: Gpu
     assert found.max_concurrent_batches >= found.pipeline_parallel_size
     assert not (found.graph_estimate_applied and release(version).before("0.18.0"))
     assert found.engine == "V1" or release(version).before("0.11.0")
+
+
+def test_prefill_context_parallel_ranks_are_gpus_too() -> None:
+    found = settle("0.25.1", tensor_parallel_size=2, prefill_context_parallel_size=2)
+    assert found.gpus_used == found.given.gpus_needed == 4
+
+
+def test_chunked_prefill_is_off_without_a_kv_cache() -> None:
+    assert not settle("0.32.0", BERT, enable_chunked_prefill=True).enable_chunked_prefill

@@ -231,3 +231,10 @@ def test_a_quantized_checkpoint_was_not_quantized_again_at_first():
     gpt_oss = replace(MXFP4, config={"model_type": "gpt_oss"})
     assert said("0.20.2", gpt_oss, quantization="mxfp8").startswith("Setting `quantization_config` for online")
     assert refused("0.22.1", gpt_oss, quantization="mxfp8") is None
+
+
+def test_decode_context_parallelism_was_asked_of_the_selected_backend_first():
+    shared = {"tensor_parallel_size": 16, "decode_context_parallel_size": 2}
+    assert refused("0.22.1", **shared) is None
+    by_flag = said("0.22.1", attention_backend="TRITON_ATTN", **shared)
+    assert "return the softmax LSE during decode, but TRITON_ATTN does not" in by_flag

@@ -229,7 +229,7 @@ def test_where_one_folder_cannot_be_written_the_next_takes_it(worker, tmp_path, 
 
 
 def test_a_full_disk_puts_a_short_record_into_the_log(worker, monkeypatch, caplog):
-    monkeypatch.setattr(recorder, "_folders", lambda: iter([worker.records]))
+    monkeypatch.setattr(recorder, "_record_folders", lambda: iter([worker.records]))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
@@ -297,7 +297,7 @@ def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkey
             folder.path.rmdir()
 
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(sleep=sleep))
-    telemetry.report(folder, BlackBoxRecorder(), every_s=0)
+    telemetry.report_until_removed(folder, BlackBoxRecorder(), every_s=0)
     (record,) = written(worker)
     assert record.trigger == "asked" and record.history[0].allocated_bytes == 4 * GIB
 

@@ -12,7 +12,7 @@ from legroom.worker.worker_memory import WorkerMemory
 
 
 def test_every_figure_of_the_allocator_and_the_host_is_a_gauge(worker):
-    (memory,) = worker_memory.read()
+    (memory,) = worker_memory.read_worker_memory()
     assert memory == WorkerMemory(
         0,
         "3",
@@ -33,13 +33,13 @@ def test_every_figure_of_the_allocator_and_the_host_is_a_gauge(worker):
 
 
 def test_the_peak_is_that_since_the_last_look(worker):
-    worker_memory.read()
+    worker_memory.read_worker_memory()
     assert worker.resets == [0]
 
 
 def test_the_peak_is_left_alone_while_vllm_sizes_its_cache_by_it(worker, monkeypatch):
     monkeypatch.setattr(worker_memory, "is_profiling", lambda: True)
-    worker_memory.read()
+    worker_memory.read_worker_memory()
     assert worker.resets == []
 
 

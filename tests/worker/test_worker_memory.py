@@ -45,12 +45,12 @@ def cards(*reserved, allocated=0):
 
 def test_a_process_that_is_no_worker_has_nothing_to_say(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", SimpleNamespace(_WORLD=None))
-    assert worker_memory.read() == ()
+    assert worker_memory.read_worker_memory() == ()
 
 
 def test_a_worker_without_a_gpu_tells_what_it_holds_of_the_host(monkeypatch):
     in_worker(monkeypatch, rank=3)
-    (memory,) = worker_memory.read()
+    (memory,) = worker_memory.read_worker_memory()
     assert (memory.rank, memory.gpu, memory.reserved_bytes) == (3, "cpu", None)
     assert memory.used_bytes and memory.used_bytes < psutil.virtual_memory().total
 
@@ -62,20 +62,20 @@ def test_a_worker_tells_of_the_card_it_holds_memory_of(monkeypatch):
         gpu_memory.GpuMemory(7, "a", f"GPU-{UUID}", 9999, 6000),
     )
     monkeypatch.setattr(gpu_memory, "nvml_devices", lambda: seen)
-    (memory,) = worker_memory.read()
+    (memory,) = worker_memory.read_worker_memory()
     assert memory == WorkerMemory(1, "7", 6000, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 
 
 def test_without_nvml_the_allocator_still_speaks(monkeypatch):
     in_worker(monkeypatch, cuda=cards(5000, allocated=4000))
     monkeypatch.setattr(gpu_memory, "nvml_devices", tuple)
-    (memory,) = worker_memory.read()
+    (memory,) = worker_memory.read_worker_memory()
     assert memory == WorkerMemory(0, "0", None, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 
 
 def shown(folder):
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(folder))
+    registry.register(WorkerCollector(folder.read))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
@@ -111,7 +111,7 @@ def test_the_dead_the_late_and_the_broken_are_left_out(tmp_path):
 def test_a_removed_folder_ends_the_reports(tmp_path, monkeypatch):
     in_worker(monkeypatch)
     folder = TelemetryFolder(tmp_path / "gone")
-    telemetry.report(folder, BlackBoxRecorder(), every_s=0)
+    telemetry.report_until_removed(folder, BlackBoxRecorder(), every_s=0)
     assert not folder.path.exists()
 
 
@@ -173,7 +173,7 @@ os.wait()
 
 
 def test_a_forked_worker_reports_and_nothing_is_left_behind(tmp_path):
-    quick = "import legroom.worker.telemetry as t; t.report.__defaults__ = (0.05,)\n"
+    quick = "import legroom.worker.telemetry as t; t.report_until_removed.__defaults__ = (0.05,)\n"
     env = os.environ | {plugin.SWITCH: "1", "TMPDIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", quick + SERVER], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from legroom.actions.keeper import adopt_orphans, kill_all_below, send
+from legroom.actions.keeper import adopt_orphans, kill_all_below, send_signal
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.process_table import ProcessTable, descendants, engines_below, is_api_server, is_coordinator, process_table
@@ -188,7 +188,7 @@ def kill_engines(server: int) -> int:
         engines = {
             pid: start for pid, start in engines.items() if not is_coordinator(pid) and not engines_below(pid, table)
         }
-    return sum(send(pid, start, signal.SIGKILL) for pid, start in engines.items())
+    return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items())
 
 
 def has_several_api_servers(server: int, table: ProcessTable | None = None) -> bool:

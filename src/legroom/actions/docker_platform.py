@@ -103,7 +103,7 @@ class ComposeService:
         """The service's command. Raises where it does not contain vLLM's flags."""
         words = self._compose_command("config", "--format", "json")
         text = await run_checked(words, f"reading {self.file.name}", timeout_s=platform.QUERY_TIMEOUT_S)
-        service = _json(text, self.file.name).get("services", {}).get(self.service)
+        service = _parse_json(text, self.file.name).get("services", {}).get(self.service)
         if service is None:
             raise platform.ActionFailed(f"{self.file} has no service {self.service}")
         command = service.get("command")
@@ -146,7 +146,7 @@ async def _inspect_state(container: str) -> dict[str, Any]:
     done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
     if done.code:
         raise platform.ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
-    return _json(done.output, "docker inspect")
+    return _parse_json(done.output, "docker inspect")
 
 
 def _state_from_inspect(state: dict[str, Any]) -> platform.State:
@@ -156,7 +156,7 @@ def _state_from_inspect(state: dict[str, Any]) -> platform.State:
     return platform.State(f"{state.get('Pid')}@{started}" if known else None, running, bool(state.get("Restarting")))
 
 
-def _json(text: str, source: str) -> dict[str, Any]:
+def _parse_json(text: str, source: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:

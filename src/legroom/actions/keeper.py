@@ -18,12 +18,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from legroom.process_table import descendants, started, title
+from legroom.process_table import descendants, process_start_ticks, process_title
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
-def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
+def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str]) -> None:
     """Runs the server until it and all of its descendants have ended.
 
     Descendants may outlive the server by `leftover_grace_s`, unless `kill` was received.
@@ -36,7 +36,7 @@ def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in _HANDLED:
         signal.signal(number, signal.SIG_IGN)
-    server = _start(words, control)
+    server = _execute_server(words, control)
     if server:
         _close_output()
         _write_control(control, f"pid {server}")
@@ -44,7 +44,7 @@ def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
     _write_control(control, "gone")
 
 
-def _start(words: list[str], control: int) -> int:
+def _execute_server(words: list[str], control: int) -> int:
     """Executes the server; returns its pid, or 0 on failure."""
     failed, failing = os.pipe()  # closed by a successful exec
     keeper = os.getpid()
@@ -135,14 +135,14 @@ def _write_control(control: int, text: str) -> None:
         os.write(control, text.encode() + b"\n")
 
 
-def send(pid: int, start: int, number: int) -> bool:
+def send_signal(pid: int, start: int, number: int) -> bool:
     """Sends a signal to the process with this pid and start time; False where it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if started(pid) != start:  # another process has the pid now
+        if process_start_ticks(pid) != start:  # another process has the pid now
             return False
         signal.pidfd_send_signal(handle, number)
         return True
@@ -156,7 +156,7 @@ def kill_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> int
     """Kills all descendants of a process except those that `spare` accepts; returns their number."""
     below = {pid: start for pid, start in descendants(ancestor).items() if spare is None or not spare(pid)}
     for pid, start in below.items():
-        send(pid, start, signal.SIGKILL)
+        send_signal(pid, start, signal.SIGKILL)
     return len(below)
 
 
@@ -171,7 +171,7 @@ def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) ->
 
 def is_resource_tracker(pid: int) -> bool:
     """Whether it is Python's resource tracker, which removes the shared memory of processes that have ended."""
-    return b"multiprocessing.resource_tracker" in title(pid)
+    return b"multiprocessing.resource_tracker" in process_title(pid)
 
 
 def adopt_orphans() -> None:
@@ -205,7 +205,7 @@ def _prctl(option: int, value: int) -> None:
 
 def main() -> None:
     """`keeper CONTROL_FD LEFTOVER_GRACE_S COMMAND...`."""
-    keep(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    run_until_all_ended(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
 
 
 if __name__ == "__main__":

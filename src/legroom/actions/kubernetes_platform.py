@@ -55,7 +55,7 @@ class Workload:
         restarted_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         marks = {RESTARTED_BY: request.token, "kubectl.kubernetes.io/restartedAt": restarted_at}
         workload = await self._read_manifest()
-        if _annotations(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
+        if _template_annotations(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
             await self._patch_manifest({"spec": {"template": {"metadata": {"annotations": marks}}}})
         await self._wait_for_rollout(request.deadline_s)
 
@@ -133,7 +133,9 @@ class Workload:
     async def _read_manifest(self) -> dict[str, Any]:
         def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
-            return _plain(api, method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S))
+            return _as_json_values(
+                api, method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
+            )
 
         return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
@@ -221,13 +223,13 @@ def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -
         raise platform.ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
 
 
-def _plain(api: Any, model: Any) -> dict[str, Any]:
+def _as_json_values(api: Any, model: Any) -> dict[str, Any]:
     """An API object as JSON values with Kubernetes' own names."""
     plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(model)
     return plain
 
 
-def _annotations(template: dict[str, Any]) -> dict[str, str]:
+def _template_annotations(template: dict[str, Any]) -> dict[str, str]:
     return (template.get("metadata") or {}).get("annotations") or {}
 
 
@@ -237,7 +239,7 @@ def _template_identity(template: dict[str, Any]) -> str:
         [container.get("image"), container.get("command"), container.get("args"), container.get("env")]
         for container in template["spec"]["containers"]
     ]
-    annotations = _annotations(template)
+    annotations = _template_annotations(template)
     restarted = annotations.get(RESTARTED_BY, "") + annotations.get("kubectl.kubernetes.io/restartedAt", "")
     return f"{restarted or 'first'}@{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 

@@ -19,7 +19,7 @@ import psutil
 
 from legroom.actions.platform import ActionFailed, RestartRequest
 from legroom.masking import masked
-from legroom.process_table import started
+from legroom.process_table import process_start_ticks
 from legroom.records import dataclass
 
 # The words of the program are arguments of this script and are never parsed as shell.
@@ -65,10 +65,10 @@ async def run_program(
         try:
             if request is not None and request.launched is not None:
                 await request.launched(process.pid, process_identity(process.pid) or "")
-                await _open_gate(process)
+                await _let_program_run(process)
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
-            await _stop(process)
+            await _stop_program(process)
             raise ActionFailed(f"{words[0]} did not end within {timeout_s:g} s") from None
         except BaseException:
             if process.stdin is not None and not process.stdin.is_closing():
@@ -78,7 +78,7 @@ async def run_program(
         return ProgramResult(process.returncode or 0, output.read().decode("utf-8", "replace"))
 
 
-async def _open_gate(process: asyncio.subprocess.Process) -> None:
+async def _let_program_run(process: asyncio.subprocess.Process) -> None:
     """Writes to the stdin of the started shell, which waits for it before it runs the program."""
     if process.stdin is None:
         return
@@ -88,7 +88,7 @@ async def _open_gate(process: asyncio.subprocess.Process) -> None:
     process.stdin.close()
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop_program(process: asyncio.subprocess.Process) -> None:
     """Ends the program itself, not its children, which may include a server."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
@@ -116,7 +116,7 @@ async def run_checked(
 def process_identity(pid: int) -> str | None:
     """A text that no later process with the same pid has: pid, start in ticks since boot, and boot id. None where there
     is no such process."""
-    ticks = started(pid)
+    ticks = process_start_ticks(pid)
     if ticks is not None:
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()[:8]

@@ -35,7 +35,7 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
     port = place.port or (443 if place.scheme == "https" else 80)
     try:
         record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
-        what = _UNDER_WAY.get(str(record.get("state"))) or _death_seen(record)
+        what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record)
         if what is None or process_identity(int(record["pid"])) is None:
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -43,7 +43,7 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
     return f"`legroom run` (pid {record['pid']}) {what}"
 
 
-def _death_seen(record: dict[str, Any]) -> str | None:
+def _death_text(record: dict[str, Any]) -> str | None:
     """What follows the death of the server or an engine, which the run file shows only seconds later: an API server
     that lost an engine core stops listening and ends (0.32)."""
     parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]

@@ -77,7 +77,7 @@ class ServerLog:
             self._copy = os.memfd_create("legroom-log")
             with contextlib.suppress(OSError), self.path.open("rb") as written:
                 # The file may be of an earlier run, where this one could not create its own.
-                _copy(written.fileno(), self._append_to_copy, 0, self.size)
+                _copy_range(written.fileno(), self._append_to_copy, 0, self.size)
             if self._dropped:
                 self._append_to_copy(_CUT % self._dropped)
             self._append_to_copy(self._unwritten)
@@ -132,12 +132,12 @@ class ServerLog:
         shorter = self.path.with_name(f"{self.path.name}.new")
         try:
             with self.path.open("rb") as old, open(shorter, "wb", opener=partial(os.open, mode=0o600)) as new:
-                _copy(old.fileno(), new.write, 0, head)
+                _copy_range(old.fileno(), new.write, 0, head)
                 cut = self.size - TAIL_BYTES
                 new.write(_CUT % (cut - head))
                 old.seek(cut)
                 old.readline()
-                _copy(old.fileno(), new.write, old.tell(), self.size)
+                _copy_range(old.fileno(), new.write, old.tell(), self.size)
             shorter.replace(self.path)
         except OSError:
             shorter.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class ServerLog:
         self.size, self._unwritten = head, newest
 
 
-def _copy(source: int, write: Callable[[bytes], object], start: int, end: int) -> None:
+def _copy_range(source: int, write: Callable[[bytes], object], start: int, end: int) -> None:
     """Copies a part of a file in pieces of 64 KiB."""
     while start < end:
         piece = os.pread(source, min(1 << 16, end - start), start)
@@ -201,7 +201,7 @@ class OutputRelay(threading.Thread):
 
     def run(self) -> None:
         """Forwards until all processes that hold the other end of the pipe have ended."""
-        while piece := self._read():
+        while piece := self._read_output():
             self._log_lines(piece)
             self._forward(piece)
             if self.is_batching and len(piece) < _MUCH_BYTES:
@@ -210,7 +210,7 @@ class OutputRelay(threading.Thread):
             self._log_lines(b"\n")
         os.close(self._source)
 
-    def _read(self) -> bytes:
+    def _read_output(self) -> bytes:
         try:
             return os.read(self._source, _PIECE_BYTES)
         except OSError:

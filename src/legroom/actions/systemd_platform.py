@@ -58,11 +58,12 @@ class SystemdUnit:
         words = await self._words()
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
         lines.append(
-            "ExecStart=" + " ".join(map(quoted, with_flags(words, platform.with_doubled_signs(change.flags, "%$"))))
+            "ExecStart="
+            + " ".join(map(unit_quoted, with_flags(words, platform.with_doubled_signs(change.flags, "%$"))))
         )
         env = platform.with_doubled_signs(change.env, "%")
         lines += [f"UnsetEnvironment={name}" for name, value in env.items() if value is None]
-        lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
+        lines += [f"Environment={unit_quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
         platform.write_atomically(self._drop_in_file(), "\n".join(lines) + "\n")
         await self._daemon_reload()
 
@@ -72,7 +73,7 @@ class SystemdUnit:
 
     async def _words(self) -> list[str]:
         """The words of ExecStart. Raises where they lack vLLM's flags."""
-        words = exec_start(
+        words = effective_exec_start(
             await run_checked(
                 self._systemctl_command("cat", self.unit), f"reading {self.name}", timeout_s=platform.QUERY_TIMEOUT_S
             )
@@ -109,7 +110,7 @@ class SystemdUnit:
         return folder / f"{unit}.d" / _DROP_IN
 
 
-def exec_start(text: str) -> list[str]:
+def effective_exec_start(text: str) -> list[str]:
     """The words of the effective ExecStart in the output of `systemctl cat`; an empty ExecStart resets earlier ones."""
     lines = text.replace("\\\n", " ").splitlines()
     values: list[str] = []
@@ -127,7 +128,7 @@ def exec_start(text: str) -> list[str]:
         raise platform.ActionFailed(f"ExecStart cannot be read: {error}") from error
 
 
-def quoted(word: str) -> str:
+def unit_quoted(word: str) -> str:
     """A word quoted for a unit file."""
     if word and not any(char in " \t\n\"'\\;#" for char in word):
         return word

@@ -51,18 +51,20 @@ def simulation_json(
     trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
 ) -> dict[str, Any]:
     """The document of a simulation, with a note where the GPU's name is ambiguous."""
-    from legroom.simulation.step_time import fixed
+    from legroom.simulation.replay_outcome import load_verdict
+    from legroom.simulation.step_time import fixed_cost
     from legroom.simulation.trace_replay import simulate
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
-    settings = scheduler_settings(trace, plan, given)
-    document = simulate(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
+    settings = requested_settings(trace, plan, given)
+    timeline = simulate(trace, settings, cost=fixed_cost(step_ms / 1000) if step_ms else None)
+    document = {**timeline.as_json(), **load_verdict(timeline).as_json()}
     note = plan.target.gpu.note if plan is not None else ""
     return {**document, "notes": [note]} if note else document
 
 
-def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
+def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """The settings given, else those of the plan, else vLLM's defaults."""
     from legroom.simulation.scheduler_settings import SchedulerSettings
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """`legroom explain`: prints or searches entries of the error catalog; returns the exit status."""
     from legroom.explain.catalog_entries import entries, entry
     from legroom.explain.entry import entry_json, summary_json
-    from legroom.render.explain_text import explain_text, list_text
+    from legroom.render.explain_text import entry_list_text, explain_text
 
     if sum((args.id is not None, args.list, args.search is not None)) != 1:
         raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print_answer(
             args.json,
             lambda: {"entries": [summary_json(listed, args.lang) for listed in entries()]},
-            lambda style: list_text(entries(), style, args.lang),
+            lambda style: entry_list_text(entries(), style, args.lang),
         )
     else:
         chosen = entry(args.id)

@@ -62,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
     """`legroom lint`: checks deployment files, alert rules and dashboards; returns the exit status."""
     from legroom.facts.releases import release as known_release
     from legroom.lint.linter import LintOptions, lint_files
-    from legroom.lint.rules import rules
+    from legroom.lint.rules import rules_by_id
     from legroom.planning.plan_document import read_plan
 
     if args.rules:
         return _list_rules(args.json)
     if not args.files:
         raise LegroomError("lint what?", "legroom lint FILE...: rules, dashboards, scripts, units, manifests")
-    unknown = sorted(set(args.ignore) - set(rules()))
+    unknown = sorted(set(args.ignore) - set(rules_by_id()))
     if unknown:
         raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
     plan = read_plan(args.plan) if args.plan else None
@@ -94,21 +94,21 @@ def _has_failing_finding(report: LintReport, fail_on: str) -> bool:
 
 
 def _print_report(report: LintReport, args: argparse.Namespace) -> None:
-    from legroom.lint.lint_report import report_json, sarif
+    from legroom.lint.lint_report import report_json, report_sarif
     from legroom.render.lint_text import report_text
 
     if args.sarif and args.sarif != "-":
-        write_file(args.sarif, json.dumps(sarif(report), indent=1) + "\n", "report")
+        write_file(args.sarif, json.dumps(report_sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":
-        print_json(sarif(report))
+        print_json(report_sarif(report))
     else:
         print_answer(args.json, lambda: report_json(report), lambda style: report_text(report, style))
 
 
 def _list_rules(as_json: bool) -> int:
-    from legroom.lint.rules import rules
+    from legroom.lint.rules import rules_by_id
 
-    every = rules().values()
+    every = rules_by_id().values()
     print_answer(
         as_json,
         lambda: [{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every],

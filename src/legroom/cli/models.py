@@ -1,32 +1,45 @@
-"""`legroom models [WORDS]`: the models that legroom knows without a network."""
+"""`legroom models [WORDS]`: the models that legroom knows without a network, or those that a GPU serves."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from legroom.cli.output import print_answer
-from legroom.errors import ANSWER_IS_NO, OK
+from legroom.cli.output import print_answer, progress_bar
+from legroom.cli.shared_options import gpu_count
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
     from legroom.facts.bundled import Bundled
 
-DESCRIPTION = "List the models whose facts come with legroom: they can be planned without a network."
+DESCRIPTION = """\
+List the models whose facts come with legroom: they can be planned without a network.
+
+With --gpu: which of them that GPU serves, the largest first, with the users it holds at once, the longest request and
+the tokens a second that one user sees; then the models that lack the least memory. Every row is a full plan."""
 EPILOG = """\
 examples:
   legroom models
   legroom models qwen3 fp8
   legroom models llama --json
+  legroom models --gpu rtx4090
+  legroom models qwen --gpu l40s --context 32k --users 4
 
 Any other model is read from the Hugging Face Hub by its id, or from a folder with a config.json.
 
-exit codes: 0 something matches, 1 nothing does
+exit codes: 0 something matches (and fits), 1 nothing does
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in a name")
+    where = parser.add_argument_group("which of them a GPU serves")
+    where.add_argument("--gpu", metavar="NAME", help="a GPU (rtx4090, l4, h100 ...) or a size (24GiB)")
+    where.add_argument("--gpus", metavar="N", default="1", help="how many of it (default: 1)")
+    where.add_argument("--context", metavar="LEN", default="8k", help="tokens a request may have (default: 8k)")
+    where.add_argument("--users", metavar="N", default="1", help="requests of that length at once (default: 1)")
+    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -37,10 +50,34 @@ def run(args: argparse.Namespace) -> int:
     words = [word.lower() for word in args.words]
     every = (model for name in bundled_names() if (model := find(name)))
     models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
+    if args.gpu is not None:
+        return _run_on_card(args, models)
     print_answer(
         args.json, lambda: {"models": [model.as_json() for model in models]}, lambda style: _table_text(models, style)
     )
     return OK if models else ANSWER_IS_NO
+
+
+def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
+    """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
+    from legroom.facts.gpus import gpu
+    from legroom.facts.releases import latest, release
+    from legroom.planning.search_space import CapacityGoal
+    from legroom.render.card_models_text import card_models_text
+    from legroom.simulation.card_models import CardQuestion, models_on_card
+    from legroom.units import parse_count, parse_length
+    from legroom.vllm.args import ServeArgs
+
+    context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
+    if context < 1 or users < 1:
+        raise LegroomError("a context and a number of users are at least 1", "write it like --context 32k --users 4")
+    gpus = gpu_count(args.gpus, "--gpus") or 1
+    goal = CapacityGoal(context, float(users), (gpus,), "balanced")
+    question = CardQuestion(gpu(args.gpu), gpus, release(args.vllm) if args.vllm else latest(), ServeArgs(), goal)
+    with progress_bar("planning") as bar:
+        answer = models_on_card(models, question, progress=bar)
+    print_answer(args.json, answer.as_json, lambda style: card_models_text(answer, style))
+    return OK if answer.fitting else ANSWER_IS_NO
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:

@@ -53,13 +53,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`legroom preflight`: checks this machine against the plan of a server; returns the exit status."""
-    from legroom.verify.node_preflight import preflight, this_node
+    from legroom.verify.node_preflight import preflight, read_node_state
 
     args.vllm = args.vllm or _installed_release()
     try:
         deployment = described_server(args)
         visible = deployment.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-        answer = preflight(deployment.args, deployment.release, this_node(visible), args.host_memory)
+        answer = preflight(deployment.args, deployment.release, read_node_state(visible), args.host_memory)
     except LegroomError as error:
         _write_termination_log(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise

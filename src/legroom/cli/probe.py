@@ -53,14 +53,14 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 def run(args: argparse.Namespace) -> int:
     """`legroom probe`: measures the GPU of this machine for later plans; returns the exit status."""
     from legroom.planning.card_store import store_card
-    from legroom.probe.card_probe import probe, python_of_vllm
+    from legroom.probe.card_probe import probe_card, python_of_vllm
 
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
     python = python_of_vllm(args.python)
     note(f"asking the GPU with {python}; this takes about a minute")
     served = _served_words(args.served)
-    outcome = probe(python, ranks=args.ranks, with_vllm=not args.no_vllm, served=served)
+    outcome = probe_card(python, ranks=args.ranks, with_vllm=not args.no_vllm, served=served)
     for problem in outcome.problems:
         note(f"note: {problem}")
     if not args.dry_run:

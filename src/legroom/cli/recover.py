@@ -93,24 +93,24 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
     from legroom.live.journal.journal import Journal, JournalUnavailable
-    from legroom.recover.free_memory import free
+    from legroom.recover.free_memory import free_dead_holders
 
     try:
         journal = Journal.open()
     except JournalUnavailable as error:
         note(f"{error.message}: what is freed is not written down")
-        return free(dead)
+        return free_dead_holders(dead)
     with journal:
-        return free(dead, journal, on_warning=note)
+        return free_dead_holders(dead, journal, on_warning=note)
 
 
 def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, and a note on its source or on why there is none."""
     from legroom.cli.shared_options import gpu_count
-    from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_run, restart_after
+    from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_killed_run, restart_after
 
     given = args.line is not None or args.log is not None
-    known = last_run() if not given else None
+    known = last_killed_run() if not given else None
     crashed = CrashedServer(
         args.line or (known.command if known else None),
         args.log or (known.log if known else None),

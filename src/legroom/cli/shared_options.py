@@ -28,6 +28,7 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
         before, after = before[:cut], before[cut + 1 :]
     own: list[str] = []
     rest: list[str] = []
+    given: set[str] = set()
     position = 0
     while position < len(before):
         word = before[position]
@@ -36,7 +37,11 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
         position += 1
         if action is None:
             rest.append(word)
-        elif action.nargs == 0 or value or "=" in word:
+            continue
+        if isinstance(action, argparse._StoreAction) and name in given:
+            raise LegroomError(f"{name} is given twice", "leave one of them out")
+        given.add(name)
+        if action.nargs == 0 or value or "=" in word:
             own.append(word)
         else:
             values = action.nargs if isinstance(action.nargs, int) else 1

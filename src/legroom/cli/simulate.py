@@ -45,8 +45,8 @@ examples:
   legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --choose --ray auto
 
-exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled fleet is not steady,
-2 the call or the trace is wrong
+exit codes: 0 the load is held, 1 it falls behind (or no setting of --choose, no scaled fleet holds it), 2 the call
+or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -177,6 +177,7 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
     from legroom.render.simulation_text import timeline_svg, timeline_text
+    from legroom.simulation.replay_outcome import load_verdict
 
     if args.tier and args.autoscale is not None:
         raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
@@ -199,8 +200,11 @@ def run(args: argparse.Namespace) -> int:
     timeline = _replay_with_progress(args, trace, pool.settings, pool.cost)
     if args.svg:
         write_file(args.svg, timeline_svg(timeline), "picture")
-    print_answer(args.json, timeline.as_json, lambda style: timeline_text(timeline, style))
-    return OK
+    load = load_verdict(timeline)
+    print_answer(
+        args.json, lambda: {**timeline.as_json(), **load.as_json()}, lambda style: timeline_text(timeline, style)
+    )
+    return ANSWER_IS_NO if load.verdict == "falls_behind" else OK
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:
@@ -279,8 +283,8 @@ def _fleets(
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.planning.autoscaling_policy import scaling_policy
-    from legroom.render.simulation_text import scaled_text
-    from legroom.simulation.autoscale import autoscaled
+    from legroom.render.simulation_text import autoscale_text
+    from legroom.simulation.autoscale import replay_autoscaled
 
     if not 1 <= args.replicas < args.autoscale:
         raise LegroomError(
@@ -291,8 +295,8 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
     at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
     policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
     with progress_bar("simulating") as bar:
-        scaled = autoscaled(trace, settings, pool.cost, policy, bar)
-    print_answer(args.json, scaled.as_json, lambda style: scaled_text(scaled, style))
+        scaled = replay_autoscaled(trace, settings, pool.cost, policy, bar)
+    print_answer(args.json, scaled.as_json, lambda style: autoscale_text(scaled, style))
     return OK if scaled.is_steady else ANSWER_IS_NO
 
 

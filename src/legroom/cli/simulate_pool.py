@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.api.simulate_request import MAX_ASYNC_REQUESTS
 from legroom.errors import LegroomError
-from legroom.simulation.flag_search import SEARCHED, Candidate, grid
+from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import StepBand, calibrated, fixed, roofline, step_band
+from legroom.simulation.step_time import StepBand, calibrated, fixed_cost, roofline, step_band
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 
@@ -67,7 +67,7 @@ class PoolChoice:
                 # A second utilization in place of a second block size: most attention kernels need 16.
                 searched["block_size"] = (16,)
                 searched["gpu_memory_utilization"] = _UTILIZATIONS
-        return list(self._build_candidates(grid(given, searched), self.args))
+        return list(self._build_candidates(flag_combinations(given, searched), self.args))
 
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
         """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none.
@@ -147,7 +147,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
     """Steps of --step-ms each; None for a trace in steps; raises if the trace needs seconds."""
     if args.step_ms is not None:
-        return fixed(args.step_ms / 1000)
+        return fixed_cost(args.step_ms / 1000)
     if trace.in_seconds:
         raise LegroomError(
             f"{trace.name} gives arrivals in seconds, so legroom must know how long a step of the engine takes",
@@ -203,7 +203,7 @@ def _planned_settings(
         notes.append("this release prefills in chunks here; the V0 rules are simulated with whole prompts")
     cost = None
     if args.step_ms is not None:
-        cost = fixed(args.step_ms / 1000)
+        cost = fixed_cost(args.step_ms / 1000)
     elif trace.in_seconds:
         work = hardware(plan)
         cost = roofline(work)

@@ -186,7 +186,7 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 def _print_replay(args: argparse.Namespace) -> int:
     """Replays a recording: a line per change, then the final state; or JSON lines."""
-    from legroom.render.incident_text import when
+    from legroom.render.incident_text import local_time_text
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import replayed_views
 
@@ -201,7 +201,7 @@ def _print_replay(args: argparse.Namespace) -> int:
             if not args.json:
                 finding = change.incident.finding
                 state = "over" if change.is_over else finding.reason if finding else ""
-                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
+                print(f"{local_time_text(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
         print(f"\n{session.scrapes:,} scrapes, {opened} incident{'s' if opened != 1 else ''}\n")
         print_text(lambda style: servers_text(list(session.views.values()), style))
@@ -210,11 +210,11 @@ def _print_replay(args: argparse.Namespace) -> int:
 
 def _print_dry_run(args: argparse.Namespace) -> int:
     from legroom.drawing.text import plural
-    from legroom.render.incident_text import when
+    from legroom.render.incident_text import local_time_text
     from legroom.sidecar.policy_dry_run import dry_run
 
     result = dry_run(Path(args.rehearse), _watch_config(args))
-    lines = [f"{when(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
+    lines = [f"{local_time_text(event.time_s)}  {event.server}  {event.text}\n" for event in result.events]
     servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
     lines.append(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken\n")
     print_answer(args.json, result.to_json, lambda _: "".join(lines))

@@ -11,12 +11,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
-from legroom.drawing.curve import Curve, counted, curve_lines
+from legroom.drawing.curve import Curve, curve_lines, scaled_curve
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
-from legroom.render.incident_text import duration
-from legroom.render.watch_text import COLOURS, figures, mark, two_columns
+from legroom.render.incident_text import duration_text
+from legroom.render.watch_text import COLOURS, state_mark, two_columns, view_figures
 from legroom.sidecar.watch_session import stream
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _table_cells(view: ServerView, room: int) -> tuple[str, ...]:
     waiting = "" if view.waiting is None else f"{view.waiting:,.0f}"
     tokens = "" if view.generation_tokens_per_s is None else f"{view.generation_tokens_per_s:,.0f}"
     server = view.server.removeprefix("http://")
-    return mark(view.state, style), server, share, running, waiting, tokens, shortened(view.sentence, room)
+    return state_mark(view.state, style), server, share, running, waiting, tokens, shortened(view.sentence, room)
 
 
 def shortened(text: str, width: int) -> str:
@@ -184,9 +184,9 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     """One server's sentence, figures and curves."""
     style = Style(width=width, colour=True)
     named = shortened(f"{view.server}  {', '.join(view.models)}", width - 16)
-    lines = [f"{mark(view.state, style)}  {style.paint(named, 'bold')}"]
+    lines = [f"{state_mark(view.state, style)}  {style.paint(named, 'bold')}"]
     lines += [style.paint(line, COLOURS[view.state]) for line in wrap(view.sentence, width)]
-    shown = figures(view)
+    shown = view_figures(view)
     narrow = width < _NARROW
     lines += [
         "",
@@ -200,9 +200,9 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     kv = [sample.kv_use or 0.0 for sample in history]
     curves = [
         Curve("KV use", "blue", 4, kv, 1.0, "100%"),
-        counted("running", "green", [sample.running for sample in history]),
-        counted("waiting", "orange", [sample.waiting for sample in history]),
-        counted("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),
+        scaled_curve("running", "green", [sample.running for sample in history]),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in history]),
+        scaled_curve("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),
     ]
     return "\n".join([*lines, *(line for curve in curves for line in curve_lines(curve, style, growing=True))])
 
@@ -215,7 +215,7 @@ def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(change.time_s))
         number = f"#{change.id} " if change.id is not None else ""
         finding = change.incident.finding
-        lasted = duration(max(0.0, change.time_s - change.incident.opened_s))
+        lasted = duration_text(max(0.0, change.time_s - change.incident.opened_s))
         reason = f"over after {lasted}" if change.is_over else finding.reason if finding else ""
         colour: Colour = "green" if change.is_over else "red" if change.incident.severity == "critical" else "orange"
         text = f"{clock}  {number}{change.incident.server.removeprefix('http://')}  {change.incident.title}: {reason}"

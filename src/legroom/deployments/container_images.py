@@ -179,10 +179,12 @@ def image_release(image: str) -> str | None:
     if "vllm" not in image.lower():
         return None
     name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
-    newest_minor = max(int(number.split(".")[1]) for number in known_releases())
+    minors = [int(number.split(".")[1]) for number in known_releases()]
     numbered = [] if _OWN_VERSIONS.search(image) else list(_TAG_VERSION.finditer(tag))
+    if not is_published_by_vllm(image):  # `acme/vllm-server:0.1.0`: older than any vLLM in use, so the image's own
+        numbered = [version for version in numbered if int(version[1].split(".")[1]) >= min(minors)]
     for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered):
-        if int(version[1].split(".")[1]) <= newest_minor + 50:
+        if int(version[1].split(".")[1]) <= max(minors) + 50:
             return version[1]
     return None
 

@@ -35,14 +35,22 @@ DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 _IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
 """A vLLM image in a document."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
+_VALUES_FILE = re.compile(r"(^|/)values[\w.-]*\.ya?ml$")
+"""Helm's name for the values of a chart, whose keys are the chart's own."""
 _ESCAPED = re.compile(r"\\([\\$`])")
 
 
-_PINNED = re.compile(r"(?<![`\w])vllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
-"""`pip install vllm==0.6.3`, but not a quoted `vllm==0.6.3` in a sentence."""
+_VERSION = r"(\d+(?:\.\d+)+(?:\.?post\d+)?)"
+_PINNED = re.compile(
+    rf"(?<![`\w])vllm(?:\[[\w,-]+\])?(?:==v?|(?:\.git)?@v){_VERSION}|\bvllm-{_VERSION}[+-][\w.+-]*\.whl"
+    rf"|\bgit clone\s.*(?:-b|--branch)[ =]v{_VERSION}\b.*vllm"
+)
+"""`pip install vllm==0.6.3`, a wheel or a tag of git, but not a quoted `vllm==0.6.3` in a sentence."""
+_VERSION_VARIABLE = re.compile(rf"(?:^|\s)(\w*VLLM\w*)=[\"']?v?{_VERSION}[\"']?(?=\s|;|$)", re.MULTILINE)
+"""`ARG VLLM_VERSION=0.8.5`."""
 _COMMENT = re.compile(r"\s*(#|//|<!--)")
 _INSTALLING = re.compile(
-    r"""install|\b(pip3?|uv|conda|poetry)\b|--with\b|requirement|dependenc"""
+    r"""install|\bgit clone\b|\b(pip3?|uv|conda|poetry)\b|--with\b|requirement|dependenc"""
     r"""|^[\s"'\\-]*vllm(\[[\w,-]+\])?==[\w.]+["'\s,;\\]*(\#.*)?$""",
     re.IGNORECASE,
 )
@@ -76,10 +84,12 @@ def installed_releases(text: str) -> InstalledReleases:
     pinned: set[str] = set()
     quoted: set[str] = set()
     is_unpinned = False
-    for line in text.splitlines() if "vllm" in text else ():
-        if "vllm" not in line:
+    variables = {name: value for name, value in _VERSION_VARIABLE.findall(text) if text.count(f"{name}=") == 1}
+    for raw_line in text.splitlines() if "vllm" in text else ():
+        if "vllm" not in raw_line:
             continue
-        versions = set(_PINNED.findall(line))
+        line = re.sub(r"\$\{?(\w+)[^\s}/\"']*\}?", lambda used: variables.get(used[1], used[0]), raw_line)
+        versions = {version for groups in _PINNED.findall(line) for version in groups if version}
         if _COMMENT.match(line) or (versions and not _INSTALLING.search(line)):
             quoted |= versions
             continue
@@ -114,7 +124,8 @@ def document_kind(document: Node) -> DocumentKind:
         return "compose"
     if is_kubernetes(document):
         return "kubernetes"
-    return "config" if is_config(document) else "other"
+    is_of_chart = _VALUES_FILE.search(document.source.path) and document.source.place(0).line == 1
+    return "config" if is_config(document) and not is_of_chart else "other"
 
 
 def rule_groups(document: Node) -> list[Node]:

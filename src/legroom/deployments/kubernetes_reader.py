@@ -60,6 +60,9 @@ def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
 
 
 _GPU = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
+_OTHER_DEVICE = re.compile(
+    r"google\.com/tpu|habana\.ai/gaudi|aws\.amazon\.com/neuron.*|huawei\.com/ascend.*", re.IGNORECASE
+)
 _GRACE_S = 30.0
 """The default of terminationGracePeriodSeconds."""
 _RAY_GROUP = "ray.io"
@@ -143,6 +146,7 @@ def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...
             in_container=True,
             shm=_pod_shm(container, pod),
             gpus=gpu_limit(container),
+            other_device=other_device(container),
             gpu_names=gpu_names,
             launcher=server.launcher or launcher,
             memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
@@ -225,6 +229,13 @@ def gpu_limit(container: Node) -> int | None:
             if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
                 return int(amount.scalar or 0)
     return None
+
+
+def other_device(container: Node) -> str:
+    """The resource of other hardware than GPUs that a container requests; empty without one."""
+    sides = (container.get("resources", side) for side in ("limits", "requests"))
+    names = (name for amounts in sides if amounts is not None for name, _ in amounts.items())
+    return next(filter(_OTHER_DEVICE.fullmatch, names), "")
 
 
 def start_limit(container: Node) -> TimeLimit | None:

@@ -54,6 +54,8 @@ class StartedServer:
     """The size of /dev/shm, `host`, `mounted`, or None where the file does not set it."""
     gpus: int | None = None
     """The number of GPUs that the file requests."""
+    other_device: str = ""
+    """A resource of other hardware that the file requests: `google.com/tpu`."""
     gpu_names: tuple[str, ...] = ()
     """The GPU models that it may be scheduled on, where the file names any."""
     memory_limit_bytes: int | None = None
@@ -87,6 +89,8 @@ class StartedServer:
     @property
     def runs_on_gpus(self) -> bool:
         """Whether neither its image nor a setting names other hardware than NVIDIA's or AMD's GPUs."""
+        if self.other_device:
+            return False
         from legroom.deployments.container_images import is_for_other_hardware  # not for a plain command line
 
         words = [word.text for word in self.words]

@@ -46,7 +46,7 @@ def config_words(document: Node, release: Release) -> list[Word]:
                 words.append(Word(flag, offset))
             elif table[flag].kind == "bool":
                 words.append(Word("--no-" + flag[2:], offset))
-        elif isinstance(plain, dict):
+        elif isinstance(plain, dict) and flag in all_flag_names():  # `labels: {a: b}` is another program's
             words += [Word(flag, offset), Word(json.dumps(plain), value.offset)]
         elif isinstance(plain, list):
             words += [Word(flag, offset), *(item.word() for item in value.list())] if plain else []

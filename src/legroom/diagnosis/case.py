@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
@@ -25,7 +26,9 @@ _FAILED_ALLOCATIONS = (
     "sampler_warmup_oom",
     "cumem_oom",
     "hbm_oom",
+    "tegra_assert",
 )
+_SHORTAGE_WORDS = re.compile(r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of)[\w ]{0,20} memory")
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
 
@@ -97,6 +100,11 @@ class Case:
         if last is None or last.line + WINDOW_LINES <= self.lines:
             return None
         return last if is_truncated_error(str(last.facts.get("message", ""))) else None
+
+    @cached_property
+    def unread_shortage(self) -> Evidence | None:
+        """An exception whose own words speak of too little memory, where no known message says which."""
+        return next((item for item in self.all("exception") if _SHORTAGE_WORDS.search(item.window[:400])), None)
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:
@@ -385,7 +393,7 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]
     totals = [item.facts.get("total_bytes") for item in items] + [oom.total_bytes for oom in failed]
     # 128 GB of shared memory shows as 115 to 129 GiB; no discrete card has a total there.
-    unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
+    unified = bool(ids & {"unified", "nv_sysmem"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
     integrated = any(_is_integrated_amd_gpu(oom) for oom in failed)

@@ -84,16 +84,17 @@ class DeadEnd:
 
 @dataclass(frozen=True)
 class Assessment:
-    """How likely one cause is for a case, the lines that show it, and the explanation."""
+    """How well one cause explains a case, the lines that show it, and the explanation."""
 
-    confidence: float
+    weight: float
+    """Orders the causes of one case; no probability (see `confidence.py`)."""
     evidence: tuple[Evidence, ...]
     why: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause with its confidence, evidence, fixes and dead ends."""
+    """One cause with its probability, evidence, fixes and dead ends."""
 
     cause: str
     entry: str

@@ -8,6 +8,7 @@ from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
+from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right
 from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
@@ -20,6 +21,7 @@ from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
+from legroom.regex import compiled
 from legroom.units import gib
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
@@ -28,10 +30,10 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "ca
 
 MAX_FINDINGS = 4
 MAX_FIXES = 5
-_MIN_CONFIDENCE = 0.15
-_GUESS_CONFIDENCE = 0.3
-_MIN_CONFIDENCE_WITHOUT_ERROR = 0.5
-"""Minimum confidence of a cause where the error message itself is missing."""
+_MIN_WEIGHT = 0.15
+_GUESS_WEIGHT = 0.3
+_MIN_WEIGHT_WITHOUT_ERROR = 0.5
+"""Minimum weight of a cause where the error message itself is missing."""
 _LATER_FAILURE_FACTOR = 0.8
 """Factor for causes that only later failures prove."""
 
@@ -50,6 +52,8 @@ class Diagnosis:
     """The tensors of the failed run that have the size that failed."""
     expected: Mapping[str, Ledger] = field(default_factory=dict)
     """The ledger of the plan at each moment; empty where the deployment is not known."""
+    rests_on: EvidenceKind | None = None
+    """What the first cause rests on, which its confidence follows."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -81,11 +85,21 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if site := computed_site(planner, wanted):
         planner.case = case = replace(case, computed_site=site)
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _guessed_cause(case))
-    findings = tuple(_make_finding(cause, assessment, planner, lever_of(wanted)) for cause, assessment in likely)
+    weights = [assessment.weight for _, assessment in likely]
+    verdict = _verdict(case, likely)
+    kind = evidence_kind(
+        case, weights, is_memory=bool(likely) and likely[0][0].is_memory, is_incomplete=verdict == "cause above"
+    )
+    shares = confidences(weights, share_right(kind))
+    findings = tuple(
+        _make_finding(cause, assessment, confidence, planner, lever_of(wanted))
+        for (cause, assessment), confidence in zip(likely, shares, strict=True)
+    )
     if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
         findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
-    return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else (), wanted, expected)
+    notes = (*(_notes(planner) if findings else ()), *_imported_record_notes(case))
+    return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
 
 
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
@@ -100,6 +114,18 @@ def _notes(planner: FixPlanner) -> tuple[str, ...]:
     return (card.note,)
 
 
+def _imported_record_notes(case: Case) -> list[str]:
+    """The records that the user imported and whose pattern matches an error of this run."""
+    from legroom.explain.deadends import imported_entries
+
+    texts = [item.window or item.text for item in case.evidence if item.role in (*FAILING, "exception")]
+    return [
+        f"Your imported record {record.id} is about this error: legroom explain {record.id}"
+        for record in imported_entries()
+        if any(compiled(signature.pattern).search(text) for signature in record.signatures for text in texts)
+    ]
+
+
 def _other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's."""
     by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation or case.frames
@@ -107,31 +133,33 @@ def _other_engine(case: Case) -> Evidence | None:
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The causes with enough confidence, the likeliest first."""
+    """The causes with enough weight, the likeliest first."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()
         if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
-    assessed.sort(key=lambda pair: -pair[1].confidence)
-    return [pair for pair in assessed if pair[1].confidence >= _MIN_CONFIDENCE][:MAX_FINDINGS]
+    assessed.sort(key=lambda pair: -pair[1].weight)
+    return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
-    """Lowers the confidence of a cause whose evidence comes after the first failure."""
+    """Lowers the weight of a cause whose evidence comes after the first failure."""
     first = case.first_failure
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
         return assessment
     if first in failing or min(evidence.line for evidence in failing) <= first.line:
         return assessment
-    return replace(assessment, confidence=round(assessment.confidence * _LATER_FAILURE_FACTOR, 3))
+    return replace(assessment, weight=assessment.weight * _LATER_FAILURE_FACTOR)
 
 
 def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     """The usual cause at the site of a traceback whose error is missing."""
     frames = [item for item in case.evidence if item.role == "frame"]
     frames = [item for item in frames if is_traceback_line(item.text) or ".py" in item.text]
+    if not frames and case.truncated_traceback is not None:
+        frames = list(case.milestones)
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
@@ -139,10 +167,10 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
         "The log breaks off before the error itself. If memory ran out at this place it was this; the traceback's last "
         "line, which names the error, would tell."
     )
-    return [(usual, Assessment(_GUESS_CONFIDENCE, proof(frames[-3:]), why))]
+    return [(usual, Assessment(_GUESS_WEIGHT, proof(frames[-3:]), why))]
 
 
-def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner, lever: str) -> Finding:
+def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause, with checked fixes and known bugs; fixes by the lever of the wanted tensor first."""
     fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
     if lever:
@@ -152,7 +180,7 @@ def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner, lev
     finding = Finding(
         cause.label,
         _entry_id(cause, assessment),
-        assessment.confidence,
+        confidence,
         assessment.evidence,
         assessment.why,
         fixes,
@@ -172,11 +200,13 @@ def _entry_id(cause: Cause, assessment: Assessment) -> str:
         return cause.entry  # an imported record cannot be read
 
 
-def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
-    """The verdict that the findings and the end of the text support."""
-    is_incomplete = _missing_lines(case) and (case.last_error is None or _oom_without_site(case))
-    if findings and not (is_incomplete and findings[0].confidence < _MIN_CONFIDENCE_WITHOUT_ERROR):
-        return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
+def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
+    """The verdict that the causes and the end of the text support."""
+    is_incomplete = _missing_lines(case) and (
+        case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
+    )
+    if likely and not (is_incomplete and likely[0][1].weight < _MIN_WEIGHT_WITHOUT_ERROR):
+        return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
         return "cause above"
     if case.was_ready:
@@ -203,6 +233,11 @@ def _missing_lines(case: Case) -> list[str]:
             "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
         )
         return needed
+    if case.unread_shortage is not None:
+        needed.append(
+            f"which memory line {case.unread_shortage.line} means, at the moment of the error: `nvidia-smi` for the "
+            "card, `free -g; df -h /dev/shm` for the host"
+        )
     if later is not None and later.id in BOILERPLATE:
         needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
     elif later is not None:

@@ -31,7 +31,7 @@ class Curve:
     """The label of `top`."""
 
 
-def counted(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
+def scaled_curve(name: str, colour: Colour, values: Sequence[float], height: int = 2) -> Curve:
     """A curve scaled to its maximum."""
     top = max(1.0, *values) if values else 1.0
     return Curve(name, colour, height, values, top, f"{top:,.0f}")

@@ -52,10 +52,14 @@ def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
     """The style of a stream, by its terminal and NO_COLOR, FORCE_COLOR, COLUMNS and TERM=dumb."""
     env = os.environ if env is None else env
     dumb = env.get("TERM") == "dumb"
-    return Style(width=_width(stream, env), colour=_colour(stream, env, dumb), unicode=not dumb and _unicode(stream))
+    return Style(
+        width=_terminal_width(stream, env),
+        colour=_has_colour(stream, env, dumb),
+        unicode=not dumb and _has_unicode(stream),
+    )
 
 
-def _colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
+def _has_colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
     if env.get("NO_COLOR"):
         return False
     if env.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -63,7 +67,7 @@ def _colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
     return stream.isatty() and not dumb
 
 
-def _unicode(stream: TextIO) -> bool:
+def _has_unicode(stream: TextIO) -> bool:
     try:
         "█┤✓×".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -71,7 +75,7 @@ def _unicode(stream: TextIO) -> bool:
     return True
 
 
-def _width(stream: TextIO, env: Mapping[str, str]) -> int:
+def _terminal_width(stream: TextIO, env: Mapping[str, str]) -> int:
     columns = env.get("COLUMNS", "")
     width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
     return max(_NARROWEST, min(width, _WIDEST))

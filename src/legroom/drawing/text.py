@@ -34,7 +34,7 @@ def _is_wide(char: str) -> bool:
     return unicodedata.east_asian_width(char) in "WF"
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """Terminal columns of a text; Chinese characters take two."""
     return len(text) if text.isascii() else len(text) + sum(map(_is_wide, text))
 
@@ -42,7 +42,7 @@ def cells(text: str) -> int:
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
     """A paragraph in lines of at most `width` columns, broken at spaces; Chinese is broken anywhere."""
     hanging = indent if hanging is None else hanging
-    if cells(text) > len(text):
+    if display_width(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
@@ -51,8 +51,8 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
     lines, line, used = [], indent, len(indent)
-    for piece in _pieces(text):
-        needed = cells(piece)
+    for piece in _breakable_pieces(text):
+        needed = display_width(piece)
         if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
             lines.append(line.rstrip())
             line, used = hanging, len(hanging)
@@ -62,7 +62,7 @@ def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
     return [*lines, line.rstrip()]
 
 
-def _pieces(text: str) -> list[str]:
+def _breakable_pieces(text: str) -> list[str]:
     """Latin words; spaces and wide characters one by one."""
     pieces: list[str] = []
     ends = True

@@ -33,14 +33,14 @@ def bundled_documents() -> dict[str, Any]:
 @cache
 def bundled() -> tuple[Entry, ...]:
     """legroom's own entries, by id."""
-    return tuple(entry_of(document) for document in bundled_documents().values())
+    return tuple(entry_of_document(document) for document in bundled_documents().values())
 
 
 def entries() -> tuple[Entry, ...]:
     """legroom's own entries, then the imported ones."""
-    from legroom.explain.deadends import imported  # costs time that a diagnosis does not need
+    from legroom.explain.deadends import imported_entries  # costs time that a diagnosis does not need
 
-    return (*bundled(), *imported())
+    return (*bundled(), *imported_entries())
 
 
 def entry(name: str) -> Entry:
@@ -53,7 +53,7 @@ def entry(name: str) -> Entry:
     raise LegroomError(f"the catalog has no entry {name!r}", _nearest_entries_hint(wanted, every))
 
 
-def entries_of(label: str) -> tuple[Entry, ...]:
+def entries_of_label(label: str) -> tuple[Entry, ...]:
     """The entries of one cause label, the general one first."""
     every = entries()
     own = [known for known in every if known.label == label]
@@ -62,7 +62,7 @@ def entries_of(label: str) -> tuple[Entry, ...]:
 
 def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
     """Of a label's entries, the one whose signatures contain most of these messages; `default` where none does."""
-    candidates = entries_of(label)
+    candidates = entries_of_label(label)
     scored = [
         (
             len(message_ids & {name for signature in candidate.signatures for name in signature.messages}),
@@ -75,7 +75,7 @@ def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
     return max(zip(scored, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
-def entry_of(document: Mapping[str, Any]) -> Entry:
+def entry_of_document(document: Mapping[str, Any]) -> Entry:
     """One entry file as an object."""
     transitions = document["transitions"]
     documentation = document["documentation"] or {"url": None, "section": None}
@@ -83,26 +83,30 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
         id=document["id"],
         label=document["label"],
         phase=document["phase"],
-        title=_text(document["title"]),
+        title=_localized(document["title"]),
         signatures=tuple(
-            Signature(_text(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
+            Signature(_localized(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
             for item in document["signatures"]
         ),
         domain=document["domain"],
         category=document["category"],
         subcategory=document["subcategory"],
         cause_type=document["root_cause"]["type"],
-        cause=_text(document["root_cause"]),
+        cause=_localized(document["root_cause"]),
         versions=tuple(Version(**item) for item in document["versions"]),
         os_specific=document["os_specific"],
         dead_ends=tuple(
             EntryDeadEnd(
-                _text(item["action"]), _text(item["why_fails"]), _text(item["condition"]), item["kind"], item["myth"]
+                _localized(item["action"]),
+                _localized(item["why_fails"]),
+                _localized(item["condition"]),
+                item["kind"],
+                item["myth"],
             )
             for item in document["dead_ends"]
         ),
         workarounds=tuple(
-            Workaround(_text(item["action"]), _text(item["how"]), _text(item["condition"]), item["kind"])
+            Workaround(_localized(item["action"]), _localized(item["how"]), _localized(item["condition"]), item["kind"])
             for item in document["workarounds"]
         ),
         leads_to=tuple(transitions["leads_to"]),
@@ -120,36 +124,38 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
         tags=tuple(document["tags"]),
         aliases=tuple(document["aliases"]),
         also=tuple(document["also"]),
-        story=_story(document["story"]),
-        example=_example(document["example"]),
+        story=_read_story(document["story"]),
+        example=_read_example(document["example"]),
     )
 
 
-def _text(value: Mapping[str, str]) -> Localized:
+def _localized(value: Mapping[str, str]) -> Localized:
     return Localized(value["en"], value["zh"])
 
 
-def _story(document: Mapping[str, Any]) -> Story:
+def _read_story(document: Mapping[str, Any]) -> Story:
     return Story(
-        what=_text(document["what"]),
-        why=_text(document["why"]),
-        arithmetic=_text(document["arithmetic"]) if document["arithmetic"] else None,
-        verify=_text(document["verify"]),
-        otherwise=_text(document["otherwise"]),
+        what=_localized(document["what"]),
+        why=_localized(document["why"]),
+        arithmetic=_localized(document["arithmetic"]) if document["arithmetic"] else None,
+        verify=_localized(document["verify"]),
+        otherwise=_localized(document["otherwise"]),
     )
 
 
-def _example(document: Mapping[str, Any] | None) -> Example | None:
+def _read_example(document: Mapping[str, Any] | None) -> Example | None:
     if document is None:
         return None
     figures = {name: ExampleFigure(item["value"], item["formula"]) for name, item in document["figures"].items()}
-    return Example(_text(document["text"]), figures, document["plan"])
+    return Example(_localized(document["text"]), figures, document["plan"])
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
     """Problems of the entry files, each with its file name."""
     documents = bundled_documents() if documents is None else documents
-    problems = {name: document_problems(document, "schema.json", entry_of) for name, document in documents.items()}
+    problems = {
+        name: document_problems(document, "schema.json", entry_of_document) for name, document in documents.items()
+    }
     valid = {name: document for name, document in documents.items() if not problems[name]}
     ids = {document["id"] for document in valid.values()}
     for name, document in valid.items():

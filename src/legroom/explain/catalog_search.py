@@ -42,8 +42,8 @@ _INDEXES: Memo[_Index] = Memo(most=4)
 
 def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
     """The entries with the highest scores, best first."""
-    index = _INDEXES.get(tuple(entries), (), lambda: _index(entries))
-    wanted = {term: _similar(term, index) for term in terms(query)}
+    index = _INDEXES.get(tuple(entries), (), lambda: _build_index(entries))
+    wanted = {term: _similar_words(term, index) for term in search_terms(query)}
     hits = []
     for entry, page in zip(entries, index.pages, strict=True):
         words = sum(_term_score(term, similar, page) * index.rarity.get(term, 1.0) for term, similar in wanted.items())
@@ -58,7 +58,7 @@ def search_json(query: str, hits: Sequence[Hit], language: Language) -> dict[str
     return {"query": query, "hits": [{**summary_json(hit.entry, language), "score": hit.score} for hit in hits]}
 
 
-def _index(entries: Sequence[Entry]) -> _Index:
+def _build_index(entries: Sequence[Entry]) -> _Index:
     pages = tuple(_weighted_terms(entry) for entry in entries)
     seen = Counter(term for page in pages for term in page)
     by_stem: dict[str, list[str]] = {}
@@ -68,7 +68,7 @@ def _index(entries: Sequence[Entry]) -> _Index:
     return _Index(pages, {term: math.log(1 + len(pages) / times) for term, times in seen.items()}, by_stem)
 
 
-def terms(text: str) -> list[str]:
+def search_terms(text: str) -> list[str]:
     """Latin words, and pairs of adjacent Chinese characters."""
     words: list[str] = []
     for word in _WORD.findall(text.lower().replace("_", " ")):
@@ -93,7 +93,7 @@ def _weighted_terms(entry: Entry) -> Counter[str]:
     ]
     page: Counter[str] = Counter()
     for weight, texts in fields:
-        for term in {term for text in texts for term in terms(text)}:
+        for term in {term for text in texts for term in search_terms(text)}:
             page[term] = max(page[term], weight)  # type: ignore[assignment]
     return page
 
@@ -105,7 +105,7 @@ def _story_texts(entry: Entry) -> list[str]:
     return [text for part in parts if part for text in (part.en, part.zh)]
 
 
-def _similar(term: str, index: _Index) -> list[str]:
+def _similar_words(term: str, index: _Index) -> list[str]:
     """Words of the catalog that begin with the term, or that the term begins with."""
     words = index.by_stem.get(term[:_STEM_LENGTH], ())
     return [word for word in words if word.startswith(term) or term.startswith(word)]

@@ -92,7 +92,7 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         id=record["id"],
         label=record["subcategory"] or record["category"],
         phase=None,
-        title=Localized(_headline(record["signature"]), _headline(record["signature_zh"])),
+        title=Localized(_shortened(record["signature"]), _shortened(record["signature_zh"])),
         signatures=(
             Signature(Localized(record["signature"], record["signature_zh"]), record["regex"], record["signature"]),
         ),
@@ -143,7 +143,7 @@ def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
         "why_fails": item.why_fails.en,
         "fail_rate": count.rate_of(count.failed),
         "condition": item.condition.en,
-        "sources": sources(count),
+        "sources": count_and_threads(count),
     }
 
 
@@ -154,11 +154,11 @@ def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
         "success_rate": count.rate_of(count.worked),
         "how": item.how.en,
         "condition": item.condition.en,
-        "sources": sources(count),
+        "sources": count_and_threads(count),
     }
 
 
-def sources(count: Count) -> list[str]:
+def count_and_threads(count: Count) -> list[str]:
     """The count as a sentence, then the threads it comes from."""
     if not count.tried:
         return []
@@ -166,7 +166,7 @@ def sources(count: Count) -> list[str]:
     return [words, *count.sources]
 
 
-def _headline(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -174,11 +174,11 @@ _LARGEST_RECORD_BYTES = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def user_folder() -> Path:
+def user_catalog_folder() -> Path:
     return home() / "catalog"
 
 
-def imported() -> tuple[Entry, ...]:
+def imported_entries() -> tuple[Entry, ...]:
     """Imported records as entries, by id; invalid files are skipped (`catalog validate` lists them)."""
     return tuple(entry_of_record(record) for _, record, wrong in stored_records() if record is not None and not wrong)
 
@@ -187,12 +187,12 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
     """Every file of the user's catalog with its record and problems."""
     records: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
     try:
-        paths = sorted(user_folder().glob("*.json"))
+        paths = sorted(user_catalog_folder().glob("*.json"))
     except OSError:
         return []
     for path in paths:
         try:
-            record = _read(path)
+            record = _read_record(path)
         except LegroomError as error:
             records.append((path, None, [error.message]))
             continue
@@ -202,7 +202,7 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
 
 def import_record(path: str) -> Path:
     """Validates a record and stores it; returns its path."""
-    record = _read(Path(path))
+    record = _read_record(Path(path))
     wrong = record_problems(record)
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
@@ -210,7 +210,7 @@ def import_record(path: str) -> Path:
             f"{path} is no record of the dead-ends shape: {wrong[0]}{more}",
             "legroom catalog export --format deadends shows the shape",
         )
-    target = user_folder() / f"{_UNSAFE.sub('__', record['id']).strip('.')}.json"
+    target = user_catalog_folder() / f"{_UNSAFE.sub('__', record['id']).strip('.')}.json"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def record_problems(record: Any) -> list[str]:
     return problems
 
 
-def _read(path: Path) -> Any:
+def _read_record(path: Path) -> Any:
     try:
         if path.stat().st_size > _LARGEST_RECORD_BYTES:
             raise LegroomError(f"{path} is too large for one record", "give a file that holds a single record")

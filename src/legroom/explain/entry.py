@@ -196,12 +196,12 @@ class Entry:
     @property
     def confidence(self) -> float | None:
         """The share of its threads that confirm the cause; None where too few were counted."""
-        return self._share(self.confirmed)
+        return self._share_of_threads(self.confirmed)
 
     @property
     def fix_rate(self) -> float | None:
         """The share of its threads that state a working fix; None where too few were counted."""
-        return self._share(self.with_fix)
+        return self._share_of_threads(self.with_fix)
 
     @property
     def verification_tier(self) -> str:
@@ -222,7 +222,7 @@ class Entry:
         """When the last thread that confirms it was written."""
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
-    def _share(self, number: int) -> float | None:
+    def _share_of_threads(self, number: int) -> float | None:
         total = len(self.threads)
         return round(number / total, 2) if total >= MIN_THREADS_FOR_RATE else None
 
@@ -240,7 +240,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
             for signature in entry.signatures
         ],
         "root_cause": {"type": entry.cause_type, "text": entry.cause.in_language(language)},
-        "story": _story(entry, language),
+        "story": _story_json(entry, language),
         "example": example_text(entry.example, language) if entry.example else None,
         "versions": [
             {"version": v.version, "introduced": v.introduced, "removed": v.removed, "change": v.behavior_change}
@@ -315,7 +315,7 @@ def _shown_bytes(value: int) -> str:
     return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
 
-def _story(entry: Entry, language: Language) -> dict[str, str | None] | None:
+def _story_json(entry: Entry, language: Language) -> dict[str, str | None] | None:
     story = entry.story
     if story is None:
         return None

@@ -25,14 +25,19 @@ _USER = 65532
 """`nonroot` of the usual minimal images."""
 _TIMEOUT_S = 5
 _DEADLINE_S = _TIMEOUT_S - 1
+WORKLOADS: Mapping[str, Mapping[str, str]] = {
+    "": {"Pod": "pods", "ReplicationController": "replicationcontrollers"},
+    "apps": {kind: f"{kind.lower()}s" for kind in ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet")},
+    "batch": {"Job": "jobs", "CronJob": "cronjobs"},
+    "leaderworkerset.x-k8s.io": {"LeaderWorkerSet": "leaderworkersets"},
+    "ray.io": {"RayCluster": "rayclusters"},
+}
+"""By API group, the kinds whose review sees the whole pod, with their resources: what these create is not reviewed
+again. What any other kind creates is reviewed itself."""
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("", ("pods",)),
-    ("apps", ("deployments", "statefulsets", "replicasets")),
-    ("batch", ("jobs",)),
-    ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
+    *((group, tuple(kinds.values())) for group, kinds in WORKLOADS.items()),
     ("serving.kserve.io", ("inferenceservices", "llminferenceservices")),
     ("kubeai.org", ("models",)),
-    ("ray.io", ("rayclusters",)),
 )
 """The resources of each API group that the webhook receives."""
 _LABEL = "legroom/gate"

@@ -75,7 +75,7 @@ class Anatomy:
 
 
 @cache
-def _rows() -> dict[str, dict[str, Any]]:
+def _family_rows() -> dict[str, dict[str, Any]]:
     document = read_data("anatomy.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
@@ -92,7 +92,7 @@ def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None
 
     `when` in a row: [config field, value, changes]; the last match wins.
     """
-    rows = _rows()
+    rows = _family_rows()
     base = model_type.removesuffix("_text")
     row = next((rows[name] for name in (architecture, model_type, base) if name in rows), None)
     if row is None:

@@ -57,23 +57,29 @@ class BackendTable:
     def in_order(self, needs: LayerNeeds) -> tuple[str, ...]:
         """The backends that vLLM tries, the preferred first."""
         kind = "mla" if needs.mla else "mm_prefix" if needs.mm_prefix else "plain"
-        return tuple(self._of_card(self.facts["order"].get(kind, self.facts["order"]["plain"])))
+        return tuple(self._group_of_card(self.facts["order"].get(kind, self.facts["order"]["plain"])))
 
     def reasons_against(self, name: str, needs: LayerNeeds) -> list[str]:
         """Why a backend does not take the layer, in vLLM's words; empty where it does."""
         return list(
-            self._reasons({key: self._value(entry) for key, entry in self.facts["backends"][name].items()}, needs)
+            self._reasons_of_backend(
+                {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}, needs
+            )
         )
 
     def runs(self, name: str) -> bool:
         """Whether a backend has kernels for the card."""
-        return bool(self._value(self.facts["backends"][name]["runs"]))
+        return bool(self._value_for_card(self.facts["backends"][name]["runs"]))
+
+    def shares_contexts(self, name: str) -> bool:
+        """Whether a backend takes decode context parallelism; one that was not asked is taken to."""
+        return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
 
     def masks_images(self, name: str) -> bool:
         """Whether a backend lets the tokens of one image see each other."""
-        return bool(self._value(self.facts["backends"][name]["mm_prefix"]))
+        return bool(self._value_for_card(self.facts["backends"][name]["mm_prefix"]))
 
-    def _reasons(self, backend: Mapping[str, Any], needs: LayerNeeds) -> Iterator[str]:
+    def _reasons_of_backend(self, backend: Mapping[str, Any], needs: LayerNeeds) -> Iterator[str]:
         if not any(
             first <= needs.head_size <= last and not (needs.head_size - first) % step
             for first, last, step in backend["head_sizes"]
@@ -99,17 +105,17 @@ class BackendTable:
             if getattr(needs, key) and unable:
                 yield reason
         for row in backend["refused_combinations"]:
-            if _applies(row, needs):
+            if _row_applies(row, needs):
                 yield row["reason"]
 
-    def _value(self, entry: Any) -> Any:
-        return self._of_card(entry["of"]) if isinstance(entry, dict) else entry
+    def _value_for_card(self, entry: Any) -> Any:
+        return self._group_of_card(entry["of"]) if isinstance(entry, dict) else entry
 
-    def _of_card(self, groups: list[list[Any]]) -> Any:
+    def _group_of_card(self, groups: list[list[Any]]) -> Any:
         return next(value for capabilities, value in groups if self.capability in capabilities)
 
 
-def _applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
+def _row_applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
     same = row["shape"] == needs.shape and row["sinks"] == needs.sinks and row["mm_prefix"] == needs.mm_prefix
     heads, dtypes = row["head_sizes"], row["kv_cache_dtypes"]
     return same and (not heads or needs.head_size in heads) and (not dtypes or needs.kv_cache_dtype in dtypes)

@@ -3,7 +3,7 @@
 `data/models/*.json` holds one family a file. An entry has the Hub `ids` it covers, a `source`, the published
 `parameters` (`counted`: not published to the digit, so counted from the config) and the `config` facts that memory
 depends on, `per_id` where one id has its own. A variant names its `base` and only what differs, often a `quantization`
-from `schemes.json`. `expanded` writes an entry out as a config.json would.
+from `schemes.json`. `bundled_config` writes an entry out as a config.json would.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from legroom.records import dataclass
 FOLDER = Path(__file__).with_name("data") / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
 _PLAIN = ("bf16", "fp16")
+_TASKS = frozenset({*_ROLES, "embedding", "reranker", "thinking", "coder", "math", "guard"})
+"""Words of a name that change a model's training, not its size."""
 _SIZE = re.compile(r"a?\d+(\.\d+)?[bm]")
 """8b, 0.6b, 135m, and the active parameters of a30b-a3b."""
 _DATE_DIGITS = 4
@@ -62,17 +64,46 @@ def bundled_names() -> tuple[str, ...]:
 def find(name: str) -> Bundled | None:
     """The bundled model of a Hub id or short name, case-insensitive; None where there is none."""
     wanted = name.strip().lower()
-    key = _written(wanted) or _index().get(wanted)
-    return _bundled(key) if key else None
+    key = _key_of_exact_name(wanted) or _keys_by_name().get(wanted)
+    return _bundled_of(key) if key else None
 
 
 def mirrored(name: str) -> Bundled | None:
     """The bundled model of a mirror's id (`unsloth/Llama-3.2-3B-Instruct`)."""
     owner, _, repo = name.strip().lower().partition("/")
-    if owner not in _shared()["mirrors"] or not repo:
+    if owner not in _shared_values()["mirrors"] or not repo:
         return None
-    key = _index().get(repo)
-    return _bundled(key) if key else None
+    key = _keys_by_name().get(repo)
+    return _bundled_of(key) if key else None
+
+
+def derived(name: str) -> Bundled | None:
+    """A checkpoint that is not bundled, read from its name: built as the bundled model that it names, stored as it says
+    (`cyankiwi/Qwen3.8-27B-AWQ-INT4`, `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name."""
+    wanted = name.strip().lower()
+    repo, _, tag = wanted.rpartition("/")[2].partition(":")
+    words = [word for word in re.split(r"[-_]", repo) if word]
+    task_free = [word for word in words if word not in _TASKS and not (word.isdigit() and len(word) == _DATE_DIGITS)]
+    runs = (_alphanumeric("".join(run)) for each in (words, task_free) for run in _runs(each))
+    key = next((_keys_by_letters()[run] for run in runs if run in _keys_by_letters()), None)
+    if key is None:
+        return None
+    bits = re.match(r"i?q(\d)", tag) or re.search(r"gguf.*q(\d)", wanted)
+    scheme: Any = {"quant_method": "gguf", "bits": int(bits[1])} if bits else None
+    if scheme is None:
+        scheme = next((each for pattern, each in _shared_values()["by_name"] if re.search(pattern, wanted)), None)
+    stored = f", its weights stored as {'GGUF' if bits else scheme}" if scheme else ""
+    source = (
+        f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
+    )
+    entry = {"base": key, "assumed": True} | ({"quantization": scheme} if scheme else {})
+    return Bundled(name, (name,), source, 0, key, entry)
+
+
+def _runs(words: list[str]) -> Iterator[list[str]]:
+    """Consecutive words of a name, the longest runs first."""
+    for length in range(len(words), 0, -1):
+        yield from (words[start : start + length] for start in range(len(words) - length + 1))
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
@@ -85,10 +116,12 @@ def variants(name: str) -> tuple[Bundled, ...]:
     if bundled is None:
         return ()
     root = bundled.base or bundled.name
-    hub_name, any_role = (name, False) if "/" in name else (title(bundled, name), True)
-    others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name)
+    hub_name, any_role = (name, False) if "/" in name else (hub_id_of(bundled, name), True)
+    others = (
+        _bundled_of(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name
+    )
     matching = (
-        replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(hub_name, hub_id, any_role)))
+        replace(other, ids=tuple(hub_id for hub_id in other.ids if _is_quantized_from(hub_name, hub_id, any_role)))
         for other in others
     )
     return tuple(other for other in matching if other.ids)
@@ -99,8 +132,8 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
     bundled = find(name)
     if bundled is None:
         return ()
-    root = _bundled(bundled.base) if bundled.base else bundled
-    hub_name = name if "/" in name else title(bundled, name)
+    root = _bundled_of(bundled.base) if bundled.base else bundled
+    hub_name = name if "/" in name else hub_id_of(bundled, name)
     series, role = _series(hub_name), _role(hub_name)
     smaller = []
     for key, entry in _entries().items():
@@ -109,26 +142,26 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
         alike = tuple(
             hub_id
             for hub_id in entry.get("ids", ())
-            if _series(hub_id) == series and _role(hub_id) == role and _owner(hub_id) == _owner(hub_name)
+            if _series(hub_id) == series and _role(hub_id) == role and _owner_name(hub_id) == _owner_name(hub_name)
         )
-        smaller += [replace(_bundled(key), ids=alike)] if alike else []
+        smaller += [replace(_bundled_of(key), ids=alike)] if alike else []
     return tuple(sorted(smaller, key=lambda each: -each.parameters))
 
 
-def title(bundled: Bundled, name: str) -> str:
+def hub_id_of(bundled: Bundled, name: str) -> str:
     """The Hub id of a short name: the closest of the ids that share the facts."""
-    wanted = _squeezed(name)
+    wanted = _alphanumeric(name)
     ids = bundled.ids or (bundled.name,)
-    if wanted == _squeezed(bundled.name):
+    if wanted == _alphanumeric(bundled.name):
         return ids[0]
-    plain = (hub_id for hub_id in ids if _squeezed(_without_role(_repo(hub_id))) == wanted)
-    begins = (hub_id for hub_id in ids if _squeezed(_repo(hub_id)).startswith(wanted))
-    holds = (hub_id for hub_id in ids if wanted in _squeezed(_repo(hub_id)))
-    same = (hub_id for hub_id in ids if _squeezed(_repo(hub_id)) == wanted)
+    plain = (hub_id for hub_id in ids if _alphanumeric(_without_role(_repo_name(hub_id))) == wanted)
+    begins = (hub_id for hub_id in ids if _alphanumeric(_repo_name(hub_id)).startswith(wanted))
+    holds = (hub_id for hub_id in ids if wanted in _alphanumeric(_repo_name(hub_id)))
+    same = (hub_id for hub_id in ids if _alphanumeric(_repo_name(hub_id)) == wanted)
     return next(itertools.chain(same, plain, begins, holds, ids))
 
 
-def _made_from(name: str, quantized: str, any_role: bool) -> bool:
+def _is_quantized_from(name: str, quantized: str, any_role: bool) -> bool:
     """Whether a quantized checkpoint is of this model, by its name: same start, no other date, same role."""
     if not any_role and _role(name) != _role(quantized):
         return False
@@ -151,15 +184,15 @@ def _series(hub_id: str) -> str:
     return "-".join(word for word in words if word not in _ROLES and not _SIZE.fullmatch(word))
 
 
-def _owner(hub_id: str) -> str:
+def _owner_name(hub_id: str) -> str:
     return hub_id.partition("/")[0].lower()
 
 
-def _repo(hub_id: str) -> str:
+def _repo_name(hub_id: str) -> str:
     return hub_id.rpartition("/")[2].lower()
 
 
-def _squeezed(name: str) -> str:
+def _alphanumeric(name: str) -> str:
     """The letters and digits of a name, so that llama3.1-8b, llama-3.1:8b and Meta-Llama-3.1-8B are equal."""
     return re.sub(r"[^a-z0-9]", "", name.strip().lower().removeprefix("meta-"))
 
@@ -175,10 +208,10 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     import difflib  # only on the way to an error message
 
     wanted = name.strip().lower()
-    names, (numbered, with_pair) = _index(), _names_by_pair()
+    names, (numbered, with_pair) = _keys_by_name(), _names_by_pair()
     close: list[str] = []
     for spelling in dict.fromkeys((wanted, wanted.rstrip("/").rpartition("/")[2])):
-        shared = Counter(itertools.chain.from_iterable(with_pair.get(pair, ()) for pair in _pairs(spelling)))
+        shared = Counter(itertools.chain.from_iterable(with_pair.get(pair, ()) for pair in _letter_pairs(spelling)))
         alike = nlargest(16, shared, key=lambda each: shared[each] / (len(spelling) + len(numbered[each])))
         close += difflib.get_close_matches(spelling, [numbered[each] for each in alike], n=2 * limit, cutoff=0.55)
     return tuple(dict.fromkeys(names[key] for key in close))[:limit]
@@ -187,30 +220,30 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
 @cache
 def _names_by_pair() -> tuple[tuple[str, ...], dict[str, array[int]]]:
     """All names, and for each letter pair the indexes of the names with it."""
-    names = tuple(_index())
+    names = tuple(_keys_by_name())
     with_pair: dict[str, array[int]] = {}
     for number, name in enumerate(names):
-        for pair in _pairs(name):
+        for pair in _letter_pairs(name):
             with_pair.setdefault(pair, array("H")).append(number)
     return names, with_pair
 
 
-def _pairs(name: str) -> set[str]:
+def _letter_pairs(name: str) -> set[str]:
     return {name[at : at + 2] for at in range(len(name) - 1)}
 
 
-def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
+def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
     """The config.json of a bundled model, with the differences of one `hub_id`."""
     entry = model.entry
-    inherited = expanded(_bundled(model.base)) if model.base else {}
-    config = _merged(inherited, _expand(entry.get("config", {})))
+    inherited = bundled_config(_bundled_of(model.base)) if model.base else {}
+    config = _merged_config(inherited, _expand(entry.get("config", {})))
     for key in entry.get("without", ()):
         config.pop(key, None)
     own_of_id = {key.lower(): facts for key, facts in entry.get("per_id", {}).items()}
     config.update(own_of_id.get(hub_id.lower(), {}))
     scheme = entry.get("quantization")
     if scheme is not None:
-        quantization = _expand(_shared()["schemes"][scheme]) if isinstance(scheme, str) else _expand(scheme)
+        quantization = _expand(_shared_values()["schemes"][scheme]) if isinstance(scheme, str) else _expand(scheme)
         config["quantization_config"] = quantization
     if entry.get("unquantized") and "quantization_config" in config:
         # Unquantized modules beyond the scheme's own list.
@@ -224,11 +257,11 @@ def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
     return config
 
 
-def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _merged_config(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and key.endswith("_config"):
-            merged[key] = _merged(dict(merged[key]), value)
+            merged[key] = _merged_config(dict(merged[key]), value)
         else:
             merged[key] = value
     return merged
@@ -257,11 +290,11 @@ def _names(pattern: str | list[str]) -> Iterator[str]:
         yield pattern
         return
     template, *spans = pattern
-    for numbers in itertools.product(*(_numbers(span) for span in spans)):
+    for numbers in itertools.product(*(_numbers_in_spans(span) for span in spans)):
         yield template.format(*numbers)
 
 
-def _numbers(spans: str) -> list[int]:
+def _numbers_in_spans(spans: str) -> list[int]:
     pairs = (span.partition("-") for span in spans.split(","))
     return [number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)]
 
@@ -274,29 +307,31 @@ def _texts() -> dict[str, str]:
 
 
 @cache
-def _family(name: str) -> Mapping[str, Mapping[str, Any]]:
+def _parse_family(name: str) -> Mapping[str, Mapping[str, Any]]:
     entries: Mapping[str, Mapping[str, Any]] = json.loads(_texts()[name])
     return entries
 
 
 @cache
 def _entries() -> dict[str, Mapping[str, Any]]:
-    return {key: entry for family in _texts() for key, entry in _family(family).items()}
+    return {key: entry for family in _texts() for key, entry in _parse_family(family).items()}
 
 
 def _entry(key: str) -> Mapping[str, Any]:
     """One entry, parsed with its family's file only: parsing all takes a tenth of a plan's time."""
     quoted = f'"{key}"'
-    return next(entries[key] for name in _texts() if quoted in _texts()[name] and key in (entries := _family(name)))
+    return next(
+        entries[key] for name in _texts() if quoted in _texts()[name] and key in (entries := _parse_family(name))
+    )
 
 
 @cache
-def _written(wanted: str) -> str | None:
+def _key_of_exact_name(wanted: str) -> str | None:
     """The key of the entry with exactly this name, found without building the index."""
     quoted = f'"{wanted}"'
     for family, text in _texts().items():
         if quoted in text.lower():
-            for key, entry in _family(family).items():
+            for key, entry in _parse_family(family).items():
                 if wanted in (each.lower() for each in _names_of(key, entry)):
                     return key
     return None
@@ -307,13 +342,13 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @cache
-def _shared() -> Mapping[str, Any]:
+def _shared_values() -> Mapping[str, Any]:
     shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
     return shared
 
 
 @cache
-def _index() -> dict[str, str]:
+def _keys_by_name() -> dict[str, str]:
     """Lower-case name -> key: Hub ids first, then repository names and short names."""
     index: dict[str, str] = {}
     for key, entry in _entries().items():
@@ -328,6 +363,18 @@ def _index() -> dict[str, str]:
     return index
 
 
+@cache
+def _keys_by_letters() -> dict[str, str]:
+    """Letters and digits of a name -> key of the model as first published."""
+    return {
+        _alphanumeric(name): key
+        for name, key in reversed(_keys_by_name().items())
+        if "/" not in name
+        and not {"base", "quantization"} <= _entries()[key].keys()
+        and re.search(r"[a-z].*\d|\d.*[a-z]", name)
+    }
+
+
 def _without_role(repo: str) -> str:
     """`llama-3.1-8b-instruct` -> `llama-3.1-8b`."""
     words = re.split(r"-", repo)
@@ -336,7 +383,7 @@ def _without_role(repo: str) -> str:
     return "-".join(words)
 
 
-def _bundled(key: str) -> Bundled:
+def _bundled_of(key: str) -> Bundled:
     entry = _entry(key)
     return Bundled(
         name=key,

@@ -69,7 +69,7 @@ class Lookalike:
 @cache
 def lookalikes() -> tuple[Lookalike, ...]:
     """Every lookalike; of two that the same line proves, the more specific one comes first."""
-    return tuple(_lookalike(row) for row in read_data("lookalikes.json")["rows"])
+    return tuple(_lookalike_of_row(row) for row in read_data("lookalikes.json")["rows"])
 
 
 def package_of(module: str) -> str:
@@ -82,7 +82,7 @@ def package_of(module: str) -> str:
     return parts[0].replace("_", "-")
 
 
-def _lookalike(row: Mapping[str, Any]) -> Lookalike:
+def _lookalike_of_row(row: Mapping[str, Any]) -> Lookalike:
     fixes = tuple(LookalikeFix(**{**fix, "steps": tuple(fix.get("steps", ()))}) for fix in row["fixes"])
     values = {name: row[name] for name in ("id", "cause", "confidence", "why", "source")}
     return Lookalike(**values, evidence=tuple(row["evidence"]), fixes=fixes, unnamed=row.get("unnamed", {}))

@@ -1,12 +1,13 @@
-"""Constants fitted to real start-ups, and error bands by class of deployment.
+"""Constants fitted to real start-ups, and error bands by distance from the measured starts.
 
-The constants are in `data/fit.json` (`bench/fit.py`), the bands in `data/bands.json` (`bench/fit_bands.py`). A class of
-deployments is a path such as `read/text/one/ampere`; each step splits it further. A class without records uses the
-band of its parent, widened.
+The constants are in `data/fit.json` (`bench/fit.py`), the bands in `data/bands.json` (`bench/fit_bands.py`). A band
+grows with the number of properties of a deployment (card family, release line, architecture ...) that few known starts
+have. Weights have a band by how they are stored: a path such as `quantized/awq/text`, each step splitting it further.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -30,15 +31,17 @@ def by_release(rows: Sequence[dict[str, Any]], version: str) -> dict[str, Any]:
 
 
 ROOT = ""
-"""The class of everything."""
+"""The class of all weights."""
+Properties = tuple[tuple[str, str], ...]
+"""(`card`, `hopper`), (`architecture`, `latent+experts`) ...: what the error of a deployment depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BandRow:
-    """The error band of one class of deployments."""
+    """The error band of one class of weights."""
 
     below: float
-    """The lower side of the 90 % band as a multiple of the figure's own error estimate (weights: of their bytes)."""
+    """The lower side of the 90 % band as a share of the bytes."""
     above: float
     most: float
     """The limit of both sides as a share of the card: 1.5 times the largest error of the class."""
@@ -53,10 +56,48 @@ def bands() -> dict[str, Any]:
     return fitted
 
 
+def known_starts(kind: str, value: str) -> tuple[int, int]:
+    """Starts with this property: those measured on a GPU, and all, with those published by others."""
+    measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
+    return measured, everywhere
+
+
 @cache
-def rows_of(figure: str) -> Mapping[str, BandRow]:
-    """The bands of a figure of the layout (`kv_cache`, `activation` ...), by class."""
-    return {name: BandRow(**values) for name, values in bands()["figures"][figure].items()}
+def evidence(properties: Properties) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Whether the rules of the machine were `measured` on a GPU or `read` from source, and the properties of which
+    fewer than ten starts are known: their number is the distance from the evidence."""
+    few = bands()["few"]
+    machine = (known_starts(*each)[0] for each in properties if each[0] in MACHINE)
+    rare = tuple(each for each in properties if known_starts(*each)[1] < few)
+    return "measured" if all(count >= few for count in machine) else "read", rare
+
+
+MACHINE = ("card", "release", "gpus")
+
+
+def starts_like(properties: Properties) -> int:
+    """Known starts that are as far from the evidence."""
+    kind, rare = evidence(properties)
+    starts: Sequence[int] = bands()["starts"][kind]
+    return starts[min(len(rare), len(starts) - 1)]
+
+
+def own_error(figure: str, scale: float) -> float:
+    """The error of a figure in a well-known deployment, given its rule's own error estimate `scale`."""
+    return float(bands()["laws"][figure]["own"] * scale)
+
+
+def half_band(figure: str, properties: Properties, own_error: float, total_bytes: int) -> int:
+    """Bytes to each side of a figure in its 90 % band."""
+    kind, rare = evidence(properties)
+    of_card = bands()["laws"][figure][kind] * bands()["growth"] ** min(len(rare), bands()["farthest"])
+    return int(math.hypot(own_error, of_card * total_bytes)) if own_error else 0
+
+
+@cache
+def weights_rows() -> Mapping[str, BandRow]:
+    """The bands of weights, by class."""
+    return {name: BandRow(**values) for name, values in bands()["weights"].items()}
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
@@ -68,26 +109,16 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
     return rows[ROOT], not path
 
 
-def band(
-    figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int, least: float = 0.0
+def weights_band(
+    rows: Mapping[str, BandRow], path: Sequence[str], weights_bytes: int, total_bytes: int
 ) -> tuple[int, int]:
-    """Bytes below and above a figure in its 90 % band, given the figure's own error estimate `scale`. A class without
-    records gets a wider band than its parent, of at least `least` scales."""
-    row, seen = row_at(figure_rows, path)
+    """Bytes below and above the weights in their 90 % band. A class without records gets a wider band than its
+    parent."""
+    row, seen = row_at(rows, path)
     if seen:
         most = row.most * total_bytes
-        return int(min(row.below * scale, most)), int(min(row.above * scale, most))
-    factor = bands()["unseen"]["factor"]
-    return int(max(factor * row.below, least) * scale), int(max(factor * row.above, least) * scale)
-
-
-def sum_band(
-    figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int
-) -> tuple[int, int]:
-    """The band of the sum of all parts, which has a minimum in shares of the card."""
-    below, above = band(figure_rows, path, scale, total_bytes)
-    if not scale:
-        return below, above
-    kind = "seen" if row_at(figure_rows, path)[1] else "unseen"
-    least = int(bands()[kind]["least_of_card"] * total_bytes)
-    return max(below, least), max(above, least)
+        return int(min(row.below * weights_bytes, most)), int(min(row.above * weights_bytes, most))
+    unseen = bands()["unseen"]
+    sides = (max(unseen["factor"] * side, unseen["least_of_weights"]) for side in (row.below, row.above))
+    below, above = (int(side * weights_bytes) for side in sides)
+    return below, above

@@ -66,11 +66,11 @@ class FlagAdvice:
     renamed: bool = False
 
 
-def _entries() -> Any:
+def _flag_entries() -> Any:
     return read_data("flags.json")["flags"]
 
 
-def _in_spans(spans: list[list[int]], release: Release) -> bool:
+def _is_in_spans(spans: list[list[int]], release: Release) -> bool:
     return any(first <= release.index <= last for first, last in spans)
 
 
@@ -86,34 +86,34 @@ _shared_flag = cache(Flag)
 def flags_of(release: Release) -> dict[str, Flag]:
     """Every flag that a release's server accepts, by its long name and by each short name."""
     table: dict[str, Flag] = {}
-    for name, entry in _entries().items():
-        if not _in_spans(entry["in"], release):
+    for name, entry in _flag_entries().items():
+        if not _is_in_spans(entry["in"], release):
             continue
         short_names = tuple(entry.get("aliases", ()))
         # 0.12.0 gave -O to --optimization-level; until then it was the compilation config's.
         if name == "--compilation-config":
             short_names = ("-O",) if release.before("0.12.0") else ("-cc",)
-        deprecated = _in_spans(entry.get("deprecated", []), release)
+        deprecated = _is_in_spans(entry.get("deprecated", []), release)
         kind = _value_at(entry["kinds"], release) or "str"
-        flag = _shared_flag(name, _dest(name, entry), kind, short_names, deprecated)
+        flag = _shared_flag(name, _entry_dest(name, entry), kind, short_names, deprecated)
         table |= dict.fromkeys((name, *short_names), flag)
     return table
 
 
 def flag_history(name: str) -> FlagHistory | None:
     """The releases that have a flag; None for a name that no known release has."""
-    entry = _entries().get(name)
-    return FlagHistory(name, _as_releases(entry["in"])) if entry else None
+    entry = _flag_entries().get(name)
+    return FlagHistory(name, _release_ranges(entry["in"])) if entry else None
 
 
-def _as_releases(spans: list[list[int]]) -> tuple[tuple[str, str], ...]:
+def _release_ranges(spans: list[list[int]]) -> tuple[tuple[str, str], ...]:
     releases = known_releases()
     return tuple((releases[first], releases[last]) for first, last in spans)
 
 
 def flag_kind_ever(name: str) -> Kind | None:
     """The value kind of a flag in the last release that has it."""
-    entry = _entries().get(name)
+    entry = _flag_entries().get(name)
     return entry["kinds"][-1][2] if entry else None
 
 
@@ -121,14 +121,14 @@ def flag_kind_ever(name: str) -> Kind | None:
 def flags_ever() -> dict[str, Flag]:
     """Every flag of any known release, in its last form, by its long name and each short name."""
     table: dict[str, Flag] = {}
-    for name, entry in _entries().items():
+    for name, entry in _flag_entries().items():
         short_names = tuple(entry.get("aliases", ()))
-        flag = Flag(name, _dest(name, entry), entry["kinds"][-1][2], short_names)
+        flag = Flag(name, _entry_dest(name, entry), entry["kinds"][-1][2], short_names)
         table |= dict.fromkeys((name, *short_names), flag)
     return table
 
 
-def _dest(name: str, entry: dict[str, Any]) -> str:
+def _entry_dest(name: str, entry: dict[str, Any]) -> str:
     return str(entry.get("dest", dest_name(name)))
 
 
@@ -167,7 +167,7 @@ def advice(name: str) -> FlagAdvice | None:
 
 def all_flag_names() -> tuple[str, ...]:
     """Every flag of any known release."""
-    return tuple(_entries())
+    return tuple(_flag_entries())
 
 
 def env_default(name: str, release: Release) -> Any:
@@ -179,7 +179,7 @@ def env_default(name: str, release: Release) -> Any:
 def env_history(name: str) -> tuple[tuple[str, str], ...] | None:
     """The ranges of releases that read an environment variable; None where none does."""
     entry = read_data("env.json")["env"].get(name)
-    return _as_releases(entry["in"]) if entry else None
+    return _release_ranges(entry["in"]) if entry else None
 
 
 def is_read_by_plugin(name: str) -> bool:
@@ -195,4 +195,4 @@ def companion_of(names: frozenset[str]) -> str:
 
 def env_names(release: Release) -> tuple[str, ...]:
     """Every environment variable that a release reads."""
-    return tuple(name for name, entry in read_data("env.json")["env"].items() if _in_spans(entry["in"], release))
+    return tuple(name for name, entry in read_data("env.json")["env"].items() if _is_in_spans(entry["in"], release))

@@ -79,12 +79,12 @@ def read_gguf(path: Path) -> Model:
     """The model of a GGUF file, with `checkpoint_bytes` the sum of its tensors."""
     try:
         with path.open("rb") as file:
-            metadata, tensors = _header(file, path.name)
+            metadata, tensors = _read_header(file, path.name)
     except OSError as error:
         raise LegroomError(f"{path} could not be read: {error.strerror or error}") from error
     except (struct.error, UnicodeDecodeError, OverflowError) as error:
         raise LegroomError(f"{path.name} is not a whole GGUF file", "download it again") from error
-    config = _config(metadata, tensors, path.name)
+    config = _hf_config(metadata, tensors, path.name)
     model = model_from_config(
         config, name=str(metadata.get("general.name") or path.stem), source=f"GGUF header of {path.name}"
     )
@@ -94,7 +94,7 @@ def read_gguf(path: Path) -> Model:
 Tensors = dict[str, tuple[str, tuple[int, ...], int]]
 
 
-def _header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
+def _read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
     if file.read(4) != b"GGUF":
         raise LegroomError(f"{name} is not a GGUF file", "it does not start with GGUF")
     version, tensor_count, entry_count = struct.unpack("<IQQ", file.read(20))
@@ -104,12 +104,12 @@ def _header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
         raise LegroomError(f"{name} is not a GGUF file that can be read", "its counts are not plausible")
     metadata = {}
     for _ in range(entry_count):
-        key = _text(file)
-        metadata[key] = _value(file, _scalar(file, "<I"))
+        key = _read_string(file)
+        metadata[key] = _read_value(file, _read_scalar(file, "<I"))
     tensors: Tensors = {}
     for _ in range(tensor_count):
-        title = _text(file)
-        dimensions = _scalar(file, "<I")
+        title = _read_string(file)
+        dimensions = _read_scalar(file, "<I")
         if dimensions > 8:
             raise LegroomError(f"{name} is not a whole GGUF file", "download it again")
         shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
@@ -126,12 +126,12 @@ def _tensor_bytes(kind: int, shape: tuple[int, ...], name: str) -> int:
     return cdiv(math.prod(shape), elements) * size
 
 
-def _scalar(file: BinaryIO, form: str) -> Any:
+def _read_scalar(file: BinaryIO, form: str) -> Any:
     return struct.unpack(form, file.read(struct.calcsize(form)))[0]
 
 
-def _text(file: BinaryIO) -> str:
-    length = _scalar(file, "<Q")
+def _read_string(file: BinaryIO) -> str:
+    length = _read_scalar(file, "<Q")
     if length > _LONGEST_STRING:
         raise OverflowError
     text: bytes = file.read(length)
@@ -140,22 +140,22 @@ def _text(file: BinaryIO) -> str:
     return text.decode("utf-8")
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
+def _read_value(file: BinaryIO, kind: int) -> Any:
     if kind == _STRING:
-        return _text(file)
+        return _read_string(file)
     if kind == _ARRAY:
         inner, count = struct.unpack("<IQ", file.read(12))
         if count > _LONGEST_STRING:
             raise OverflowError
         # Only its length matters here (the vocabulary); small ones may be one value a layer.
-        values = [_value(file, inner) for _ in range(count)]
+        values = [_read_value(file, inner) for _ in range(count)]
         return values if count <= 1024 else count
     if kind not in _SCALARS:
         raise struct.error
-    return _scalar(file, _SCALARS[kind])
+    return _read_scalar(file, _SCALARS[kind])
 
 
-def _config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[str, Any]:
+def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[str, Any]:
     short = str(metadata.get("general.architecture") or "")
     if not short:
         raise LegroomError(f"{name} does not say its architecture", "its general.architecture is missing")

@@ -103,12 +103,12 @@ class Gpu:
 def gpu(name: str) -> Gpu:
     """The GPU of a name in any usual spelling, or of a size such as `24GiB`; a size that only one known card reports
     means that card. Equal names return one object, by which figures are cached."""
-    if card := _as_written(name):
+    if card := _exactly_named(name):
         return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
-        return _anonymous(name)
+        return _card_of_size(name)
     counted = _COUNTED.fullmatch(name)
-    if counted and _key(counted.group(2)) in _index():
+    if counted and _normalized_name(counted.group(2)) in _cards_by_name():
         raise LegroomError(
             f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
         )
@@ -135,68 +135,70 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
 
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
-    return tuple(_read(entry) for entry in _data()["gpus"])
+    return tuple(_gpu_of_entry(entry) for entry in _gpu_data()["gpus"])
 
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
     """The short names of each GPU that `--gpu` accepts."""
-    return {entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _data()["gpus"]}
+    return {
+        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _gpu_data()["gpus"]
+    }
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
     """The known names with the closest spelling."""
     import difflib  # only on the way to an error message
 
-    wanted, index = _key(name), _index()
+    wanted, index = _normalized_name(name), _cards_by_name()
     usual = ["h10080gb", "a10080gb", "rtx4090", "l4"]
     keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or usual
     names = dict.fromkeys(index[key][0]["name"] for key in keys if key in index)
     return tuple(names)[:limit]
 
 
-def _as_written(name: str) -> Gpu | None:
+def _exactly_named(name: str) -> Gpu | None:
     """The card of an exactly spelled name, without building the index of all spellings."""
     wanted = name.strip().lower()
-    known, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
-    for entry in _data()["gpus"]:
+    known, note, larger = _gpu_data()["ambiguous"].get(wanted, (wanted, "", ""))
+    for entry in _gpu_data()["gpus"]:
         if entry["name"] == known or entry["name"].lower() == known or known in entry["aliases"]:
-            return _read(entry, note, larger)
+            return _gpu_of_entry(entry, note, larger)
     return None
 
 
 def _lookup(name: str) -> Gpu | None:
-    index = _index()
-    if hit := index.get(_key(name)):
-        return _read(*hit)
+    index = _cards_by_name()
+    if hit := index.get(_normalized_name(name)):
+        return _gpu_of_entry(*hit)
     # "RTX A6000 48GB": a size that agrees with the only card of that name.
-    words = _words(name)
+    words = _name_words(name)
     for i, word in enumerate(words):
         size = _SIZE_WORD.fullmatch(word)
         hit = index.get("".join(words[:i] + words[i + 1 :])) if size else None
         if size and hit:
-            card = _read(*hit)
+            card = _gpu_of_entry(*hit)
             if abs(card.total_bytes / GIB / float(size.group(1)) - 1) < 0.12:
                 return card
     return None
 
 
-def _words(name: str) -> list[str]:
+def _name_words(name: str) -> list[str]:
     words = [word for word in re.split(r"[^a-z0-9.+]+", name.lower().replace("gib", "gb")) if word]
     return [word for word in words if word not in _VENDOR_WORDS]
 
 
-def _key(name: str) -> str:
-    return "".join(_words(name))
+def _normalized_name(name: str) -> str:
+    return "".join(_name_words(name))
 
 
-def _anonymous(text: str) -> Gpu:
+def _card_of_size(text: str) -> Gpu:
     total_bytes = parse_bytes(text, "GPU memory")
     _check_size(total_bytes, text)
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
-    known = _data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")  # the only card with this total in logs
-    if known and (card := _as_written(known)):
+    known = _gpu_data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")  # the only card with this total in logs
+    if known and (card := _exactly_named(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)
     return Gpu(name=f"a {gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
@@ -207,24 +209,24 @@ def _check_size(total_bytes: int, text: str) -> None:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 
 
-def _data() -> Any:
+def _gpu_data() -> Any:
     return read_data("gpus.json")
 
 
 @lru_cache(maxsize=1)
-def _index() -> dict[str, tuple[Mapping[str, Any], str, str]]:
+def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
     """Normalized name -> the card's entry, and the note and the larger card of an ambiguous name."""
     index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
-    by_name = {entry["name"]: entry for entry in _data()["gpus"]}
+    by_name = {entry["name"]: entry for entry in _gpu_data()["gpus"]}
     for entry in by_name.values():
         for alias in (entry["name"], *entry["aliases"]):
-            index.setdefault(_key(alias), (entry, "", ""))
-    for alias, (name, note, larger) in _data()["ambiguous"].items():
-        index[_key(alias)] = (by_name[name], note, larger)
+            index.setdefault(_normalized_name(alias), (entry, "", ""))
+    for alias, (name, note, larger) in _gpu_data()["ambiguous"].items():
+        index[_normalized_name(alias)] = (by_name[name], note, larger)
     return index
 
 
-def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
+def _gpu_of_entry(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
     major, minor = entry["compute_capability"]
     return Gpu(
         name=entry["name"],

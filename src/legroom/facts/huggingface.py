@@ -276,7 +276,7 @@ def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> 
     except errors.GatedRepoError as error:
         raise LegroomError(
             f"{repo} is gated: the Hub does not show its config without an accepted licence",
-            f"accept the licence on the model's page, then set HF_TOKEN{_or_nearest(repo)}",
+            f"accept the licence on the model's page, then set HF_TOKEN{_nearest_names_hint(repo)}",
             UNREACHABLE,
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -284,17 +284,17 @@ def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> 
     except errors.RepositoryNotFoundError as error:
         raise LegroomError(
             f"there is no model {repo} on the Hub, or it is private",
-            f"check the name; a private model needs HF_TOKEN{_or_nearest(repo)}",
+            f"check the name; a private model needs HF_TOKEN{_nearest_names_hint(repo)}",
         ) from error
     except errors.HFValidationError as error:
         raise LegroomError(f"{repo!r} is not a Hub id", "a Hub id is owner/name") from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise _unreachable(repo, offline, error) from error
+        raise _unreachable_error(repo, offline, error) from error
     except errors.HfHubHTTPError as error:
-        raise _http(repo, error) from error
+        raise _http_error(repo, error) from error
     except Exception as error:
         if isinstance(error, (ValueError, *_transport_errors())):
-            raise _unreachable(repo, offline, error) from error
+            raise _unreachable_error(repo, offline, error) from error
         raise
 
 
@@ -305,12 +305,12 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     return (OSError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))
 
 
-def _http(repo: str, error: Any) -> LegroomError:
+def _http_error(repo: str, error: Any) -> LegroomError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return LegroomError(
             f"the Hub refused {repo} ({status})",
-            f"accept the model's licence on its page and set HF_TOKEN{_or_nearest(repo)}",
+            f"accept the model's licence on its page and set HF_TOKEN{_nearest_names_hint(repo)}",
             UNREACHABLE,
         )
     return LegroomError(
@@ -318,16 +318,16 @@ def _http(repo: str, error: Any) -> LegroomError:
     )
 
 
-def _unreachable(repo: str, offline: bool, error: Exception) -> LegroomError:
+def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomError:
     why = (
         "and this is offline mode"
         if offline or type(error).__name__ == "OfflineModeIsEnabled"
         else "and the Hub could not be reached"
     )
-    hint = f"pass its config.json{_or_nearest(repo)}"
+    hint = f"pass its config.json{_nearest_names_hint(repo)}"
     return LegroomError(f"{repo} is not bundled, not in the Hugging Face cache, {why}", hint, UNREACHABLE)
 
 
-def _or_nearest(repo: str) -> str:
+def _nearest_names_hint(repo: str) -> str:
     close = nearest(repo, 3)
     return f"; bundled and near: {', '.join(close)}" if close else ""

@@ -48,7 +48,7 @@ class KnownBug:
 
     def happens_with(self, args: Any) -> bool:
         """Whether the bug occurs with these ServeArgs."""
-        return all(_holds(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
+        return all(_matches_setting(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
 
     def may_end_start(self, args: Any, interconnect: str) -> bool:
         """Whether the bug may stop a start-up that has enough memory."""
@@ -56,7 +56,9 @@ class KnownBug:
             return False
         wanted = dict(self.start)
         wire = wanted.pop("interconnect", interconnect)
-        return wire == interconnect and all(_holds(getattr(args, name, None), word) for name, word in wanted.items())
+        return wire == interconnect and all(
+            _matches_setting(getattr(args, name, None), word) for name, word in wanted.items()
+        )
 
     def _is_worked_around(self, args: Any) -> bool:
         """Whether the workaround's flags are given, or a smaller gpu_memory_utilization."""
@@ -84,7 +86,7 @@ class KnownBug:
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
     """Every known bug."""
-    return tuple(_bug(row) for row in read_data("known_bugs.json")["bugs"])
+    return tuple(_bug_of_row(row) for row in read_data("known_bugs.json")["bugs"])
 
 
 def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownBug, ...]:
@@ -96,7 +98,7 @@ def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownB
     )
 
 
-def _holds(value: Any, wanted: str) -> bool:
+def _matches_setting(value: Any, wanted: str) -> bool:
     match wanted:
         case "on":
             return value is True
@@ -114,7 +116,7 @@ def _holds(value: Any, wanted: str) -> bool:
             return value is not None and wanted in str(value)
 
 
-def _bug(row: Mapping[str, Any]) -> KnownBug:
+def _bug_of_row(row: Mapping[str, Any]) -> KnownBug:
     workaround = row["workaround"]
     return KnownBug(
         **{name: row[name] for name in ("id", "title", "fixed_in", "memory", "effect", "source")},

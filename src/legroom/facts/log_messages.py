@@ -15,13 +15,13 @@ from legroom.records import dataclass
 from legroom.units import GIB
 
 Value = int | float | str
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d*)?")
 _UNITS = {"bytes": 1, "B": 1} | {
     prefix + suffix: 1 << 10 * power for power, prefix in enumerate("KMGT", 1) for suffix in ("iB", "B", "")
 }
 
 
-def typed(groups: Mapping[str, str]) -> dict[str, Value]:
+def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
     """Matched groups as numbers, by the unit suffix of each group's name; unreadable ones are left out."""
     values: dict[str, Value] = {}
     for name, text in groups.items():
@@ -110,22 +110,22 @@ def message_patterns() -> tuple[MessagePattern, ...]:
         MessagePattern(
             entry["id"], entry["role"], tuple(entry["marks"]), entry.get("pattern"), entry.get("phase") or None
         )
-        for entry in _data()["messages"]
+        for entry in _evidence_data()["messages"]
     )
 
 
 @cache
 def message_openings() -> tuple[str, ...]:
     """The first words of the errors that decide a diagnosis, with `#` for every number."""
-    return tuple(_data()["openings"])
+    return tuple(_evidence_data()["openings"])
 
 
 @cache
 def oom_parts() -> OomParts:
-    return OomParts(tuple(_data()["oom_parts"]), _data()["oom_process"])
+    return OomParts(tuple(_evidence_data()["oom_parts"]), _evidence_data()["oom_process"])
 
 
-def _data() -> Any:
+def _evidence_data() -> Any:
     return read_data("evidence.json")
 
 

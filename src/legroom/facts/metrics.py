@@ -46,17 +46,17 @@ class Metric:
     @property
     def series(self) -> str:
         """The name to write in a query: with a counter's `_total`, without a histogram's `_bucket`."""
-        return _series(self.name, self.type)
+        return _series_name(self.name, self.type)
 
 
-def _series(name: str, type_: str) -> str:
+def _series_name(name: str, type_: str) -> str:
     if type_ == "counter":
         return name if name.endswith("_total") else name + "_total"
     return name + "_info" if type_ == "info" else name
 
 
-def _exposed(name: str, type_: str) -> tuple[str, ...]:
-    series = _series(name, type_)
+def _exposed_series(name: str, type_: str) -> tuple[str, ...]:
+    series = _series_name(name, type_)
     if type_ == "counter":
         return (series, series.removesuffix("_total") + "_created")
     if type_ in {"histogram", "summary"}:
@@ -76,7 +76,7 @@ def cache_config_labels(release: Release) -> tuple[str, ...]:
     return next((tuple(labels) for first, last, labels in rows if first <= release.index <= last), ())
 
 
-def _labels(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
+def _labels_of_entry(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
     labels: list[str] = []
     for label in entry["labels"]:
         if label.startswith(_CACHE_CONFIG_FIELDS):
@@ -92,13 +92,13 @@ def _labels(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _metric(name: str, entry: dict[str, Any], release: Release) -> Metric:
+def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metric:
     conditions = entry.get("condition", [])
     return Metric(
         name,
-        _exposed(name, entry["type"]),
+        _exposed_series(name, entry["type"]),
         entry["type"],
-        _labels(entry, release),
+        _labels_of_entry(entry, release),
         entry["engine"],
         deprecated=entry.get("deprecated", False),
         hidden=any(_HIDDEN in condition for condition in conditions),
@@ -110,7 +110,7 @@ def _metric(name: str, entry: dict[str, Any], release: Release) -> Metric:
 def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
     """Every metric of a release, of one engine or both."""
     return tuple(
-        _metric(name, entry, release)
+        _metric_of_entry(name, entry, release)
         for name, entries in _declarations().items()
         for entry in entries
         if engine in {None, entry["engine"]} and any(first <= release.index <= last for first, last in entry["in"])
@@ -127,7 +127,7 @@ def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]
 def _exposed_entries() -> tuple[tuple[str, dict[str, Any]], ...]:
     """Every series name of any known release, with its declaration."""
     declared = ((name, entry) for name, entries in _declarations().items() for entry in entries)
-    return tuple((exposed, entry) for name, entry in declared for exposed in _exposed(name, entry["type"]))
+    return tuple((exposed, entry) for name, entry in declared for exposed in _exposed_series(name, entry["type"]))
 
 
 @cache
@@ -137,14 +137,14 @@ def all_exposed_names() -> frozenset[str]:
 
 
 @cache
-def _spans() -> dict[str, tuple[tuple[int, int], ...]]:
+def _release_spans() -> dict[str, tuple[tuple[int, int], ...]]:
     by_series: dict[str, list[tuple[int, int]]] = {}
     for name, entry in _exposed_entries():
         by_series.setdefault(name, []).extend((first, last) for first, last in entry["in"])
-    return {name: _joined(spans) for name, spans in by_series.items()}
+    return {name: _merged_spans(spans) for name, spans in by_series.items()}
 
 
-def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _merged_spans(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The ranges with adjacent and overlapping ones merged."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):
@@ -156,19 +156,19 @@ def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 @cache
-def _types() -> dict[str, MetricType]:
+def _type_by_series() -> dict[str, MetricType]:
     return {name: entry["type"] for name, entry in _exposed_entries()}
 
 
 def type_of(series: str) -> MetricType | None:
     """The metric type of a series in the last release with it; None for an unknown series."""
-    return _types().get(series)
+    return _type_by_series().get(series)
 
 
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:
     """The ranges of releases with a series; empty for an unknown name."""
     releases = known_releases()
-    return tuple((releases[first], releases[last]) for first, last in _spans().get(series, ()))
+    return tuple((releases[first], releases[last]) for first, last in _release_spans().get(series, ()))
 
 
 @cache
@@ -186,7 +186,7 @@ def name_of(role: str, release: Release, engine: str = "v1") -> str | None:
 @cache
 def names_of(role: str) -> tuple[str, ...]:
     """The series names of a role over all releases, the newest first."""
-    names = (_series(name, entry["type"]) for name in roles()[role] for entry in _declarations()[name])
+    names = (_series_name(name, entry["type"]) for name in roles()[role] for entry in _declarations()[name])
     return tuple(dict.fromkeys(names))
 
 
@@ -201,7 +201,7 @@ def _role_by_series() -> dict[str, str]:
     for role, names in roles().items():
         for name in names:
             for entry in _declarations()[name]:
-                for exposed in (name, *_exposed(name, entry["type"])):
+                for exposed in (name, *_exposed_series(name, entry["type"])):
                     by_series.setdefault(exposed, role)
     return by_series
 
@@ -245,7 +245,7 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
             return str(instead)
     if any(colon + ending in all_exposed_names() for ending in ("", "_total", "_info", "_bucket")):
         return None  # a name of another release: a similarly spelled one measures something else
-    return _closest(colon, known)
+    return _closest_spelling(colon, known)
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
@@ -262,7 +262,7 @@ def _name_in_release(name: str, ending: str, release: Release, engine: str | Non
     return None
 
 
-def _closest(name: str, known: frozenset[str]) -> str | None:
+def _closest_spelling(name: str, known: frozenset[str]) -> str | None:
     import difflib  # only where a name was wrong
 
     candidates = sorted(series for series in known if not series.endswith("_created"))

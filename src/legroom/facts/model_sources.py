@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from legroom.errors import LegroomError
-from legroom.facts.bundled import Bundled, expanded, find, mirrored, nearest, title
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id_of, mirrored, nearest
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
@@ -35,9 +35,9 @@ def load(
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
     if limits := isolation():
-        return _without_files(text, limits, overrides)
+        return _load_without_files(text, limits, overrides)
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
-    if _exists(path):
+    if _path_exists(path):
         return _from_path(path, overrides)
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
@@ -48,6 +48,9 @@ def load(
     try:
         return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
+        unread = error.exit_code == UNREACHABLE or not is_hub_id(text)
+        if unread and revision is None and (named := derived(text)):
+            return _from_mirror(named, text, overrides)
         if revision is not None and find(text):
             error.hint = f"{text} is bundled: leave the revision out to use the bundled facts"
         raise
@@ -55,8 +58,8 @@ def load(
 
 def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
     """A bundled entry as a `Model`, under the given Hub id."""
-    hub_id = name if "/" in name else title(bundled, name or bundled.name)
-    config = overridden(expanded(bundled, hub_id), overrides)
+    hub_id = name if "/" in name else hub_id_of(bundled, name or bundled.name)
+    config = overridden(bundled_config(bundled, hub_id), overrides)
     model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
     return replace(model, assumed=True) if bundled.entry.get("assumed") else model
 
@@ -67,10 +70,10 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
-    return replace(model, assumed=True, quantization=_by_another_maker(model.quantization))
+    return replace(model, assumed=True, quantization=_with_usual_exclusions(model.quantization))
 
 
-def _by_another_maker(scheme: Quantization) -> Quantization:
+def _with_usual_exclusions(scheme: Quantization) -> Quantization:
     """The scheme with the usual list of unquantized modules instead of the original checkpoint's."""
     if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
         ignored = ["lm_head", LINEAR_ATTENTION]
@@ -92,7 +95,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
     return changed
 
 
-def _without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
+def _load_without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
     given = limits.models.get(text)
     brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
     return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
@@ -110,7 +113,9 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
         return from_bundled(bundled, text, overrides)
     if bundled := mirrored(text):
         return _from_mirror(bundled, text, overrides)
-    error = _unknown(text, "is not a model that is known without looking it up")
+    if bundled := derived(text):
+        return _from_mirror(bundled, text, overrides)
+    error = _unknown_model_error(text, "is not a model that is known without looking it up")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
     raise error
 
@@ -131,7 +136,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
     if not is_hub_id(name):
-        raise _unknown(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
+        raise _unknown_model_error(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     answer = fetch(name, revision, offline)
@@ -139,7 +144,7 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
     return replace(model, checkpoint_bytes=answer.checkpoint_bytes) if answer.checkpoint_bytes else model
 
 
-def _unknown(name: str, why: str) -> LegroomError:
+def _unknown_model_error(name: str, why: str) -> LegroomError:
     close = nearest(name)
     hint = (
         f"nearest bundled: {', '.join(close)}"
@@ -149,7 +154,7 @@ def _unknown(name: str, why: str) -> LegroomError:
     return LegroomError(f"{name!r} {why}", hint)
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:

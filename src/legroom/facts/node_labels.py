@@ -18,13 +18,13 @@ _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
 
 def gpu_of_labels(labels: Mapping[str, str]) -> str:
     """The GPU that a set of labels names, as `--gpu` takes it; empty where none does."""
-    data = _data()
+    data = _label_data()
     profile = next((labels[row["label"]] for row in data["mig_profile"] if labels.get(row["label"])), "")
     for row in data["product"]:
-        if name := _product(labels.get(row["label"], ""), profile):
+        if name := _gpu_of_product(labels.get(row["label"], ""), profile):
             return name
     for row in data["instance_type"]:
-        if name := _instance(labels.get(row["label"], "")):
+        if name := _gpu_of_instance_type(labels.get(row["label"], "")):
             return name
     for row in data["memory_mib"]:
         if (text := labels.get(row["label"], "")).isdecimal():
@@ -36,46 +36,46 @@ def gpu_of_resource(resource: str) -> str:
     """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb`; empty for a whole card. Of two cards with a slice
     of that name, the smaller one is returned."""
     profile = _MIG_RESOURCE.fullmatch(resource)
-    return _data()["mig_resource_cards"].get(profile[1], "") if profile else ""
+    return _label_data()["mig_resource_cards"].get(profile[1], "") if profile else ""
 
 
 def gpu_of_profile(profile: str) -> str:
     """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty for an unknown profile."""
-    for row in _data()["profile_prefixes"]:
+    for row in _label_data()["profile_prefixes"]:
         if profile.startswith(row["prefix"]):
-            return _product(profile.removeprefix(row["prefix"]), "")
+            return _gpu_of_product(profile.removeprefix(row["prefix"]), "")
     return ""
 
 
 def naming_labels() -> tuple[str, ...]:
     """Every label that can name a GPU, the most specific first."""
-    data = _data()
+    data = _label_data()
     kinds = ("product", "instance_type", "memory_mib", "mig_profile")
     return tuple(row["label"] for kind in kinds for row in data[kind])
 
 
-def _product(value: str, profile: str) -> str:
+def _gpu_of_product(value: str, profile: str) -> str:
     if not value:
         return ""
-    known = _data()["products"].get(value, "")
-    dropped = _data()["name_words_dropped"]
+    known = _label_data()["products"].get(value, "")
+    dropped = _label_data()["name_words_dropped"]
     words = [word for word in re.split(r"[-_ ]", value) if word.lower() not in dropped]
     for name in (known, value, "-".join(words)):
-        if name and _is_known(whole := f"{name} mig {profile}" if profile else name):
+        if name and _is_known_gpu(whole := f"{name} mig {profile}" if profile else name):
             return whole
     return ""
 
 
-def _instance(value: str) -> str:
+def _gpu_of_instance_type(value: str) -> str:
     name = value.lower()
-    for row in _data()["instances"] if name else ():
+    for row in _label_data()["instances"] if name else ():
         if re.fullmatch(row["pattern"], name):
             return str(row["gpu"])
     return ""
 
 
 @cache
-def _is_known(name: str) -> bool:
+def _is_known_gpu(name: str) -> bool:
     try:
         gpu(name)
     except LegroomError:
@@ -83,5 +83,5 @@ def _is_known(name: str) -> bool:
     return True
 
 
-def _data() -> Any:
+def _label_data() -> Any:
     return read_data("node_labels.json")

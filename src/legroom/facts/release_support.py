@@ -72,7 +72,7 @@ def supported_capabilities(release: Release) -> tuple[tuple[int, int], tuple[int
     """The oldest and the newest compute capability of a release's published builds (`data/card_support.json`)."""
     bounds = []
     for end in ("oldest", "newest"):
-        row = _row(read_data("card_support.json")[end], release)
+        row = _row_of_release(read_data("card_support.json")[end], release)
         assert row is not None
         bounds.append((int(row[1][0]), int(row[1][1])))
     return bounds[0], bounds[1]
@@ -90,11 +90,11 @@ class QuantizationMethod:
     """With an unquantized checkpoint: quantizes while loading, lacks its config file, or its config class raises."""
 
 
-def _methods() -> Any:
+def _method_data() -> Any:
     return read_data("quantization_methods.json")
 
 
-def _row(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
+def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
     """The last of rows [first release, ...] that applies to a release."""
     begun = [row for row in rows if release.at_least(row[0])]
     return begun[-1] if begun else None
@@ -102,7 +102,7 @@ def _row(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | Non
 
 def quantization_method(name: str, release: Release) -> QuantizationMethod | None:
     """A method as the release has it; None where it has none of that name."""
-    row = _row(_methods()["methods"].get(name, ()), release)
+    row = _row_of_release(_method_data()["methods"].get(name, ()), release)
     if row is None or row[1] is None:
         return None
     return QuantizationMethod(name, row[1], tuple(row[2]), row[3])
@@ -110,28 +110,28 @@ def quantization_method(name: str, release: Release) -> QuantizationMethod | Non
 
 def quantization_methods(release: Release) -> tuple[str, ...]:
     """Every value that the release accepts for --quantization."""
-    return tuple(name for name in _methods()["methods"] if quantization_method(name, release))
+    return tuple(name for name in _method_data()["methods"] if quantization_method(name, release))
 
 
 def plugin_of(name: str, release: Release) -> str | None:
     """The package that provides a method which an earlier release had built in."""
-    since, package = _methods()["plugins"].get(name, (None, ""))
+    since, package = _method_data()["plugins"].get(name, (None, ""))
     return str(package) if since and release.at_least(since) else None
 
 
 def is_deprecated(name: str, release: Release) -> bool:
     """Whether the method needs --allow-deprecated-quantization."""
-    span = _methods()["deprecated"].get(name)
+    span = _method_data()["deprecated"].get(name)
     return bool(span) and release.within(span[0], span[1])
 
 
 def amd_methods(release: Release) -> tuple[str, ...] | None:
     """The methods that run on AMD cards; None where the release does not check."""
-    row = _row(_methods()["amd"], release)
+    row = _row_of_release(_method_data()["amd"], release)
     return tuple(row[1]) if row else None
 
 
 def scheme_capability(scheme: str, release: Release) -> int | None:
     """Ten times the lowest compute capability for a compressed-tensors scheme; None where the release lacks it."""
-    row = _row(_methods()["schemes"][scheme], release)
+    row = _row_of_release(_method_data()["schemes"][scheme], release)
     return int(row[1]) if row else None

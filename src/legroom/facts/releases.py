@@ -11,14 +11,14 @@ from legroom.records import dataclass
 
 
 @cache
-def _since() -> dict[str, str]:
+def _first_release_by_architecture() -> dict[str, str]:
     document = read_data("architecture_releases.json")["since"]
     return {name: version for version, names in document.items() for name in names}
 
 
 def first_release(architecture: str) -> str | None:
     """The release that first lists an architecture; None where the first known release has it or none does."""
-    return _since().get(architecture)
+    return _first_release_by_architecture().get(architecture)
 
 
 def newest_on(day: str) -> str | None:
@@ -42,16 +42,16 @@ _NEWEST_NAMES = re.compile(r"(?:latest|nightly|main|stable)(?:[-_ ][0-9a-z._ -]{
 _Key = tuple[tuple[int, ...], int, int, int]
 
 
-def _read(version: str) -> re.Match[str] | None:
+def _match_version(version: str) -> re.Match[str] | None:
     return _VERSION.fullmatch(version.strip().lower())
 
 
 @lru_cache(maxsize=512)
-def _key(version: str) -> _Key:
+def _sort_key(version: str) -> _Key:
     """A sort key in the order of Python packaging: dev < rc < final < post."""
-    parsed = _read(version)
+    parsed = _match_version(version)
     if parsed is None:
-        raise LegroomError(f"vLLM release {version!r} is not a version number", _hint())
+        raise LegroomError(f"vLLM release {version!r} is not a version number", _known_range_hint())
     numbers = tuple(int(part) for part in parsed["numbers"].split("."))
     numbers += (0,) * (5 - len(numbers))
     phase = -1 if parsed["phase"] else 0
@@ -74,20 +74,20 @@ class Release:
     @property
     def index(self) -> int:
         """The position among `known_releases()`, which the data files use for ranges."""
-        return _indexes()[self.version]
+        return _index_by_release()[self.version]
 
     def at_least(self, version: str) -> bool:
-        return _key(self.version) >= _key(version)
+        return _sort_key(self.version) >= _sort_key(version)
 
     def before(self, version: str) -> bool:
-        return _key(self.version) < _key(version)
+        return _sort_key(self.version) < _sort_key(version)
 
     def after(self, version: str) -> bool:
-        return _key(self.version) > _key(version)
+        return _sort_key(self.version) > _sort_key(version)
 
     def within(self, first: str, last: str) -> bool:
         """Whether first <= release <= last."""
-        return _key(first) <= _key(self.version) <= _key(last)
+        return _sort_key(first) <= _sort_key(self.version) <= _sort_key(last)
 
     def __str__(self) -> str:
         return self.version
@@ -100,7 +100,7 @@ def known_releases() -> tuple[str, ...]:
 
 
 @cache
-def _indexes() -> dict[str, int]:
+def _index_by_release() -> dict[str, int]:
     return {name: index for index, name in enumerate(known_releases())}
 
 
@@ -112,8 +112,8 @@ def latest() -> Release:
 
 def earlier_release(release: Release) -> str | None:
     """The last release of the previous minor version (0.12.0 for 0.13.1); None where there is none."""
-    minor = _key(release.version)[0][:2]
-    older = [name for name in known_releases() if _key(name)[0][:2] < minor]
+    minor = _sort_key(release.version)[0][:2]
+    older = [name for name in known_releases() if _sort_key(name)[0][:2] < minor]
     return older[-1] if older else None
 
 
@@ -124,7 +124,7 @@ def successor(known: Release) -> Release | None:
     return Release(releases[after], known.requested) if known.note and after < len(releases) else None
 
 
-def _hint() -> str:
+def _known_range_hint() -> str:
     known = known_releases()
     return f"legroom knows the vLLM releases {known[0]} to {known[-1]}; write one like {known[-1]}"
 
@@ -140,23 +140,23 @@ def release(version: str) -> Release:
     if _NEWEST_NAMES.fullmatch(requested.lower()):
         note = f"'{requested}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
         return Release(known[-1], requested, note)
-    parsed = _read(requested)
+    parsed = _match_version(requested)
     if parsed is None:
         shown = requested if len(requested) <= 40 else requested[:40] + "..."
-        raise LegroomError(f"vLLM release {shown!r} is not a version number", _hint())
-    key = _key(requested)
+        raise LegroomError(f"vLLM release {shown!r} is not a version number", _known_range_hint())
+    key = _sort_key(requested)
     for name in reversed(known):
-        if _key(name) == key:
+        if _sort_key(name) == key:
             return Release(name, requested)
     if parsed["phase"]:
         # A release candidate behaves like the release it leads up to, not like the one before.
         final = (key[0], 0, 0, 0)
         for name in known:
-            if _key(name) == final:
+            if _sort_key(name) == final:
                 return Release(name, requested, f"vLLM {requested} is a pre-release; the facts of {name} apply")
-    below = [name for name in known if _key(name) < key]
+    below = [name for name in known if _sort_key(name) < key]
     if not below:
-        raise LegroomError(f"vLLM {requested} is older than any release legroom knows", _hint())
+        raise LegroomError(f"vLLM {requested} is older than any release legroom knows", _known_range_hint())
     if below[-1] == known[-1]:
         note = f"vLLM {requested} is newer than legroom's facts; those of {known[-1]}, the newest it knows, apply"
     else:
@@ -179,7 +179,7 @@ def logged_release(version: str) -> Release:
     if not numbers or numbers in ((0, 0, 0), (0, 0)) or (numbers[:2] == (0, 1) and ".dev" in requested):
         note = f"'{requested}' is a build without a release number; the facts of {known[-1]}, the newest known, apply"
         return Release(known[-1], requested, note)
-    if _key(leading["numbers"] if leading else requested) < _key(known[0]):
+    if _sort_key(leading["numbers"] if leading else requested) < _sort_key(known[0]):
         return Release(
             known[0], requested, f"vLLM {requested} is older than legroom's facts; those of {known[0]} apply"
         )

@@ -35,7 +35,7 @@ class SleepRules:
 
 def sleep_rules(version: str) -> SleepRules | None:
     """The rules of a release; None where it has no sleep mode."""
-    data, release = _data(), known_release(version)
+    data, release = _sleep_data(), known_release(version)
     if release.before(first_release_with_sleep()):
         return None
     row = {name: value for name, value in by_release(data["releases"], version).items() if name in _SWITCHES}
@@ -50,14 +50,14 @@ _FLAGS = ("graphs_flag", "communication_flag")
 
 
 def first_release_with_sleep() -> str:
-    return str(_data()["releases"][0]["since"])
+    return str(_sleep_data()["releases"][0]["since"])
 
 
 def host_bandwidth_bytes_s(gpu: Gpu) -> float:
     """The usual copy speed from pinned host memory to this card."""
-    speeds = _data()["host_bandwidth_gb_s"]
+    speeds = _sleep_data()["host_bandwidth_gb_s"]
     return float(speeds["by_capability"].get(str(gpu.compute_capability[0]), speeds["unknown"]) * 10**9)
 
 
-def _data() -> Any:
+def _sleep_data() -> Any:
     return read_data("sleep.json")

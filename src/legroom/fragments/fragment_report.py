@@ -70,10 +70,10 @@ class FragmentReport:
     @property
     def has_problem(self) -> bool:
         """Whether a request failed, memory leaks, or fragmentation is high."""
-        return any(part.part in ("failed_request", "leak") for part in self.parts) or self.is_in_pieces
+        return any(part.part in ("failed_request", "leak") for part in self.parts) or self.is_fragmented
 
     @property
-    def is_in_pieces(self) -> bool:
+    def is_fragmented(self) -> bool:
         pieces = next((part.bytes or 0 for part in self.parts if part.part == "free_in_pieces"), 0)
         reserved = self.reading.state.reserved_bytes
         return pieces >= _FRAGMENTED_BYTES and pieces >= _FRAGMENTED_RATIO * reserved
@@ -102,7 +102,7 @@ def fragment_report(
         reserved = reading.state.reserved_bytes
         refused = RefusedRequest(needed_bytes, reserved, reading.card_free_bytes, reserved)
         reading = replace(reading, refused=None if fits else refused, history=None)
-    tried = _settings_tried(reading)
+    tried = _try_candidate_settings(reading)
     expandable = next((t.served for t in tried if t.settings.expandable_segments), None)
     if reading.refused is not None and reading.settings.expandable_segments:
         expandable = False  # they are on already
@@ -122,7 +122,7 @@ def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettin
             yield replace(settings, expandable_segments=False, max_split_bytes=size * MIB)
 
 
-def _settings_tried(reading: AllocatorReading) -> tuple[SettingTried, ...]:
+def _try_candidate_settings(reading: AllocatorReading) -> tuple[SettingTried, ...]:
     if reading.refused is None:
         return ()
     if reading.history is not None:

@@ -28,10 +28,12 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
     """The readings of a file or server address, the fullest device first."""
     if source.startswith(("http://", "https://")):
         return read_server(source)
-    return read_content(_read_file(Path(source)), source)
+    return readings_of_content(_read_file(Path(source)), source)
 
 
-def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
+def readings_of_content(
+    content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
+) -> tuple[AllocatorReading, ...]:
     """The readings of a file's bytes."""
     if is_pickle(content[:2]):
         return read_snapshot(content, max_made_bytes)
@@ -144,10 +146,10 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
             return await fetch(session, target, TIMEOUT_S)
 
     body = asyncio.run(page())
-    return read_page(body.decode("utf-8", "replace"), parse_sample(body, time.time(), target.server))
+    return readings_of_metrics(body.decode("utf-8", "replace"), parse_sample(body, time.time(), target.server))
 
 
-def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
+def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))

@@ -62,7 +62,7 @@ class _PlainUnpickler(pickle._Unpickler):
         super().__init__(io.BytesIO(content), encoding="utf-8")
         self.bytes_left = max_made_bytes
 
-    def spend(self, count: int) -> None:
+    def count_bytes(self, count: int) -> None:
         """Count bytes of made objects; raises above the limit."""
         self.bytes_left -= count
         if self.bytes_left < 0:
@@ -96,10 +96,10 @@ def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
     cost = _CONTAINER_BYTES if name in _CONTAINERS else _SCALAR_BYTES
 
     def step(unpickler: _PlainUnpickler) -> None:
-        unpickler.spend(cost)
+        unpickler.count_bytes(cost)
         load(unpickler)
         if name in _TEXTS:
-            unpickler.spend(len(unpickler.stack[-1]))
+            unpickler.count_bytes(len(unpickler.stack[-1]))
         elif name in _LONGS and unpickler.stack[-1].bit_length() > _MAX_NUMBER_BITS:
             raise NotPlainData("the pickle holds a number that is no size or address")
 
@@ -146,7 +146,7 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         raise NotPlainData("the pickle is no memory snapshot of torch", hint)
     try:
         _check_entries(document)
-        readings = [_device_reading(document, device, segments) for device, segments in _by_device(document)]
+        readings = [_device_reading(document, device, segments) for device, segments in _segments_by_device(document)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
@@ -176,10 +176,10 @@ def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
         yield item
 
 
-def _by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
+def _segments_by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
     devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for segment in _checked_entries(document["segments"]):
-        devices[_size(segment.get("device", 0))].append(segment)
+        devices[_size_or_zero(segment.get("device", 0))].append(segment)
     return sorted(devices.items())
 
 
@@ -188,7 +188,7 @@ def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _size(value: Any) -> int:
+def _size_or_zero(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ValueError("a size or an address is none")
     return value
@@ -205,10 +205,10 @@ class _LiveBlock:
 
 def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
     segments, live = [], list[_LiveBlock]()
-    for segment in sorted(raw, key=lambda entry: _size(entry["address"])):
-        segments.append(_segment(segment, live))
-    settings = _settings(document.get("allocator_settings"), segments)
-    state = _state(segments, live, settings)
+    for segment in sorted(raw, key=lambda entry: _size_or_zero(entry["address"])):
+        segments.append(_read_segment(segment, live))
+    settings = _allocator_settings(document.get("allocator_settings"), segments)
+    state = _allocator_state(segments, live, settings)
     traces = document.get("device_traces") or []
     trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
     history, refused = _allocator_history(trace, live, state, settings)
@@ -225,24 +225,24 @@ def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapp
     )
 
 
-def _segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
+def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
     blocks, free = [], 0
-    address, stream = _size(segment["address"]), _size(segment.get("stream", 0))
+    address, stream = _size_or_zero(segment["address"]), _size_or_zero(segment.get("stream", 0))
     for block in _checked_entries(segment["blocks"]):
-        size = _size(block["size"])
+        size = _size_or_zero(block["size"])
         state: Any = _STATES.get(_text_or_empty(block.get("state")), "free")
         blocks.append(SegmentBlock(size, state))
         if state == "free":
             free = max(free, size)
         else:
-            requested = _size(block.get("requested_size", size))
-            where = _size(block.get("address", address))
+            requested = _size_or_zero(block.get("requested_size", size))
+            where = _size_or_zero(block.get("address", address))
             live.append(_LiveBlock(where, size, stream, min(requested, size), _call_site_name(block.get("frames"))))
         address += size
     pool = segment.get("segment_pool_id", _COMMON_POOL)
-    pool = tuple(_size(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
+    pool = tuple(_size_or_zero(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
     return AllocatorSegment(
-        _size(segment["total_size"]),
+        _size_or_zero(segment["total_size"]),
         sum(block.size_bytes for block in blocks if block.state != "free"),
         free,
         "" if pool == _COMMON_POOL else ".".join(map(str, pool)),
@@ -252,7 +252,7 @@ def _segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSeg
     )
 
 
-def _state(
+def _allocator_state(
     segments: Sequence[AllocatorSegment], live: Sequence[_LiveBlock], settings: AllocatorSettings
 ) -> AllocatorState:
     private = [segment for segment in segments if segment.pool]
@@ -269,7 +269,7 @@ def _state(
     )
 
 
-def _settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:
+def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:
     values = raw if isinstance(raw, dict) else {}
     split = values.get("max_split_size", -1)
     divisions = values.get("roundup_power2_divisions")
@@ -293,8 +293,8 @@ def _allocator_history(
     change = peak = 0
     refused: tuple[int, int | None, int] | None = None
     for index, entry in enumerate(raw):
-        action, size, stream = (entry.get("action"), _size(entry.get("size", 0)), _size(entry.get("stream", 0)))
-        address = _size(entry.get("addr", 0))
+        action = entry.get("action")
+        size, stream, address = (_size_or_zero(entry.get(name, 0)) for name in ("size", "stream", "addr"))
         if action == "alloc":
             allocated.add(address)
             events.append(AllocatorEvent("allocate", address, size, stream))

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
+from legroom.exports.gate_manifests import WORKLOADS
 from legroom.records import dataclass
 
 Mode = Literal["warn", "enforce"]
@@ -15,11 +16,6 @@ OWN_PREFIX = "legroom/"
 SWITCH = "legroom/gate"
 """Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
 _VERSION = "admission.k8s.io/v1"
-_POD_OWNERS = frozenset(
-    {"ReplicaSet", "StatefulSet", "Deployment", "DaemonSet", "Job", "CronJob", "LeaderWorkerSet", "RayCluster"}
-    | {"ReplicationController"}
-)
-"""Controllers that were reviewed themselves, so what they create is not reviewed again."""
 _IRRELEVANT_FIELDS = frozenset(
     {"replicas", "selector", "strategy", "updateStrategy", "revisionHistoryLimit", "minReadySeconds", "paused"}
     | {"progressDeadlineSeconds", "minReplicas", "maxReplicas", "nodeName"}
@@ -50,9 +46,10 @@ class AdmissionRequest:
     @property
     def is_owned(self) -> bool:
         """Whether a controller that was reviewed itself created this object."""
-        owners = _mapping(self.new.get("metadata")).get("ownerReferences")
+        owners = _mapping_or_empty(self.new.get("metadata")).get("ownerReferences")
         return any(
-            owner.get("controller") is True and owner.get("kind") in _POD_OWNERS
+            owner.get("controller") is True
+            and owner.get("kind") in WORKLOADS.get(str(owner.get("apiVersion")).rpartition("/")[0], ())
             for owner in (owners if isinstance(owners, list) else ())
             if isinstance(owner, Mapping)
         )
@@ -60,7 +57,7 @@ class AdmissionRequest:
     @property
     def is_deleted(self) -> bool:
         return self.operation in ("DELETE", "CONNECT") or bool(
-            _mapping(self.new.get("metadata")).get("deletionTimestamp")
+            _mapping_or_empty(self.new.get("metadata")).get("deletionTimestamp")
         )
 
 
@@ -69,29 +66,29 @@ class NotAReview(LegroomError):
 
 
 def parse_review(document: Any) -> AdmissionRequest:
-    review = _mapping(document)
-    request = _mapping(review.get("request"))
+    review = _mapping_or_empty(document)
+    request = _mapping_or_empty(review.get("request"))
     if review.get("kind") != "AdmissionReview" or review.get("apiVersion") != _VERSION or not request:
         raise NotAReview(f"this is no AdmissionReview of {_VERSION} with a request", "only an API server asks here")
     uid = request.get("uid")
     if not isinstance(uid, str) or not 0 < len(uid) <= 128:
         raise NotAReview("the review's request has no uid", "only an API server asks here")
-    kind = _mapping(request.get("kind"))
+    kind = _mapping_or_empty(request.get("kind"))
     return AdmissionRequest(
         uid,
         str(request.get("operation") or ""),
         str(kind.get("kind") or ""),
         str(request.get("namespace") or ""),
-        _mapping(request.get("object")),
-        _mapping(request.get("oldObject")),
+        _mapping_or_empty(request.get("object")),
+        _mapping_or_empty(request.get("oldObject")),
     )
 
 
 def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an object that decide whether its server starts; names, labels and replica counts are left out."""
-    spec = _mapping(manifest.get("spec"))
+    spec = _mapping_or_empty(manifest.get("spec"))
     kept = {key: value for key, value in spec.items() if key not in _IRRELEVANT_FIELDS}
-    template = _mapping(kept.get("template"))
+    template = _mapping_or_empty(kept.get("template"))
     if isinstance(template.get("metadata"), Mapping):
         kept["template"] = {**template, "metadata": _legroom_annotations(template)}
     return {
@@ -114,17 +111,23 @@ def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequen
 
 
 def _legroom_annotations(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    annotations = _mapping(_mapping(manifest.get("metadata")).get("annotations"))
+    annotations = _mapping_or_empty(_mapping_or_empty(manifest.get("metadata")).get("annotations"))
     return {"annotations": {key: value for key, value in annotations.items() if str(key).startswith(OWN_PREFIX)}}
 
 
 def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    template = _mapping(_mapping(manifest.get("spec")).get("template"))
-    for owner in (manifest, template):
-        metadata = _mapping(owner.get("metadata"))
-        yield _mapping(metadata.get("annotations"))
-        yield _mapping(metadata.get("labels"))
+    spec = _mapping_or_empty(manifest.get("spec"))
+    job = _mapping_or_empty(spec.get("jobTemplate"))
+    for owner in (
+        manifest,
+        _mapping_or_empty(spec.get("template")),
+        job,
+        _mapping_or_empty(_mapping_or_empty(job.get("spec")).get("template")),
+    ):
+        metadata = _mapping_or_empty(owner.get("metadata"))
+        yield _mapping_or_empty(metadata.get("annotations"))
+        yield _mapping_or_empty(metadata.get("labels"))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping_or_empty(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

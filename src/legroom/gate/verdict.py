@@ -16,6 +16,7 @@ from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.deployments.subjects import StartedServer
+    from legroom.lint.rule import LintFinding
     from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Plan
 
@@ -82,9 +83,13 @@ def plan_verdict(
             sentences += verdict_sentences(server)
             plans += [shown] if shown is not None and outcome in ("fits", "tight") else []
             idle_gpus = server.gpus_idle
-        if worst in ("fits", "tight") and (warnings := _startup_warnings(servers, plans, idle_gpus)):
-            worst = "tight"
-            sentences += warnings
+        if worst != "does_not_fit":
+            warnings, findings = _startup_warnings(servers, plans, idle_gpus), _restart_loops(servers, plans)
+            sentences += [*warnings, *map(_finding_sentence, findings)]
+            if any(found.severity == "error" for found in findings):
+                worst = "does_not_fit"
+            elif worst == "fits" and (warnings or findings):
+                worst = "tight"
     return Verdict(worst, tuple(dict.fromkeys(sentences)), is_searched, has_fixes)
 
 
@@ -103,20 +108,27 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
 
 
 def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus: int) -> list[str]:
-    """Problems of servers whose memory suffices: settings their controller drops, idle GPUs, restart loops."""
-    from legroom.lint.linter import LintOptions, lint_servers
-    from legroom.planning.plan_json import plan_document
-
+    """Problems of servers whose memory suffices: settings their controller drops, idle GPUs."""
     warnings = [remark for server in servers for remark in server.remarks]
-    if idle_gpus and len(servers) == 1:
+    if idle_gpus and len(servers) == 1 and plans:
         used = plans[0].args.gpus_needed
         warnings.append(
             f"It is given {used + idle_gpus} GPUs and uses {used}: lower the limit, or raise --tensor-parallel-size or "
             "--data-parallel-size."
         )
+    return warnings
+
+
+def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
+    from legroom.lint.linter import LintOptions, lint_servers
+    from legroom.planning.plan_json import plan_document
+
     plan = plan_document(plans[0]) if len(plans) == 1 else None
-    findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
-    return [*warnings, *(f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}." for found in findings)]
+    return lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
+
+
+def _finding_sentence(found: LintFinding) -> str:
+    return f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}."
 
 
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:

@@ -79,7 +79,7 @@ class VerdictCache:
         """The verdict within the deadline, else `NoVerdict`. Without fixes, the full search starts in the background;
         its result is returned if it arrives within `wait_for_fixes_s`, and cached in any case."""
         started_s = time.monotonic()
-        verdict = self._verdicts.get(key) or await self._planned(key, manifest, started_s)
+        verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._search_task(key, manifest)) is None:
             return verdict
         wait_s = min(self._options.wait_for_fixes_s, self._options.deadline_s) - (time.monotonic() - started_s)
@@ -94,12 +94,13 @@ class VerdictCache:
         for executor in (self._planner, self._searcher):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _planned(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
+    async def _plan_once(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
+        """The verdict of the plan that runs for this manifest, or of a new one."""
         task = self._pending.get(key)
         if task is None:
             if len(self._pending) >= self._options.max_pending:
                 raise NoVerdict("overload")
-            task = self._pending[key] = asyncio.create_task(self._plan(key, manifest, started_s))
+            task = self._pending[key] = asyncio.create_task(self._plan_in_pool(key, manifest, started_s))
             task.add_done_callback(lambda done: self._pending.pop(key, None))
         done, _ = await asyncio.wait([task], timeout=self._options.deadline_s)
         if not done:
@@ -109,7 +110,7 @@ class VerdictCache:
             raise NoVerdict("error")
         return task.result()
 
-    async def _plan(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
+    async def _plan_in_pool(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
         def plan() -> Verdict:
             self._plans += 1
             if self._plans % _PLANS_PER_MEMO_RESET == 0:
@@ -132,11 +133,11 @@ class VerdictCache:
             if len(self._searches) > self._options.max_searches:
                 self._on_search_dropped()
                 return None
-            task = self._searches[key] = asyncio.create_task(self._search(key, manifest))
+            task = self._searches[key] = asyncio.create_task(self._search_fixes(key, manifest))
             task.add_done_callback(lambda done: self._searches.pop(key, None))
         return self._searches[key]
 
-    async def _search(self, key: bytes, manifest: Manifest) -> Verdict:
+    async def _search_fixes(self, key: bytes, manifest: Manifest) -> Verdict:
         def search() -> Verdict:
             return plan_verdict(manifest, self._options.default_gpu, hub=self._options.hub)
 

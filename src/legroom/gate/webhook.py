@@ -159,7 +159,7 @@ class GateApp:
             return
         body = b""
         try:
-            body = await self._body(receive)
+            body = await self._read_body(receive)
             started_s = time.perf_counter()
             request = parse_review(json.loads(body))
         except _BadBody as refused:
@@ -178,7 +178,7 @@ class GateApp:
         self._metrics.reviews.labels(outcome).inc()
         await _respond(send, 200, response, b"application/json")
 
-    async def _body(self, receive: Receive, timeout_s: float = 10.0) -> bytes:
+    async def _read_body(self, receive: Receive, timeout_s: float = 10.0) -> bytes:
         """The whole body; its bytes count as buffered until it is parsed."""
         pieces: list[bytes] = []
         size = 0
@@ -222,15 +222,16 @@ class GateApp:
             return self._fail_open(request, "error")
         if not verdict.is_searched:
             self._metrics.answered_before_search.inc()
-        return _response_to(request.uid, verdict, mode)
+        return _verdict_response(request.uid, verdict, mode)
 
     def _fail_open(self, request: AdmissionRequest, reason: str) -> tuple[str, bytes]:
+        """Admit an object that got no verdict, with the reason as a warning."""
         self._metrics.failed_open.labels(reason).inc()
         warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
         return "failed_open", review_response(request.uid, True, warnings=[warning])
 
 
-def _response_to(uid: str, verdict: Verdict, mode: Mode) -> tuple[str, bytes]:
+def _verdict_response(uid: str, verdict: Verdict, mode: Mode) -> tuple[str, bytes]:
     sentences = verdict.sentences
     if not verdict.is_searched and not verdict.has_fixes:
         sentences = (*sentences, _BEING_SEARCHED)

@@ -162,19 +162,19 @@ _OTHER_PRODUCTS = (
 def dashboard_expressions(source: Text) -> list[Expression] | None:
     """The expressions of panels, variables and annotations of a Grafana dashboard; None for other JSON."""
     document = json.loads(source.text)
-    if _dashboard(document) is not None:
-        other = set(_not_promql(document))
-        return [expression for expression in _json_queries(source) if expression.text not in other]
+    if _exported_dashboard(document) is not None:
+        other = set(_other_queries(document))
+        return [expression for expression in _dashboard_queries(source) if expression.text not in other]
     if '"prometheusQuery"' in source.text:
-        return list(_json_queries(source))  # Google Cloud Monitoring uses PromQL, too
-    if product := _other_product(document):
+        return list(_dashboard_queries(source))  # Google Cloud Monitoring uses PromQL, too
+    if product := _other_metrics_product(document):
         raise LegroomError(
             f"is a dashboard of another product ({product}), not one of Grafana", "lint reads Grafana's JSON"
         )
     return None
 
 
-def _dashboard(document: Any) -> dict[str, Any] | None:
+def _exported_dashboard(document: Any) -> dict[str, Any] | None:
     """The dashboard of an export or of an answer of Grafana's API."""
     for candidate in (document, document.get("dashboard") if isinstance(document, dict) else None):
         if isinstance(candidate, dict) and isinstance(candidate.get("panels", candidate.get("rows")), list):
@@ -185,7 +185,7 @@ def _dashboard(document: Any) -> dict[str, Any] | None:
     return None
 
 
-def _not_promql(document: Any) -> Iterator[str]:
+def _other_queries(document: Any) -> Iterator[str]:
     """Queries of other data sources, and the values of list variables."""
     pending: list[tuple[Any, bool]] = [(document, False)]
     while pending:
@@ -206,7 +206,7 @@ def _not_promql(document: Any) -> Iterator[str]:
         pending += [(inner, other) for inner in value.values()]
 
 
-def _other_product(document: Any) -> str:
+def _other_metrics_product(document: Any) -> str:
     for candidate in document if isinstance(document, list) else [document]:
         if isinstance(candidate, dict):
             for keys, product in _OTHER_PRODUCTS:
@@ -215,7 +215,7 @@ def _other_product(document: Any) -> str:
     return ""
 
 
-def _json_queries(source: Text) -> Iterator[Expression]:
+def _dashboard_queries(source: Text) -> Iterator[Expression]:
     for query in _JSON_QUERY.finditer(source.text):
         try:
             value = json.loads(f'"{query[2]}"')

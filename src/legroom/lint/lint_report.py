@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from legroom.deployments.source_text import Place, Unread
 from legroom.lint.rule import LintFinding, Rule
-from legroom.lint.rules import rules
+from legroom.lint.rules import rules_by_id
 from legroom.records import dataclass
 from legroom.version import __version__
 
@@ -63,16 +63,20 @@ def report_json(report: LintReport) -> dict[str, Any]:
     }
 
 
-def sarif(report: LintReport) -> dict[str, Any]:
+def report_sarif(report: LintReport) -> dict[str, Any]:
     """The report as one SARIF run."""
-    known = rules()
+    known = rules_by_id()
     broken = {finding.rule for finding in report.findings}
     used = [rule_id for rule_id in known if rule_id in broken]
     run = {
         "tool": {
-            "driver": {"name": "legroom", "version": __version__, "rules": [_rule(known[rule_id]) for rule_id in used]}
+            "driver": {
+                "name": "legroom",
+                "version": __version__,
+                "rules": [_sarif_rule(known[rule_id]) for rule_id in used],
+            }
         },
-        "results": [_result(finding, used.index(finding.rule)) for finding in report.findings],
+        "results": [_sarif_result(finding, used.index(finding.rule)) for finding in report.findings],
         "invocations": [
             {
                 "executionSuccessful": not report.unread,
@@ -80,7 +84,7 @@ def sarif(report: LintReport) -> dict[str, Any]:
                     {
                         "level": "error",
                         "message": {"text": f"{gap.place.path} {gap.reason}"},
-                        "locations": [_location(gap.place)],
+                        "locations": [_sarif_location(gap.place)],
                     }
                     for gap in report.unread
                 ],
@@ -92,7 +96,7 @@ def sarif(report: LintReport) -> dict[str, Any]:
     return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _sarif_rule(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.id,
         "shortDescription": {"text": rule.title},
@@ -101,18 +105,18 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(finding: LintFinding, index: int) -> dict[str, Any]:
+def _sarif_result(finding: LintFinding, index: int) -> dict[str, Any]:
     text = f"{finding.message}. {finding.suggestion}" if finding.suggestion else finding.message
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": finding.severity,
         "message": {"text": text},
-        "locations": [_location(finding.place, finding.length)],
+        "locations": [_sarif_location(finding.place, finding.length)],
     }
 
 
-def _location(place: Place, length: int = 0) -> dict[str, Any]:
+def _sarif_location(place: Place, length: int = 0) -> dict[str, Any]:
     region: dict[str, int] = {"startLine": place.line, "startColumn": place.column}
     if length:
         region["endColumn"] = place.column + length

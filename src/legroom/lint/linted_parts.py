@@ -30,6 +30,8 @@ _NOTHING = {
     "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
 }
 """Why a file of a kind has nothing to check."""
+_VLLM_SOURCE = re.compile(r"contributors to the vLLM project[\s\S]*^from vllm\.logger import init_logger", re.MULTILINE)
+"""A module of vLLM itself, maybe patched: it declares flags and series. Its examples have no such logger."""
 _KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLM_FLAG = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
@@ -57,21 +59,27 @@ class LintedPart:
     """Whether the file is of a kind that is linted, even if it has no subject."""
     nothing: str = ""
     """Why there is nothing to check, where it is not the reason of its kind."""
+    is_monitoring: bool = False
+    """Whether it is a dashboard or holds rules alone: flags in it stand in sentences."""
 
 
 def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
     """The parts of a file, and the parts of it that cannot be read or have nothing to check."""
+    if path.endswith(".py") and _VLLM_SOURCE.search(text):
+        yield Skipped(path, "a copy of a module of vLLM")
+        return
     kind: Kind | None = None
-    nothing, is_empty = "", True
+    nothing, is_empty, is_monitoring = "", True, False
     read_lines: set[int] = set()
     for part in read_file(path, text, release):
         unread = part.unread
         try:
-            linted = _linted(part)
+            linted = _linted_part(part)
         except LegroomError as error:
             linted, unread = None, Unread(part.source.place(0), error.message, error.hint)
         if part.is_whole:
             kind, nothing = part.kind, linted.nothing if linted else ""
+            is_monitoring = linted is not None and linted.is_monitoring
         read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
@@ -80,15 +88,16 @@ def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart 
         if unread is not None and (part.is_whole or _RECOGNIZED.search(part.source.text)):
             is_empty = False
             yield unread
-    if kind in _KINDS_WITH_FLAGS and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
-        is_empty = False
-        yield LintedPart((unclaimed,))
+    if kind in _KINDS_WITH_FLAGS and not is_monitoring:
+        unclaimed = _unclaimed_flags(path, text, read_lines)
+        is_empty = is_empty and unclaimed is None
+        yield LintedPart((unclaimed,) if unclaimed is not None else ())
     nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 
 
-def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
+def _unclaimed_flags(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
     """Flags that only vLLM has, on lines that belong to no server that was read."""
     unclaimed = [
         (number, flag)
@@ -101,14 +110,14 @@ def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | N
     return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
 
 
-def _linted(part: FilePart) -> LintedPart | None:
+def _linted_part(part: FilePart) -> LintedPart | None:
     """A part with its PromQL; None where it could not be read."""
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
-        return _json(part)
+        return _linted_json(part)
     if part.kind == "yaml":
-        return _yaml(part)
+        return _linted_yaml(part)
     if part.kind == "promql":
         return LintedPart((Expression(part.source.text, part.source.place, "panel"),))
     if part.kind == "python":
@@ -118,18 +127,18 @@ def _linted(part: FilePart) -> LintedPart | None:
     return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
 
 
-def _json(part: FilePart) -> LintedPart:
+def _linted_json(part: FilePart) -> LintedPart:
     expressions = dashboard_expressions(part.source)
     if expressions is None:
         if part.documents:
-            return _yaml(part)
+            return _linted_yaml(part)
         return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
     if not any("vllm" in expression.text for expression in expressions):
         return LintedPart(nothing="a dashboard without any vLLM metric")
-    return LintedPart((*part.subjects, *expressions))
+    return LintedPart((*part.subjects, *expressions), is_monitoring=True)
 
 
-def _yaml(part: FilePart) -> LintedPart:
+def _linted_yaml(part: FilePart) -> LintedPart:
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     kinds = [document_kind(document) for document in part.documents]
@@ -141,4 +150,8 @@ def _yaml(part: FilePart) -> LintedPart:
         elif kind in ("kubernetes", "other"):
             expressions += manifest_queries(document)
     is_known = part.is_whole and any(kind != "other" for kind in kinds)
-    return LintedPart((*part.subjects, *expressions), records, is_known, nothing=_NOTHING["yaml"])
+    is_monitoring = bool(kinds) and all(
+        kind == "rules" or document.text("apiVersion").startswith("monitoring.coreos.com/")
+        for kind, document in zip(kinds, part.documents, strict=True)
+    )
+    return LintedPart((*part.subjects, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)

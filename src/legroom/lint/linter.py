@@ -20,7 +20,7 @@ from legroom.lint.lint_report import LintReport, Skipped
 from legroom.lint.linted_parts import LintedPart, linted_parts
 from legroom.lint.rule import Context, LintFinding
 from legroom.lint.rules import all_checks
-from legroom.lint.rules.metric_names import names_exporter
+from legroom.lint.rules.metric_names import is_series_of_exporter
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
+_USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _ALL_RULES = "*"
@@ -53,7 +54,7 @@ class IgnoreComments:
             if comment["file"]:
                 self._file |= rules
                 continue
-            below = _command_below(lines, number) if _COMMENT_LINE.match(line) else ()
+            below = _lines_of_next_command(lines, number) if _COMMENT_LINE.match(line) else ()
             for silenced in (number, *below):
                 self._lines.setdefault(silenced, set()).update(rules)
 
@@ -62,7 +63,7 @@ class IgnoreComments:
         return finding.rule in silenced or _ALL_RULES in silenced
 
 
-def _command_below(lines: list[str], number: int) -> Iterable[int]:
+def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
     """The numbers of the next line that is not a comment and of its continuation lines."""
     row = number
     while row < len(lines) and (not lines[row].strip() or _COMMENT_LINE.match(lines[row])):
@@ -102,7 +103,7 @@ def lint_files(paths: Sequence[str], options: LintOptions) -> LintReport:
         files = list(_files_in(named))
         for path in files:
             try:
-                texts.append((path, _standard_input() if path == "-" else read_text(Path(path))))
+                texts.append((path, _read_stdin() if path == "-" else read_text(Path(path))))
             except LegroomError as error:
                 reason = error.message.removeprefix(path).strip() or error.message
                 unread.append(Unread(Place(path, 1, 1), reason, error.hint))
@@ -112,7 +113,7 @@ def lint_files(paths: Sequence[str], options: LintOptions) -> LintReport:
     return lint_texts(texts, options, unread)
 
 
-def _standard_input() -> str:
+def _read_stdin() -> str:
     content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
@@ -154,11 +155,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
+    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(text))
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
     with_exporter = {
         path
         for path, part in parts
-        if is_relabeled or any(isinstance(each, Expression) and names_exporter(each) for each in part.subjects)
+        if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
@@ -170,10 +172,11 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             contexts[path],
             records=records,
             declared=declared,
+            used_variables=used,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
         )
-        for finding in _check(part, context, options.only):
+        for finding in _check_part(part, context, options.only):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or comments[path].silences(finding):
@@ -192,7 +195,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
 def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list[LintFinding]:
     """The findings in servers that are read already, without what only a whole file shows."""
     context = Context(options.release, options.plan, any_release=options.any_release)
-    checked = _check(LintedPart(tuple(servers)), context, options.only)
+    checked = _check_part(LintedPart(tuple(servers)), context, options.only)
     findings = (each for each in checked if isinstance(each, LintFinding))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.sort_key)
 
@@ -208,7 +211,7 @@ def _context_of(text: str, options: LintOptions) -> Context:
     return replace(context, any_release=bool(own) or _OWN_DASHBOARD in text)
 
 
-def _check(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
+def _check_part(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
     for subject in part.subjects:
         if isinstance(subject, StartedServer):
             try:

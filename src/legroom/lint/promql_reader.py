@@ -70,12 +70,12 @@ def series_names(expression: str) -> Iterator[Token]:
         token = stream[i]
         following = stream[i + 1].text if i + 1 < len(stream) else ""
         if token.text == "{":
-            yield from _named_by_label(stream, i)
-            i = skip(stream, i, "{", "}")
+            yield from _names_in_label_matchers(stream, i)
+            i = after_bracket(stream, i, "{", "}")
         elif token.text == "[":
-            i = skip(stream, i, "[", "]")
+            i = after_bracket(stream, i, "[", "]")
         elif token.kind == "name" and token.text.lower() in GROUPING and following == "(":
-            i = skip(stream, i + 1, "(", ")")
+            i = after_bracket(stream, i + 1, "(", ")")
         else:
             called = following == "(" or _is_aggregation(stream, i)
             if token.kind == "name" and not called and token.text.lower() not in _WORDS:
@@ -89,9 +89,9 @@ def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
     return following in ("by", "without") and i + 2 < len(stream) and stream[i + 2].text == "("
 
 
-def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Token]:
+def _names_in_label_matchers(stream: tuple[Token, ...], start: int) -> Iterator[Token]:
     """`{__name__="x"}`, `{__name__=~"x"}` where that is a plain name, and `{"x", ...}` (Prometheus 3)."""
-    inner = stream[start : skip(stream, start, "{", "}")]
+    inner = stream[start : after_bracket(stream, start, "{", "}")]
     for i, token in enumerate(inner):
         if token.kind != "string" or i == 0:
             continue
@@ -105,7 +105,7 @@ def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Token]:
             yield Token("name", name, token.offset + token.text.index(name))
 
 
-def skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
+def after_bracket(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
     """The index after the bracket that closes the one at `i`."""
     depth = 0
     while i < len(stream):
@@ -129,19 +129,22 @@ def comparisons(expression: str) -> Iterator[Comparison]:
         after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
         beyond = stream[i + 2].text if i + 2 < len(stream) else ""
         if after and after[0].kind == "number" and beyond not in _ARITHMETIC:
-            yield Comparison(token.text, _value(after[0]), after[0].offset, scaled)
+            yield Comparison(token.text, _number_of_token(after[0]), after[0].offset, scaled)
         elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
             yield Comparison(
-                _REVERSED.get(token.text, token.text), _value(number), number.offset, _is_scaled(stream[i + 1 :])
+                _REVERSED.get(token.text, token.text),
+                _number_of_token(number),
+                number.offset,
+                _has_arithmetic(stream[i + 1 :]),
             )
 
 
-def _value(token: Token) -> float:
+def _number_of_token(token: Token) -> float:
     return float(int(token.text, 0)) if token.text.lower().startswith("0x") else float(token.text)
 
 
-def _is_scaled(stream: tuple[Token, ...]) -> bool:
+def _has_arithmetic(stream: tuple[Token, ...]) -> bool:
     texts = (token.text for token in stream)
     return any(text in _ARITHMETIC for text in takewhile(lambda text: text not in _SET_OPERATORS, texts))
 
@@ -167,7 +170,7 @@ def roles_in(expression: str, context: Context) -> set[str]:
     return roles
 
 
-def roles_behind(expression: str, context: Context) -> set[str]:
+def roles_in_recorded(expression: str, context: Context) -> set[str]:
     """The roles of an expression's series, including those behind recorded series of the linted files."""
     pending = [expression]
     seen: set[str] = set()
@@ -210,15 +213,15 @@ def operands(expression: str) -> Iterator[Operand]:
             pending += reversed(pieces)
         elif stream:
             start, end = stream[0].offset, stream[-1].offset + len(stream[-1].text)
-            yield Operand(expression[start:end], start, frozenset(_called(stream)))
+            yield Operand(expression[start:end], start, frozenset(_functions(stream)))
 
 
 def _without_parentheses(stream: tuple[Token, ...]) -> tuple[Token, ...]:
     """The tokens without a leading `on (...)` and without surrounding parentheses."""
     while len(stream) > 1:
         if stream[0].text.lower() in GROUPING and stream[1].text == "(":
-            stream = stream[skip(stream, 1, "(", ")") :]
-        elif stream[0].text == "(" and stream[-1].text == ")" and skip(stream, 0, "(", ")") == len(stream):
+            stream = stream[after_bracket(stream, 1, "(", ")") :]
+        elif stream[0].text == "(" and stream[-1].text == ")" and after_bracket(stream, 0, "(", ")") == len(stream):
             stream = stream[1:-1]
         else:
             break
@@ -235,7 +238,7 @@ def _split_at_set_operators(stream: tuple[Token, ...]) -> list[tuple[Token, ...]
     return [*pieces, stream[first:]]
 
 
-def _called(stream: tuple[Token, ...]) -> Iterator[str]:
+def _functions(stream: tuple[Token, ...]) -> Iterator[str]:
     for token, following in pairwise(stream):
         if token.kind == "name" and (following.text == "(" or following.text.lower() in ("by", "without")):
             yield token.text.lower()

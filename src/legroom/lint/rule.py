@@ -69,6 +69,8 @@ class Context:
     has_exporter_series: bool = False
     """Whether the file also queries `vllm_` series that vLLM has under no spelling: some exporter exposes them, and may
     expose those that resemble vLLM's as well."""
+    used_variables: frozenset[str] = frozenset()
+    """Variables that the linted files read themselves: `$VLLM_PORT` is its author's own."""
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
 
@@ -126,13 +128,27 @@ class Context:
             return False
         return self.is_release_certain(server) and (not server.image or is_published_by_vllm(server.image))
 
+    def runs_vllms_own(self, server: StartedServer) -> bool:
+        """Whether vLLM itself reads the command line, in a release: no fork, launcher, plugin or nightly build."""
+        from legroom.deployments.container_images import is_other_build, is_published_by_vllm
+
+        if server.launcher or server.is_release_assumed or _is_other_hardware(server) or not server.runs_on_gpus:
+            return False
+        if server.place.path.endswith(".py"):
+            return False  # a program puts its command together
+        return not server.image or (
+            is_published_by_vllm(server.image) and not is_other_build(server.image) and "nightly" not in server.image
+        )
+
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
         """Whether every release that has the flag reports the same kind of problem with it."""
         history = flag_history(flag)
         texts = tuple(word.text for word in server.words)
         releases = map(known_release, known_releases()) if history else ()
         return all(
-            any(problem.flag == flag and problem.kind == kind for problem in _parsed(texts, release).problems)
+            any(
+                problem.flag == flag and problem.kind == kind for problem in _parse_server_args(texts, release).problems
+            )
             for release in releases
             if history and any(not release.before(first) and not release.after(last) for first, last in history.spans)
         )
@@ -147,11 +163,11 @@ class Context:
 
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
-        model = self.parsed(server).args.model
+        model = self.parsed_args(server).args.model
         return self.plan if self.plan and (not model or _names_model(self.plan.command, model)) else None
 
-    def parsed(self, server: StartedServer) -> ParsedArgs:
-        return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+    def parsed_args(self, server: StartedServer) -> ParsedArgs:
+        return _parse_server_args(tuple(word.text for word in server.words), self.release_of(server))
 
 
 _FULL_VERSION = re.compile(r"\d+\.\d+\.\d+(\.?post\d+)?")
@@ -171,7 +187,7 @@ def _names_model(command: tuple[str, ...], model: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
+def _parse_server_args(words: tuple[str, ...], release: Release) -> ParsedArgs:
     return parse_flags(words, release)
 
 

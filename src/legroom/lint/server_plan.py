@@ -10,10 +10,13 @@ from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find, mirrored
 from legroom.facts.releases import Release
+from legroom.isolation import isolated
 from legroom.records import dataclass
 from legroom.vllm.parse import parse_flags
+from legroom.vllm.setting_checks import RefusedByVllm
 
 if TYPE_CHECKING:
+    from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Plan
 
 _TEMPLATE = re.compile(r"\$|\{\{|\{%|<[\w -]+>")
@@ -35,16 +38,40 @@ class ServerPlan:
 
 
 def plan_of_server(server: StartedServer, release: Release) -> ServerPlan | None:
-    """None where the model is not bundled with legroom or a flag has a template value. Nothing is fetched."""
+    """None where vLLM refuses it, the model is not bundled with legroom, or a flag has a template value. Nothing is
+    fetched."""
+    made = _plan_or_refusal(server, release)
+    return made if isinstance(made, ServerPlan) else None
+
+
+def refusal_of_server(server: StartedServer, release: Release) -> RefusedByVllm | None:
+    """Why the release does not start these flags on the GPU that the file names; None where it does."""
+    made = _plan_or_refusal(server, release)
+    return made if isinstance(made, RefusedByVllm) else None
+
+
+def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
+    """The server on every GPU that the file names, as the gate plans it; None for a template. Nothing is fetched."""
+    from legroom.planning.file_plans import planned_servers
+
+    if server.call is not None or any(_TEMPLATE.search(word.text) for word in server.words):
+        return None
+    with isolated():
+        return next(planned_servers([server], release=release, advice=False))
+
+
+def _plan_or_refusal(server: StartedServer, release: Release) -> ServerPlan | RefusedByVllm | None:
     words = tuple(word.text for word in server.words)
     if server.call is not None or any(_TEMPLATE.search(word) for word in words):
         return None
     gpu_name = server.gpu_names[0] if len(server.gpu_names) == 1 else ""
-    return _planned(words, release, gpu_name, server.gpu_count)
+    return _plan_of_words(words, release, gpu_name, server.gpu_count)
 
 
 @lru_cache(maxsize=256)
-def _planned(words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None) -> ServerPlan | None:
+def _plan_of_words(
+    words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None
+) -> ServerPlan | RefusedByVllm | None:
     from legroom.planning.machine import Machine, make_plan  # only where a model is known
 
     parsed = parse_flags(words, release)
@@ -57,6 +84,8 @@ def _planned(words: tuple[str, ...], release: Release, gpu_name: str, gpus: int 
     for name in (gpu_name, _ANY_GPU) if is_gpu_known else (_ANY_GPU,):
         try:
             plan = make_plan(parsed.args, release, Machine(name, gpus if name == gpu_name else None), advice=False)
+        except RefusedByVllm as refusal:
+            return refusal if name == gpu_name else None
         except LegroomError:
             continue
         return ServerPlan(plan, name == gpu_name)

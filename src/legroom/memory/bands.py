@@ -1,8 +1,8 @@
-"""90 % error bands of the figures, by class of deployment.
+"""90 % error bands of the figures.
 
-Every figure has an error estimate of its own. A class has a factor on it, fitted so that nine of ten real start-ups of
-the class lie inside the band (`facts/data/bands.json`). The KV cache is the rest of the budget, so the band of the
-whole sum applies to it.
+Every figure has an error estimate of its own. Its band adds a share of the card that grows with each property of the
+deployment that was hardly measured, so that nine of ten real start-ups lie inside (`facts/data/bands.json`). The KV
+cache is the rest of the budget, so the band of the whole sum applies to it.
 """
 
 from __future__ import annotations
@@ -10,60 +10,45 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from legroom.facts.fit import BandRow, band, bands, row_at, rows_of, sum_band
+from legroom.facts.fit import Properties, bands, evidence, half_band, own_error, weights_band, weights_rows
 from legroom.facts.gpus import Gpu
 from legroom.facts.gpus import gpu as named_gpu
-from legroom.facts.model import Experts, Model, Quantization, StateSpace
+from legroom.facts.model import Experts, Model, Quantization, StateSpace, latent, recurrent
 from legroom.figures import Figure
 from legroom.memo import Memo
 from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.memory.activation.layer_peaks import layer_kinds
-from legroom.memory.figure_cache import PROFILE_RUN, cached, cached_by_model
+from legroom.memory.activation.profile_run import is_compiled
+from legroom.memory.figure_cache import ALL_PARTS, cached, cached_by_model
 from legroom.memory.weights.loaded import storage_context
 from legroom.memory.weights.rank_modules import scheme_in_use
 from legroom.memory.weights.storage import kernels_unmeasured
 from legroom.records import dataclass
 from legroom.units import MIB
-from legroom.vllm.args import EngineSettings
-from legroom.vllm.traits import is_moe
+from legroom.vllm.args import EngineSettings, draft_method
+from legroom.vllm.traits import is_moe, is_pooling
 
 _ADA = (8, 9)
 _CARDS = {6: "pascal", 7: "turing-volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}
 """Card families by the major compute capability."""
 _MIN_WEIGHTS_BAND_BYTES = 4 * MIB
 """The minimum of both sides for weights that are not exact."""
+_SIDES = ("below", "above")
 _banded: Memo[Figure] = Memo()
 
 
 @dataclass(frozen=True, slots=True)
 class BandClass:
-    """The properties of a deployment that its error depends on."""
+    """What the error of a deployment depends on."""
 
-    measured: bool
-    """Whether this release was measured on this card family; else its rules were read from source."""
-    multimodal: bool
-    """Whether the profile run includes an encoder."""
-    several_gpus: bool
+    properties: Properties
     card: str
     """hopper | blackwell | ada | ampere | turing-volta | pascal | amd | intel | unified | unknown"""
-    release: str
-    engine: str
     weights: str
     """`plain`, a quantization method, `nvfp4` or `fp8_marlin` (kernels whose layout was not measured), `online`
     (quantized while loading), or `unlisted` (the config does not list the modules left at 16 bits)."""
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """The class path, from the coarsest class to the finest."""
-        takes = "multimodal" if self.multimodal else "text"
-        if self.measured:
-            return ("measured", takes, self.release)
-        count = "several" if self.several_gpus else "one"
-        if self.engine == "V0":
-            return ("read", "V0", takes, count)
-        if self.card == "unknown":
-            return ("read", takes, count)  # a card known by its size alone belongs to one of the families
-        return ("read", takes, count, self.card)
+    multimodal: bool
+    """Whether the profile run includes an encoder."""
 
     @property
     def weights_path(self) -> tuple[str, ...]:
@@ -75,30 +60,45 @@ class BandClass:
             return (self.weights, takes)
         return ("quantized", self.weights, takes)
 
-    @property
-    def name(self) -> str:
-        """The class as `bench/fit_bands.py` lists it."""
-        return "/".join(self.path)
 
-
-@cached(PROFILE_RUN)
+@cached(ALL_PARTS)
 def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> BandClass:
-    """The class of one deployment."""
+    """The properties of one deployment."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     # Data-parallel ranks share their experts; a dense model's are servers of their own.
     several = several or (settings.data_parallel_size > 1 and is_moe(model))
-    card = card_family(gpu)
-    releases: Sequence[str] = bands()["measured"]["releases"]
-    measured = card == bands()["measured"]["card"] and settings.release in releases
-    return BandClass(
-        measured and not several,
-        encoder_profile(model, settings, gpu) is not None,
-        several,
-        card,
-        settings.release,
-        settings.engine,
-        _stored_as(model, settings, gpu),
+    card, weights = card_family(gpu), _stored_as(model, settings, gpu)
+    multimodal = encoder_profile(model, settings, gpu) is not None
+    counted = settings.graph_estimate_applied and settings.cudagraph_mode != "NONE"
+    execution = "eager" if not is_compiled(settings) else "graphs counted" if counted else "compiled"
+    given = settings.given
+    properties = (
+        ("card", card),
+        ("release", ".".join(settings.release.split(".")[:2])),
+        ("gpus", "several" if several else "one"),
+        ("architecture", cached_by_model(_architecture, model)),
+        ("media", model.architecture if multimodal else "text"),
+        ("weights", weights),
+        ("execution", execution),
+        ("runner", "pooling" if is_pooling(given, model) else settings.runner),
+        ("adapters", "LoRA" if given.enable_lora else "none"),
+        ("draft", "draft" if draft_method(given.speculative_config) else "none"),
     )
+    return BandClass(properties, card, weights, multimodal)
+
+
+def _architecture(model: Model) -> str:
+    """The kind of attention or recurrence, and whether there are experts."""
+    layers = [layer for layer, _ in layer_kinds(model)]
+    mixers = [mixer for layer in layers for mixer in (layer.mixer, *layer.also)]
+    states = {mixer.kind for mixer in recurrent(mixers)}
+    if states:
+        kind = "linear attention" if states <= {"gdn", "kda"} else "state space"
+    elif latent(mixers):
+        kind = "latent"
+    else:
+        kind = "windowed" if any(mixer and mixer.window for mixer in mixers) else "full"
+    return kind + ("+experts" if any(isinstance(layer.feedforward, Experts) for layer in layers) else "")
 
 
 def _stored_as(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
@@ -151,7 +151,12 @@ def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettin
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
         return value
-    below, above = band(rows_of(figure), of.path, scale(value), gpu.total_bytes, least=1.0)
+    if figure == "outside":
+        row = bands()["outside"]
+        wider = 1 if evidence(of.properties) == ("measured", ()) else row["unmeasured"]
+        below, above = (int(row[side] * scale(value) * wider) for side in _SIDES)
+    else:
+        below = above = half_band(figure, of.properties, own_error(figure, scale(value)), gpu.total_bytes)
     return _widened(value, below + possible_saving(value), above + possible_extra(value))
 
 
@@ -161,18 +166,21 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
     return Figure(value.bytes, "estimated", low, value.bytes + above, value.terms)
 
 
-def kv_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu) -> tuple[int, int]:
+def kv_band(
+    parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
+) -> tuple[int, int]:
     """Bytes below and above the KV cache: one band for the sum of all parts. The errors of the weights and of the
-    card's total are known separately; the class describes the rest."""
+    card's total are known separately. `first_start_bytes`: what an empty compile cache would take."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
-    below, above = sum_band(rows_of("kv_cache"), of.path, kv_scale(parts[1:]), gpu.total_bytes)
+    half = half_band("kv_cache", of.properties, math.hypot(*own_errors(parts[1:])), gpu.total_bytes)
     weights = parts[0]
     smaller, larger = total_spread(settings, gpu)
     spare = possible_spare(parts[1:], settings, gpu)
+    extra = sum(possible_extra(part) for part in parts[1:]) + first_start_bytes
     return (
-        int(math.hypot(below, weights.high - weights.bytes, smaller)) + sum(possible_extra(part) for part in parts[1:]),
-        int(math.hypot(above, weights.bytes - weights.low, larger)) + spare,
+        int(math.hypot(half, weights.high - weights.bytes, smaller)) + extra,
+        int(math.hypot(half, weights.bytes - weights.low, larger)) + spare,
     )
 
 
@@ -198,9 +206,13 @@ def possible_extra(value: Figure) -> int:
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 
-def kv_scale(parts: Sequence[Figure]) -> float:
-    """The error estimate of the sum of the parts other than the weights."""
-    return math.hypot(*(scale(part) for part in parts))
+def own_errors(parts: Sequence[Figure]) -> tuple[float, ...]:
+    """The errors of activation, CUDA graph estimate and non-torch memory in a well-known deployment."""
+    return tuple(own_error(name, scale(part)) for name, part in zip(COUNTED, parts, strict=True))
+
+
+COUNTED = ("activation", "cuda_graph", "non_torch")
+"""The parts of the budget beside weights and KV cache."""
 
 
 def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
@@ -229,14 +241,10 @@ def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    least = bands()["unseen"]["least_of_weights"]
-    below, above = band(rows_of("weights"), weights_path(of, value), value.bytes, gpu.total_bytes, least)
+    below, above = weights_band(weights_rows(), weights_path(of, value), value.bytes, gpu.total_bytes)
     if value.kind == "exact" and not below + above:
         return value
-    own = value.high - value.bytes
-    return _widened(value, max(below, own, _MIN_WEIGHTS_BAND_BYTES), max(above, own, _MIN_WEIGHTS_BAND_BYTES))
-
-
-def evidence(of: BandClass) -> tuple[BandRow, bool]:
-    """The KV cache band of a class, and whether its records are of that class rather than of a parent."""
-    return row_at(rows_of("kv_cache"), of.path)
+    least_below, least_above = value.bytes - value.low, value.high - value.bytes
+    return _widened(
+        value, max(below, least_below, _MIN_WEIGHTS_BAND_BYTES), max(above, least_above, _MIN_WEIGHTS_BAND_BYTES)
+    )

@@ -129,7 +129,12 @@ def stage_layout(
         "non_torch": _seen(beside, non_torch(model, settings, gpu, stage), seen),
     }
     parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
-    left = kv_band((weights, *rules.values()), of, settings, gpu)
+    first_start = 0
+    if rules["activation"].kind == "estimated":
+        # Where nobody said whether the compile cache is empty, the bands hold both.
+        first_start = activation_cold(model, settings, gpu, stage).bytes - rules["activation"].bytes
+        parts["activation"] = replace(parts["activation"], high=parts["activation"].high + first_start)
+    left = kv_band((weights, *rules.values()), of, settings, gpu, first_start)
     return Layout(
         gpu.total_bytes,
         budget,
@@ -199,6 +204,7 @@ def first_failure(
         or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
         or kv.failure
         or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
+        or _first_of(_at_peak(rank, gpu) for rank in ranks)
     )
 
 
@@ -217,6 +223,7 @@ def failure_at_best(
         or _first_of(_profile_run(rank, free, gpu) for rank in best)
         or kv_plan(model, settings, gpu, pools).failure
         or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in memory.ranks)
+        or _first_of(_at_peak(rank, gpu) for rank in memory.ranks)
     )
 
 
@@ -282,6 +289,15 @@ def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings,
     if graphs.bytes == 0 or needed - graphs.bytes > free:
         return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
     return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
+
+
+def _at_peak(rank: Layout, gpu: Gpu) -> Failure | None:
+    """A peak above the card even with the least memory beside the budget and without neighbours, which may leave; a
+    machine whose CPU and GPU share memory can swap."""
+    least = rank.peak_used_bytes - rank.held_by_others_bytes - (rank.outside.bytes - rank.outside.low)
+    if least <= gpu.total_bytes or gpu.unified:
+        return None
+    return Failure("runtime_activation_burst", _oom(gpu, "at the first large batch"), least, gpu.total_bytes)
 
 
 def _oom(gpu: Gpu, when: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, with_total
 from legroom.facts.gpus import gpu as known_gpu
+from legroom.facts.model import Model
 from legroom.facts.releases import Release, first_release, latest
 from legroom.home import cards_path, store_path
 from legroom.planning.plan import Plan, Target, plan_on_named_card
@@ -142,20 +143,27 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
             "so nothing is counted for it and vLLM may refuse it"
         )
     if draft_name(spec) and target.model.draft is None:
-        yield (
-            f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
-            "as the model's own; name a folder with its config.json to have it counted"
-        )
+        method, read = draft_method(spec), "; name a folder with its config.json to have it counted"
+        shape = "one layer as wide as the model's own" + read
+        if method == "medusa":
+            shape = "a layer and an output layer for each speculative token"
+        yield f"the {method} head {draft_name(spec)} could not be read: it is estimated as {shape}"
     if target.model.assumed:
         yield (
-            f"how {target.model.name} is stored is taken from its name, so its weights are an estimate; name a folder "
-            "with its config.json to have them counted"
+            f"{target.model.name} is {_assumption(target.model)}, so its weights are an estimate; name a folder with "
+            "its config.json to have them counted"
         )
     if not target.model.known:
         yield (
             f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
             "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
         )
+
+
+def _assumption(model: Model) -> str:
+    """What was assumed of a model whose config was not read."""
+    said = model.source.removeprefix("bundled: ").partition(";")[0]
+    return said if said.startswith("taken") else "stored as its name says"
 
 
 def _unlisted_architecture(target: Target) -> Iterator[str]:

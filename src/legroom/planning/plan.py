@@ -39,7 +39,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     """
     model, gpu = target.model, target.gpu
     if memory.failure:
-        short = _near_miss(target, settings, memory)
+        short = _near_miss(target, settings, memory) or _starts_as_smaller_card(target, settings)
         return ("tight", short) if short else ("does_not_fit", memory.failure.id)
     if memory.unsupported:
         return "tight", f"vLLM may not start it: {memory.unsupported.hint}"
@@ -95,6 +95,24 @@ def _near_miss(target: Target, settings: EngineSettings, memory: DeploymentMemor
     return ""
 
 
+def _starts_as_smaller_card(target: Target, settings: EngineSettings) -> str:
+    """Why a card that is known by its size alone may start what fails: vLLM's default batch depends on its name."""
+    given, others = settings.given, target.held_by_others_bytes
+    if any(target.gpu.compute_capability) or None not in (given.max_num_seqs, given.max_num_batched_tokens):
+        return ""
+    smaller = replace(
+        settings,
+        max_num_seqs=given.max_num_seqs or min(settings.max_num_seqs, _SMALLER_BATCH[0]),
+        max_num_batched_tokens=given.max_num_batched_tokens or min(settings.max_num_batched_tokens, _SMALLER_BATCH[1]),
+    )
+    fails = deployment_memory(target.model, target.gpu, smaller, target.seen, others).failure
+    return (
+        "" if fails else "the card was not named: it starts with the default batch of a smaller card, not with this one"
+    )
+
+
+_SMALLER_BATCH = (256, 2048)
+"""Sequences and tokens that `vllm serve` takes on cards other than H100, H200 and MI300X (`get_batch_defaults`)."""
 _NEEDS = {
     "free_memory_lt_requested": "the budget",
     "weights_too_big": "loading the weights",

@@ -126,12 +126,13 @@ class PlannedBasis:
     """The measurements behind the bands."""
 
     kind: str = ""
-    """`measured`, or `read from source`: no start on this family of cards with this release was measured."""
+    """`measured`, or `read from source`: no ten starts of the release on this card family were measured."""
     band_class: str = ""
+    """The properties of which fewer than ten starts are known; empty: none."""
     coverage: float = 0.0
     """How often the truth lies inside a band."""
     records: int = 0
-    """Real starts behind the band of the KV cache."""
+    """Real starts as well known as this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.fit import bands
+from legroom.facts.fit import bands, evidence, starts_like
 from legroom.facts.gpus import gpu, with_total
 from legroom.figures import Figure, Term
 from legroom.masking import is_secret
-from legroom.memory.bands import band_class, evidence
+from legroom.memory.bands import band_class
 from legroom.memory.layout import Layout
 from legroom.memory.server_states import ServerState, server_states
 from legroom.planning.plan import Advice, Plan, Target, cold_start, context_by_user_count, plan, ready_command
@@ -125,8 +125,10 @@ def _advice(advice: Advice) -> dict[str, Any]:
 
 def _basis(plan: Plan) -> PlannedBasis:
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)
-    kind = "measured" if of.measured else "read from source"
-    return PlannedBasis(kind, of.name, bands()["coverage"], evidence(of)[0].records)
+    kind, rare = evidence(of.properties)
+    hardly_known = ", ".join(f"{name} {value}" for name, value in rare)
+    basis = "measured" if kind == "measured" else "read from source"
+    return PlannedBasis(basis, hardly_known, bands()["coverage"], starts_like(of.properties))
 
 
 def _first_start(plan: Plan) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def python_of_vllm(given: str | None = None) -> str:
     return sys.executable
 
 
-def probe(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
+def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
     """Run all measurements; a `LegroomError` with exit code 3 where there is no GPU or no torch."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"

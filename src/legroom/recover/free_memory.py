@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from legroom.live.journal.journal_records import JournalUnavailable
-from legroom.process_table import started
+from legroom.process_table import process_start_ticks
 from legroom.records import dataclass
 from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, creation_time, read_machine
 from legroom.recover.orphans import Holder, classify_holders
@@ -38,7 +38,7 @@ class Freed:
         return self.ending in FREED
 
 
-def free(
+def free_dead_holders(
     dead: Sequence[Holder],
     journal: Journal | None = None,
     *,
@@ -74,15 +74,15 @@ def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot],
         [each for each in holders if each.process and each.process.pid == each.top], signal.SIGTERM, rescan
     )
     signalled = [holder for holder in holders if holder not in failed]
-    _wait(signalled, sigterm_grace_s)
+    _wait_for_exit(signalled, sigterm_grace_s)
     remaining = [holder for holder in signalled if _still_runs(holder.process)]
     failed |= _signal_all(remaining, signal.SIGKILL, rescan) if remaining else {}
     killed = [holder for holder in remaining if holder not in failed]
-    _wait(killed, _SIGKILL_GRACE_S)
-    return [failed.get(holder) or _outcome(holder, holder in killed) for holder in holders]
+    _wait_for_exit(killed, _SIGKILL_GRACE_S)
+    return [failed.get(holder) or _ended_outcome(holder, holder in killed) for holder in holders]
 
 
-def _outcome(holder: Holder, was_killed: bool) -> Freed:
+def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
     if _still_runs(holder.process):
         return Freed(holder, "still there", "the kernel has not ended it: it may wait for the driver (state D)")
     return Freed(holder, "killed" if was_killed else "ended")
@@ -95,16 +95,20 @@ def _signal_all(
     dead = {
         holder.process.identity for holder in classify_holders(rescan()) if holder.state == "dead" and holder.process
     }
-    results = {holder: _signal(holder, number, dead) for holder in holders}
+    results = {holder: _signal_process(holder, number, dead) for holder in holders}
     return {holder: failed for holder, failed in results.items() if failed}
 
 
 def _still_runs(process: ProcessInfo | None) -> bool:
     """Whether the process still runs and its PID was not reused."""
-    return process is not None and creation_time(process.pid) == process.created_s and started(process.pid) is not None
+    return (
+        process is not None
+        and creation_time(process.pid) == process.created_s
+        and process_start_ticks(process.pid) is not None
+    )
 
 
-def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
+def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
     """Signal one process; None where the signal was sent."""
     process = holder.process
     assert process is not None
@@ -118,7 +122,7 @@ def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, 
         # The pidfd refers to this process even if the PID is reused.
         if creation_time(process.pid) != process.created_s:
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
-        if started(process.pid) is None:  # a zombie
+        if process_start_ticks(process.pid) is None:  # a zombie
             return Freed(holder, "gone by itself")
         if process.identity not in dead:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")
@@ -132,7 +136,7 @@ def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, 
     return None
 
 
-def _wait(holders: Sequence[Holder], seconds: float) -> None:
+def _wait_for_exit(holders: Sequence[Holder], seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(_still_runs(holder.process) for holder in holders):
         time.sleep(0.1)

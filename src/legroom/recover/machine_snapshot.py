@@ -40,7 +40,7 @@ _V4_IN_V6 = "0000000000000000FFFF0000"
 def socket_peers() -> dict[int, int] | None:
     """Socket inode -> inode of its peer, of every connection in this network namespace; None where unreadable."""
     try:
-        return {**tcp_peers(_tcp_lines()), **_unix_peers()}
+        return {**tcp_peers(_tcp_lines()), **_unix_socket_peers()}
     except (OSError, struct.error):
         return None
 
@@ -51,11 +51,11 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
     for line in lines:
         words = line.split()
         if len(words) > 9 and words[3] == _ESTABLISHED and words[9].isdigit():
-            ends[_address(words[1]), _address(words[2])] = int(words[9])
+            ends[_without_v6_prefix(words[1]), _without_v6_prefix(words[2])] = int(words[9])
     return {inode: ends.get((there, here), ELSEWHERE) for (here, there), inode in ends.items()}
 
 
-def _address(text: str) -> str:
+def _without_v6_prefix(text: str) -> str:
     return text.removeprefix(_V4_IN_V6)
 
 
@@ -66,7 +66,7 @@ def _tcp_lines() -> Iterator[str]:
             yield from path.read_text("ascii").splitlines()[1:]
 
 
-def _unix_peers() -> dict[int, int]:
+def _unix_socket_peers() -> dict[int, int]:
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         raise OSError("this system has no netlink")
@@ -74,10 +74,10 @@ def _unix_peers() -> dict[int, int]:
         netlink.settimeout(2.0)
         body = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, b"\0" * 8)
         netlink.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-        return dict(_unix_pairs(netlink))
+        return dict(_unix_socket_pairs(netlink))
 
 
-def _unix_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
+def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -201,7 +201,7 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
             "what holds memory is read from /proc, which this system does not have", "vLLM runs on Linux"
         )
     peers = socket_peers()
-    opened = {int(folder.name): _OpenFiles.of(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
+    opened = {int(folder.name): _OpenFiles.of_process(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
     owners: dict[int, set[int]] = {}
     for pid, seen in opened.items():
         for inode in seen.sockets:
@@ -244,10 +244,10 @@ class _OpenFiles:
     is_in_our_network: bool = True
 
     @staticmethod
-    def of(folder: Path) -> _OpenFiles:
+    def of_process(folder: Path) -> _OpenFiles:
         """The sockets and mapped files of the process with this /proc folder."""
         try:
-            targets = {entry.name: _link(entry.path) for entry in os.scandir(folder / "fd")}
+            targets = {entry.name: _read_link(entry.path) for entry in os.scandir(folder / "fd")}
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
             return _OpenFiles()
@@ -264,11 +264,11 @@ class _OpenFiles:
             frozenset(path.removesuffix(" (deleted)") for path in shared),
             "/vllm/" in mapped,
             True,
-            _link(str(folder / "ns/net")) in ("", _link("/proc/self/ns/net")),
+            _read_link(str(folder / "ns/net")) in ("", _read_link("/proc/self/ns/net")),
         )
 
 
-def _link(path: str) -> str:
+def _read_link(path: str) -> str:
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
@@ -351,7 +351,7 @@ def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
 
 def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
     """Whether this is the initial PID namespace, and every process of our user was readable."""
-    if _link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
+    if _read_link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return False
     hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
     return not any(_may_map_segments(folder) for folder in hidden)

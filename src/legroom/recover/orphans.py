@@ -79,7 +79,7 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
                 yield Holder("zombie", process.name, reason, process, gpu_bytes=gpu_bytes)
         elif engine_part(process):
             state, reason, top = _engine_state(snapshot, process)
-            owner = _unreadable_owner(snapshot, top) if state == "suspect" else ""
+            owner = _user_of_unreadable(snapshot, top) if state == "suspect" else ""
             yield Holder(state, process.title, reason, process, gpu_bytes=gpu_bytes, top=top, owner=owner)
         elif _SERVER.search(process.title) and process.is_python and process.loads_vllm:
             yield _server_holder(snapshot, process, gpu_bytes)
@@ -112,10 +112,10 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
     if not snapshot.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
     if hidden := _unreadable_member(group):
-        whose = _unreadable_owner(snapshot, top.pid)
+        whose = _user_of_unreadable(snapshot, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
-    outside = {peer for member in group for peer in member.peers} - inside - _uninvolved_pids(snapshot)
+    outside = {peer for member in group for peer in member.peers} - inside - _daemon_and_tracker_pids(snapshot)
     if outside:
         named = ", ".join(_process_name(snapshot, pid) for pid in sorted(outside)[:3])
         return "in use", f"its parent is gone, but {named} talks to it", top.pid
@@ -130,7 +130,7 @@ def _unreadable_member(group: Sequence[ProcessInfo]) -> ProcessInfo | None:
     return next((member for member in group if not member.is_readable), None)
 
 
-def _unreadable_owner(snapshot: MachineSnapshot, top: int) -> str:
+def _user_of_unreadable(snapshot: MachineSnapshot, top: int) -> str:
     hidden = _unreadable_member(snapshot.tree(top))
     return (hidden.user or "another user") if hidden is not None else ""
 
@@ -150,13 +150,13 @@ def _state_with_python_parent(
     return "in use", f"belongs to {_process_name(snapshot, above.pid)}, which lives", top.pid
 
 
-def _uninvolved_pids(snapshot: MachineSnapshot) -> set[int]:
-    return _tracker_pids(snapshot) | {
+def _daemon_and_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+    return _resource_tracker_pids(snapshot) | {
         process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
     }
 
 
-def _tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
     return {process.pid for process in snapshot.processes.values() if _TRACKER.search(process.title)}
 
 
@@ -185,7 +185,7 @@ def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterat
         for path in process.shared:
             users.setdefault(path, []).append(process.pid)
     dead = {holder.process.pid: holder.top for holder in holders if holder.state == "dead" and holder.process}
-    dead |= dict.fromkeys(_tracker_pids(snapshot), 0)
+    dead |= dict.fromkeys(_resource_tracker_pids(snapshot), 0)
     for segment in snapshot.segments:
         origin = _vllm_origin(segment)
         if not origin:

@@ -47,9 +47,9 @@ class RestartCommand:
     plan: Plan | None = None
 
 
-def last_run(folder: Path | None = None) -> CrashedServer | None:
+def last_killed_run(folder: Path | None = None) -> CrashedServer | None:
     """The newest killed `legroom run`, from the file it left behind; those that still run are skipped."""
-    notes = sorted((folder or runs_folder()).glob("*.json"), key=_changed_s, reverse=True)
+    notes = sorted((folder or runs_folder()).glob("*.json"), key=_modification_time_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
             continue
@@ -86,7 +86,7 @@ def _still_runs(run_note: Mapping[str, Any]) -> bool:
         return False
 
 
-def _changed_s(path: Path) -> float:
+def _modification_time_s(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
@@ -98,7 +98,7 @@ def restart_after(crashed: CrashedServer) -> RestartCommand:
 
     Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
     """
-    restart = _restart(crashed)
+    restart = _restart_command(crashed)
     env, words = _split_env(restart.command)
     given, _ = _split_env(shlex.split(crashed.command or ""))
     return replace(restart, command=tuple(without_secrets([*assignments({**given, **env}), *words])))
@@ -109,11 +109,11 @@ def _split_env(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
     return {match[1]: match[2] for match in matches}, words[len(matches) :]
 
 
-def _restart(crashed: CrashedServer) -> RestartCommand:
+def _restart_command(crashed: CrashedServer) -> RestartCommand:
     from legroom.diagnosis.fixes.failed_run import Hints
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
-    restart = _from_log(crashed.log, hints) if crashed.log else None
+    restart = _fix_of_log(crashed.log, hints) if crashed.log else None
     if restart:
         return restart
     if crashed.command is None:
@@ -121,7 +121,7 @@ def _restart(crashed: CrashedServer) -> RestartCommand:
     return _fitting_command(crashed)
 
 
-def _from_log(log: str, hints: Hints) -> RestartCommand | None:
+def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 
@@ -151,7 +151,7 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
             "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
         )
     first = plan_on_named_card(
-        _target(crashed, deployment.args, deployment.release, deployment.gpu_count), deployment.args
+        _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count), deployment.args
     )
     fitting, why = first, "it fits as it is"
     if first.verdict != "fits":
@@ -174,7 +174,7 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
     return RestartCommand(tuple(ready_command(fitting)), why, fitting)
 
 
-def _target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
+def _plan_target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import nvml_devices
     from legroom.planning.plan import Target

@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.log_diagnosis import by_failure_time
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
+from legroom.drawing.text import command_phrases, display_width, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import (
     Language,
@@ -21,7 +21,7 @@ from legroom.facts.diagnosis_texts import (
     phase_title,
 )
 from legroom.facts.releases import logged_release
-from legroom.render.plan_parts import parts, scale_bytes
+from legroom.render.plan_parts import layout_parts, scale_bytes
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm_logs.log_masking import masked
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
+_MIN_SHOWN_CONFIDENCE = 0.05
+"""A cause that is less likely than one in twenty is not mentioned."""
 
 
 def readings_text(
@@ -55,13 +57,15 @@ def readings_text(
             blocks.append("\n".join([*lead, heading("not_understood", language)]))
             continue
         shown = reading.runs if all_runs else reading.runs[:1]
-        blocks.append("\n\n".join([*lead, *(_with_ledger(run, style, language, explain_math) for run in shown)]))
+        blocks.append(
+            "\n\n".join([*lead, *(_diagnosis_and_ledger(run, style, language, explain_math) for run in shown)])
+        )
         if len(reading.runs) > len(shown):
-            blocks.append("\n".join(_earlier_runs(reading.runs[len(shown) :], style, language)))
+            blocks.append("\n".join(_earlier_run_lines(reading.runs[len(shown) :], style, language)))
     return "\n\n".join(blocks) + "\n"
 
 
-def _with_ledger(diagnosis: Diagnosis, style: Style, language: Language, explain_math: bool) -> str:
+def _diagnosis_and_ledger(diagnosis: Diagnosis, style: Style, language: Language, explain_math: bool) -> str:
     text = diagnosis_text(diagnosis, style, language)
     if not explain_math or diagnosis.case.oom is None:
         return text
@@ -94,9 +98,9 @@ def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
 
 def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:
     if diagnosis.verdict == "cause above":
-        return "\n".join(_cause_above(diagnosis, style, language))
+        return "\n".join(_missing_log_lines(diagnosis, style, language))
     if not diagnosis.findings:
-        return "\n".join(_without_findings(diagnosis, style, language))
+        return "\n".join(_no_cause_lines(diagnosis, style, language))
     first = diagnosis.findings[0]
     blocks = [
         list(_headline(diagnosis, first, style, language)),
@@ -106,7 +110,7 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
         list(_alternative_lines(first, style, language)),
         list(_dead_end_lines(first, style, language)),
         list(_verify_lines(diagnosis, first, style, language)),
-        list(_less_likely_causes(diagnosis.findings[1:], style, language)),
+        list(_less_likely_lines(diagnosis.findings[1:], style, language)),
         list(_note_lines(diagnosis, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -132,7 +136,7 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
 
 def _confidence_text(finding: Finding, language: Language) -> str:
     name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
-    return f"{heading(name, language)}, {finding.confidence:.0%}"
+    return heading(name, language)
 
 
 def _deployment_text(case: Case) -> str:
@@ -180,7 +184,7 @@ def _shown_evidence(evidence: Evidence) -> str:
 
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
-    if language != "en" and (entry := _entry(finding)):
+    if language != "en" and (entry := _catalog_entry(finding)):
         yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
@@ -202,20 +206,20 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
         yield from wrap(f"{heading('costs', language)}: {fix.trades}", style.width, _MARGIN)
     if fix.plan is not None:
         yield ""
-        yield from _side_by_side(fix, style, language)
+        yield from _before_and_after_bars(fix, style, language)
 
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
     """The command line wrapped with backslashes, to be pasted into a shell."""
     for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
         yield _MARGIN * 2 + style.paint(line, "dim")
-    words = [_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
+    words = [_shell_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
     phrases = [phrase if "YOUR_" in phrase else masked(phrase) for phrase in command_phrases(words)]
     for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
         yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
 
 
-def _quoted(word: str, number: int, command: Sequence[str]) -> str:
+def _shell_quoted(word: str, number: int, command: Sequence[str]) -> str:
     """A word quoted for the shell; of a variable assignment, only the value."""
     name, is_set, value = word.partition("=")
     if is_set and name.isidentifier() and all("=" in before for before in command[:number]):
@@ -223,7 +227,7 @@ def _quoted(word: str, number: int, command: Sequence[str]) -> str:
     return shlex.quote(word)
 
 
-def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
+def _before_and_after_bars(fix: Fix, style: Style, language: Language) -> Iterator[str]:
     """Memory bars of the failed run and of the fix, on one scale."""
     assert fix.plan is not None
     layouts: list[tuple[str, Layout]] = [(heading("after", language), fix.plan.layout)]
@@ -232,12 +236,12 @@ def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
     widest = max(scale_bytes(layout) for _, layout in layouts)
     room = style.width - 2 * len(_MARGIN) - 10
     for name, layout in layouts:
-        segments: list[Segment] = [part.segment for part in parts(layout)]
+        segments: list[Segment] = [part.segment for part in layout_parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
-        yield f"{_MARGIN}{name}{' ' * (9 - cells(name))}{bar(segments, width, style)}"
+        yield f"{_MARGIN}{name}{' ' * (9 - display_width(name))}{bar(segments, width, style)}"
         kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
         yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
-    named = [part.segment for part in parts(fix.plan.layout) if part.segment.amount > 0]
+    named = [part.segment for part in layout_parts(fix.plan.layout) if part.segment.amount > 0]
     yield f"{_MARGIN}{' ' * 9}{'  '.join(f'{swatch(segment, style)} {segment.label}' for segment in named)}"
 
 
@@ -268,7 +272,7 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
     ends = [(end.action, end.why_fails) for end in finding.dead_ends]
-    if language != "en" and (entry := _entry(finding)) and entry.dead_ends:
+    if language != "en" and (entry := _catalog_entry(finding)) and entry.dead_ends:
         ends = [(end.action.in_language(language), end.why_fails.in_language(language)) for end in entry.dead_ends]
     for action, why_fails in ends:
         yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
@@ -286,7 +290,7 @@ def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language
     yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
 
 
-def _entry(finding: Finding) -> Entry | None:
+def _catalog_entry(finding: Finding) -> Entry | None:
     """The catalog entry of this cause, which has Chinese texts."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
@@ -298,24 +302,24 @@ def _entry(finding: Finding) -> Entry | None:
 
 def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
     """What a fix does; in Chinese from the catalog."""
-    if language != "en" and (entry := _entry(finding)):
+    if language != "en" and (entry := _catalog_entry(finding)):
         same = next((item for item in entry.workarounds if item.kind == fix.kind), None)
         if same:
             return same.action.in_language(language)
     return fix.why
 
 
-def _less_likely_causes(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
-    likely = [finding for finding in rest if finding.confidence >= 0.4][:3]
+def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
+    likely = [finding for finding in rest if finding.confidence >= _MIN_SHOWN_CONFIDENCE][:3]
     if not likely:
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
         title = cause_of(finding.cause).title.in_language(language)
-        yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
+        yield f"{_MARGIN}{finding.entry} {title}"
 
 
-def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
+def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     """Which lines are missing, and the possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
@@ -342,7 +346,7 @@ def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iter
         yield from wrap(f"- {finding.entry} {title}: {finding.why}", style.width, _MARGIN)
 
 
-def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
+def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     if diagnosis.verdict == "not understood":
         other = diagnosis.case.first(*other_engines()) if diagnosis.notes else None
         yield from wrap(
@@ -375,7 +379,7 @@ def _memory_rows(case: Case) -> Iterator[tuple[str, str]]:
         yield "concurrency", f"{startup.max_concurrency:g} requests of {startup.concurrency_len:,} tokens"
 
 
-def _earlier_runs(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
+def _earlier_run_lines(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
         fallback = "cause_above" if run.verdict == "cause above" else "healthy"

@@ -42,21 +42,25 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     sections: list[tuple[str, list[str]]] = [
         (
             "log",
-            [line for s in entry.signatures for line in _wrapped(s.text.in_language(language), style, "  ", "    ")],
+            [
+                line
+                for s in entry.signatures
+                for line in _wrapped_lines(s.text.in_language(language), style, "  ", "    ")
+            ],
         ),
         ("what", _story_part(story.what if story else None, style, language)),
-        ("cause", _wrapped(entry.cause.in_language(language), style)),
+        ("cause", _wrapped_lines(entry.cause.in_language(language), style)),
         ("why", _story_part(story.why if story else None, style, language)),
         ("arithmetic", _story_part(story.arithmetic if story else None, style, language)),
-        ("example", _wrapped(example_text(entry.example, language), style) if entry.example else []),
-        ("workarounds", _workarounds(entry, style, language)),
-        ("dead_ends", _dead_ends(entry, style, language)),
-        ("versions", _versions(entry, style)),
-        ("os", [line for name, note in entry.os_specific.items() for line in _wrapped(f"{name}: {note}", style)]),
+        ("example", _wrapped_lines(example_text(entry.example, language), style) if entry.example else []),
+        ("workarounds", _workaround_lines(entry, style, language)),
+        ("dead_ends", _dead_end_lines(entry, style, language)),
+        ("versions", _version_lines(entry, style)),
+        ("os", [line for name, note in entry.os_specific.items() for line in _wrapped_lines(f"{name}: {note}", style)]),
         ("verify", _story_part(story.verify if story else None, style, language)),
         ("otherwise", _story_part(story.otherwise if story else None, style, language)),
-        ("related", _related(entry, language)),
-        ("evidence", _evidence(entry, style, language)),
+        ("related", _related_lines(entry, language)),
+        ("evidence", _evidence_lines(entry, style, language)),
     ]
     for name, body in sections:
         if body:
@@ -64,7 +68,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_text(entries: Sequence[Entry], style: Style, language: Language = "en") -> str:
+def entry_list_text(entries: Sequence[Entry], style: Style, language: Language = "en") -> str:
     """One line per entry."""
     width = max((len(entry.id) for entry in entries), default=0)
     return "".join(
@@ -77,42 +81,42 @@ def list_text(entries: Sequence[Entry], style: Style, language: Language = "en")
 def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
     """Search results, best first."""
     best = hits[0].entry.id
-    return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
+    return entry_list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
-    return _wrapped(text.in_language(language), style) if text else []
+    return _wrapped_lines(text.in_language(language), style) if text else []
 
 
-def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
+def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
         when = _condition_text(item.condition.in_language(language), language)
         advice = f"{item.action.in_language(language)}{when}{_count_text(entry.counted(item.kind), language)}"
-        lines += _wrapped(advice, style, f"  {number}. ", "     ")
+        lines += _wrapped_lines(advice, style, f"  {number}. ", "     ")
         how = item.how.in_language(language)
         if how:
             arrow = style.pick("→", "->")
-            lines += [style.paint(line, "blue") for line in _wrapped(how, style, f"     {arrow} ", "       ")]
+            lines += [style.paint(line, "blue") for line in _wrapped_lines(how, style, f"     {arrow} ", "       ")]
     return lines
 
 
-def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
+def _dead_end_lines(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     cross = style.pick("✗", "x")
     for item in entry.dead_ends:
         myth = _MYTH[language == "zh"] if item.myth else ""
         when = _condition_text(item.condition.in_language(language), language)
         action = item.action.in_language(language) or item.why_fails.in_language(language)
-        lines += _wrapped(
+        lines += _wrapped_lines(
             f"{action}{myth}{when}{_count_text(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
         )
         if item.action.in_language(language):
-            lines += _wrapped(item.why_fails.in_language(language), style, "    ")
+            lines += _wrapped_lines(item.why_fails.in_language(language), style, "    ")
     return lines
 
 
-def _versions(entry: Entry, style: Style) -> list[str]:
+def _version_lines(entry: Entry, style: Style) -> list[str]:
     lines: list[str] = []
     for item in entry.versions:
         notes = [
@@ -121,17 +125,17 @@ def _versions(entry: Entry, style: Style) -> list[str]:
             f"gone in {item.removed}" if item.removed else "",
         ]
         change = "; ".join(note for note in notes if note)
-        lines += _wrapped(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
+        lines += _wrapped_lines(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
 
 
-def _related(entry: Entry, language: Language) -> list[str]:
+def _related_lines(entry: Entry, language: Language) -> list[str]:
     words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
     rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
     return [f"  {word[language == 'zh']}: {', '.join(ids)}" for word, ids in rows if ids]
 
 
-def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
+def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]:
     number = len(entry.threads)
     if language == "zh":
         counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
@@ -144,7 +148,7 @@ def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
         counted = _NOT_COUNTED[language == "zh"]
     if entry.record is not None:
         counted = "Imported from a record; its rates are claims that nobody counted here."
-    lines = _wrapped(counted, style)
+    lines = _wrapped_lines(counted, style)
     if entry.documentation:
         lines.append(f"  {entry.documentation}")
     return lines
@@ -164,5 +168,5 @@ def _condition_text(condition: str, language: Language) -> str:
     return f"（{condition}）" if language == "zh" else f" (when {condition})"
 
 
-def _wrapped(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
+def _wrapped_lines(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
     return wrap(text, style.width, indent, hanging)

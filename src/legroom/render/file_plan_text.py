@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import wrap
-from legroom.render.plan_parts import VERDICT_COLOURS, headline, short_name
+from legroom.render.plan_parts import VERDICT_COLOURS, headline, short_model_name
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
@@ -22,10 +22,10 @@ MAX_FIXES = 2
 
 def verdict_sentences(server: FileServer) -> tuple[str, ...]:
     """The verdict, its reason and the fixes, one sentence each; empty where the server fits."""
-    return tuple(_sentences(server))
+    return tuple(_server_sentences(server))
 
 
-def _sentences(server: FileServer) -> Iterator[str]:
+def _server_sentences(server: FileServer) -> Iterator[str]:
     what = server.what
     if server.refused_flags and what is not None:
         for problem in server.refused_flags:
@@ -36,7 +36,7 @@ def _sentences(server: FileServer) -> Iterator[str]:
     elif server.gpus_short and what is not None:
         needed = what.args.gpus_needed
         yield (
-            f"{short_name(what.args.model)} will not start: its parallel sizes ask for {needed} GPUs, and its "
+            f"{short_model_name(what.args.model)} will not start: its parallel sizes ask for {needed} GPUs, and its "
             f"container is given {needed - server.gpus_short}. Give it {needed}, or lower the parallel sizes."
         )
     elif server.unknown:
@@ -91,7 +91,7 @@ def diff_text(diffs: Sequence[ServerDiff], style: Style = PLAIN) -> str:
 
 
 def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
-    yield f"{style.paint(diff.name, 'bold')}: {_verdict(diff, style)}"
+    yield f"{style.paint(diff.name, 'bold')}: {_verdict_change(diff, style)}"
     width = max((len(change.what) for change in diff.changes), default=0)
     for change in diff.changes:
         yield f"  {change.what:<{width}}  {change.old} -> {change.new}{_byte_change_text(change)}"
@@ -101,7 +101,7 @@ def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
         yield from wrap(sentence, style.width, "  ", "  ")
 
 
-def _verdict(diff: ServerDiff, style: Style) -> str:
+def _verdict_change(diff: ServerDiff, style: Style) -> str:
     before, after = diff.verdicts
     if diff.new is None:
         return "removed"
@@ -131,12 +131,12 @@ def diff_markdown(title: str, diffs: Sequence[ServerDiff]) -> str:
     if not diffs:
         lines += ["Neither version starts a vLLM server.", ""]
     for diff in diffs:
-        lines += _markdown_server(diff)
+        lines += _markdown_lines(diff)
     return "\n".join(lines)
 
 
-def _markdown_server(diff: ServerDiff) -> Iterator[str]:
-    yield f"**{_escaped(diff.name)}: {_verdict(diff, PLAIN)}**"
+def _markdown_lines(diff: ServerDiff) -> Iterator[str]:
+    yield f"**{_escaped(diff.name)}: {_verdict_change(diff, PLAIN)}**"
     yield ""
     if diff.changes:
         yield "| | before | after | |"

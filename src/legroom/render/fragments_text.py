@@ -59,7 +59,7 @@ def headline(report: FragmentReport) -> str:
         part = report.part(name)
         if part is not None:
             return part.text[0].upper() + part.text[1:] + "."
-    if report.is_in_pieces:
+    if report.is_fragmented:
         pieces = report.part("free_in_pieces")
         return f"{human_bytes(pieces.bytes or 0) if pieces else ''} of PyTorch's memory lies in pieces."
     return "Nothing is wrong with how PyTorch's memory lies."

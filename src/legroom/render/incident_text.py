@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, curve_width, draw_curve
+from legroom.drawing.curve import Curve, axis_line, curve_lines, curve_width, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
@@ -25,12 +25,12 @@ _MAX_SLOTS = 560
 """The width of the drawing in pixels."""
 
 
-def when(time_s: float) -> str:
+def local_time_text(time_s: float) -> str:
     """Local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """`45 s`, `12 min`, `3.5 h`, `2.0 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -46,11 +46,11 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
     rows = [("", "began", "lasted", "server", "what")]
     for incident in incidents:
         is_open = incident.closed_s is None
-        lasted = duration((now_s if incident.closed_s is None else incident.closed_s) - incident.opened_s)
+        lasted = duration_text((now_s if incident.closed_s is None else incident.closed_s) - incident.opened_s)
         rows.append(
             (
                 str(incident.id),
-                when(incident.opened_s),
+                local_time_text(incident.opened_s),
                 style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
                 incident.server.removeprefix("http://"),
                 incident.title,
@@ -61,7 +61,7 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
 
 def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: float, style: Style) -> str:
     """The report of one incident: observations, diagnosis, actions, recommendations."""
-    lines = [style.paint(headline(incident), "bold"), *_server_and_times(incident, now_s), ""]
+    lines = [style.paint(incident_headline(incident), "bold"), *_server_and_times(incident, now_s), ""]
     lines += list(_observation_lines(incident, points, style))
     for title, paragraphs in (
         ("What was diagnosed", _diagnosis_texts(incident)),
@@ -75,22 +75,22 @@ def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: flo
     return "\n".join(lines) + "\n"
 
 
-def headline(incident: Incident) -> str:
+def incident_headline(incident: Incident) -> str:
     """The title line of an incident with its number."""
     return f"Incident {incident.id}: {incident.title}"
 
 
 def _server_and_times(incident: Incident, now_s: float) -> list[str]:
     if incident.closed_s is None:
-        end = f"and lasts, for {duration(now_s - incident.opened_s)} by now"
+        end = f"and lasts, for {duration_text(now_s - incident.opened_s)} by now"
     else:
-        end = f"lasted {duration(incident.closed_s - incident.opened_s)}: {incident.outcome or 'over'}"
-    return [incident.server, f"began {when(incident.opened_s)}, {end}"]
+        end = f"lasted {duration_text(incident.closed_s - incident.opened_s)}: {incident.outcome or 'over'}"
+    return [incident.server, f"began {local_time_text(incident.opened_s)}, {end}"]
 
 
 def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
     yield style.paint("What was seen", "bold")
-    reason = _finding(incident).get("reason")
+    reason = _finding_detail(incident).get("reason")
     if reason:
         yield from wrap(str(reason), style.width, "  ")
     yield from _exit_and_log_lines(incident, style)
@@ -99,10 +99,10 @@ def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style
             yield "  No samples are kept of that time."
     else:
         yield ""
-        for curve in curves(points):
+        for curve in incident_curves(points):
             yield from curve_lines(curve, style)
         yield axis_line(_axis_with_start_mark(points, incident, curve_width(style)), "", style).rstrip()
-    numbers = _finding(incident).get("numbers") or {}
+    numbers = _finding_detail(incident).get("numbers") or {}
     if numbers:
         yield ""
         yield from (
@@ -115,7 +115,7 @@ def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
     """Evidence or last log lines of a server that exited."""
     detail = incident.detail
     if "exit_code" in detail:
-        yield f"  exit code {detail['exit_code']} after {duration(float(detail.get('lived_s') or 0.0))}"
+        yield f"  exit code {detail['exit_code']} after {duration_text(float(detail.get('lived_s') or 0.0))}"
     shown = detail.get("evidence") or detail.get("lines") or ()
     for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MAX_LINES:]:
         text = line.get("text", "") if isinstance(line, Mapping) else line
@@ -130,9 +130,9 @@ def _axis_with_start_mark(points: Sequence[JournalPoint], incident: Incident, wi
     return "".join(line) + " began"
 
 
-def curves(points: Sequence[JournalPoint]) -> list[Curve]:
+def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
     """The maxima per time slot."""
-    slots = _slots(points)
+    slots = _time_slots(points)
 
     def worst(name: str) -> list[float]:
         return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
@@ -140,13 +140,13 @@ def curves(points: Sequence[JournalPoint]) -> list[Curve]:
     running, waiting = worst("running_max"), worst("waiting_max")
     return [
         Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
-        counted("running", "green", running),
-        counted("waiting", "orange", waiting),
-        counted("preempted", "red", worst("preempted")),
+        scaled_curve("running", "green", running),
+        scaled_curve("waiting", "orange", waiting),
+        scaled_curve("preempted", "red", worst("preempted")),
     ]
 
 
-def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
+def _time_slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
     """The points in even time slots. A slot is empty where scrapes failed; a single lost scrape is bridged."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
@@ -160,20 +160,20 @@ def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
     return slots
 
 
-def _finding(incident: Incident) -> Mapping[str, Any]:
+def _finding_detail(incident: Incident) -> Mapping[str, Any]:
     finding = incident.detail.get("finding")
     return finding if isinstance(finding, Mapping) else {}
 
 
 def _diagnosis_texts(incident: Incident) -> Iterator[str]:
-    finding = _finding(incident)
+    finding = _finding_detail(incident)
     details = [finding, incident.detail, *(note.detail for note in incident.notes)]
     entry, cause = (next((detail[name] for detail in details if detail.get(name)), None) for name in ("entry", "cause"))
     has_text = False
     for note in incident.notes:
         if note.text and note.text != finding.get("reason") and "answers" not in note.detail:
             has_text = True
-            yield f"{when(note.time_s)}  {note.text}"
+            yield f"{local_time_text(note.time_s)}  {note.text}"
     if entry or cause:
         has_text = True
         yield f"cause {cause or 'unknown'}" + (f"; the long story: legroom explain {entry}" if entry else "")
@@ -184,13 +184,13 @@ def _diagnosis_texts(incident: Incident) -> Iterator[str]:
 def _action_texts(incident: Incident) -> Iterator[str]:
     for action in incident.actions:
         end = (
-            f", {action.state} after {duration(action.finished_s - action.begun_s)}"
+            f", {action.state} after {duration_text(action.finished_s - action.begun_s)}"
             if action.finished_s
             else f": {action.state}"
         )
-        yield f"{when(action.begun_s)}  {action.name}{end}"
+        yield f"{local_time_text(action.begun_s)}  {action.name}{end}"
         for stage in action.stages:
-            yield f"{when(stage.time_s)}    {stage.name}"
+            yield f"{local_time_text(stage.time_s)}    {stage.name}"
     if not incident.actions:
         yield "Nothing: legroom only told."
 
@@ -200,7 +200,7 @@ def _recommendation_texts(incident: Incident) -> Iterator[str]:
     for answer in answers:
         yield str(answer.get("why", ""))
         if flags := answer.get("flags"):
-            yield "flags: " + " ".join(_flag(str(name), value) for name, value in flags.items())
+            yield "flags: " + " ".join(_setting_as_flag(str(name), value) for name, value in flags.items())
         if env := answer.get("env"):
             yield "environment: " + " ".join(f"{name}={value}" for name, value in env.items())
         if answer.get("command"):
@@ -213,7 +213,7 @@ def _recommendation_texts(incident: Incident) -> Iterator[str]:
         yield "Nothing was computed for it."
 
 
-def _flag(name: str, value: Any) -> str:
+def _setting_as_flag(name: str, value: Any) -> str:
     """A setting as vLLM's flag; `name=value` where the newest release has no such flag."""
     return shlex.join(setting_words(name, value, latest()) or [f"{name}={value}"])
 
@@ -267,21 +267,21 @@ def _action_json(action: Action) -> dict[str, Any]:
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:
     """The report as a drawing, with marks at begin, end and actions."""
-    svg = Svg(760, headline(incident))
-    svg.text(24, 34, headline(incident), "ink sans", size=16, bold=True)
+    svg = Svg(760, incident_headline(incident))
+    svg.text(24, 34, incident_headline(incident), "ink sans", size=16, bold=True)
     y = 40.0
-    for line in (*_server_and_times(incident, now_s), *wrap(str(_finding(incident).get("reason", "")), 88)):
+    for line in (*_server_and_times(incident, now_s), *wrap(str(_finding_detail(incident).get("reason", "")), 88)):
         y += 18
         svg.text(24, y, line, "soft")
     y += 30
     if len(points) >= 2:
         top = y
-        for curve in curves(points):
+        for curve in incident_curves(points):
             draw_curve(svg, y, curve, (560, 26.0 * curve.height))
             y += 26.0 * curve.height + 12
         _draw_event_marks(svg, incident, points, top, y - 12)
-        svg.text(110, y + 6, when(points[0].time_s), "soft", size=11)
-        svg.text(670, y + 6, when(points[-1].time_s), "soft", anchor="end", size=11)
+        svg.text(110, y + 6, local_time_text(points[0].time_s), "soft", size=11)
+        svg.text(670, y + 6, local_time_text(points[-1].time_s), "soft", anchor="end", size=11)
         y += 16
     for title, paragraphs in (
         ("What was done", _action_texts(incident)),

@@ -15,10 +15,10 @@ _COLOURS: dict[str, Colour] = {"error": "red", "warning": "orange", "note": "blu
 
 def report_text(report: LintReport, style: Style = PLAIN) -> str:
     """Findings, unread files, skipped files and a summary."""
-    return "\n".join(_lines(report, style)) + "\n"
+    return "\n".join(_report_lines(report, style)) + "\n"
 
 
-def _lines(report: LintReport, style: Style) -> Iterator[str]:
+def _report_lines(report: LintReport, style: Style) -> Iterator[str]:
     for finding in report.findings:
         where, message = _printable(str(finding.place)), _printable(finding.message)
         word = style.paint(f"{finding.severity}:", _COLOURS[finding.severity], "bold")
@@ -32,7 +32,7 @@ def _lines(report: LintReport, style: Style) -> Iterator[str]:
             yield f"    {style.paint('->', 'green')} {_printable(gap.hint)}"
     for left in report.skipped:
         yield style.paint(_printable(f"{left.path}: skipped: {left.reason}"), "dim")
-    yield _summary(report)
+    yield _summary_line(report)
 
 
 def _printable(text: str) -> str:
@@ -40,7 +40,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _summary(report: LintReport) -> str:
+def _summary_line(report: LintReport) -> str:
     counted = Counter(finding.severity for finding in report.findings)
     totals = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
     whole = {gap.place.path for gap in report.unread if gap.place.line == 1} | {file.path for file in report.skipped}

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment
 from legroom.drawing.text import count, plural, wrap
+from legroom.facts.fit import evidence, known_starts, starts_like
 from legroom.figures import Figure, exact
-from legroom.memory.bands import band_class, evidence
+from legroom.memory.bands import band_class
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -31,7 +32,7 @@ class LayoutPart:
     meaning: str
 
 
-def parts(layout: Layout) -> list[LayoutPart]:
+def layout_parts(layout: Layout) -> list[LayoutPart]:
     """The parts of a layout: those of the budget, memory outside it, other processes, headroom."""
     inside: tuple[tuple[str, str, Figure, Colour, str, str, str], ...] = (
         ("weights", "weights_bytes", layout.weights, "blue", "█", "W", "the model, as loaded"),
@@ -73,10 +74,10 @@ def parts(layout: Layout) -> list[LayoutPart]:
 
 def scale_bytes(layout: Layout) -> int:
     """Bytes of a full-width bar: the card's total, or the sum of the parts where they exceed it."""
-    return max(layout.total_bytes, sum(part.segment.amount for part in parts(layout)))
+    return max(layout.total_bytes, sum(part.segment.amount for part in layout_parts(layout)))
 
 
-def certainty(figure: Figure) -> str:
+def certainty_text(figure: Figure) -> str:
     """`exact`, `measured`, or `estimated` with its band in GiB."""
     if figure.kind != "estimated":
         return figure.kind
@@ -99,23 +100,36 @@ _FAMILIES = {
 }
 
 
+_RARE: Mapping[str, str] = {
+    "release": "vLLM {}",
+    "gpus": "{} GPUs",
+    "media": "the encoder of {}",
+    "weights": "{} weights",
+    "runner": "the {} runner",
+}
+"""How a hardly known property is named; others are named by their value."""
+
+
 def band_basis_text(plan: Plan) -> str:
-    """How many measured starts the error bands of a plan are based on."""
-    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
-    row, seen = evidence(of)
-    known = f"{row.records} known {'start' if row.records == 1 else 'starts'}"
-    if of.measured:
-        kind = "multimodal" if of.multimodal else "text"
-        where = f"of {kind} models with vLLM {of.release} on one {_FAMILIES[of.card]} card"
-        return f"Measured: nine in ten true figures lie inside these ranges, by {known} {where}."
-    what = f"{'several' if of.several_gpus else 'one'} {_FAMILIES[of.card]} {'cards' if of.several_gpus else 'card'}"
-    start = f"Read from source, not measured: vLLM {of.release} on {what}."
-    if seen:
-        return f"{start} The ranges are as wide as {known} of this kind ask for."
-    return f"{start} No start of this kind is known, so the ranges are wide on purpose."
+    """How many starts the error bands of a plan are based on, and which of its properties are hardly known."""
+    properties = band_class(plan.target.model, plan.settings, plan.target.gpu).properties
+    kind, rare = evidence(properties)
+    starts = f"{starts_like(properties)} {'measured' if kind == 'measured' else 'published'} starts"
+    if not rare:
+        return f"Nine of ten true values lie in this range ({starts})."
+    names = ", ".join(_property_text(*each) for each in rare)
+    if not all(known_starts(*each)[1] for each in rare):
+        return f"No start of this kind was ever measured; the range is wide. Hardly known: {names}."
+    return f"Nine of ten true values lie in this range ({starts} as little known). Hardly known: {names}."
 
 
-def short_name(model_name: str) -> str:
+def _property_text(kind: str, value: str) -> str:
+    if kind == "card":
+        return f"{_FAMILIES[value]} cards"
+    return _RARE.get(kind, "{}").format(value.replace("+", " with "))
+
+
+def short_model_name(model_name: str) -> str:
     """The last part of a local model path; a Hub id keeps its owner."""
     pieces = [piece for piece in model_name.rstrip("/").split("/") if piece]
     if pieces and pieces[-1] == "config.json":
@@ -144,7 +158,7 @@ def headline(plan: Plan) -> str:
     used = settings.gpus_used
     where = f"{used} of {target.gpus} x" if used < target.gpus else f"{target.gpus} x"
     where = f"{where} {target.gpu.name}"
-    start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"
+    start = f"{short_model_name(target.model.name)} on {where} with vLLM {target.release.version}"
     if plan.verdict == "does_not_fit":
         return f"{start} will not start."
     if plan.verdict == "tight" and plan.memory.refused:

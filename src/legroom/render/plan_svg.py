@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
 from legroom.planning.plan import ready_command
-from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_text, scale_bytes
+from legroom.render.plan_parts import LayoutPart, certainty_text, headline, layout_parts, pool_text, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 
@@ -66,7 +66,7 @@ def _draw_card_bar(page: Svg, plan: Plan, y: float) -> float:
     top, height = y + 22, 46.0
     page.box(_LEFT, top, _BAR, height, css="room", round_=4)
     scale, x = scale_bytes(layout), _LEFT
-    for part in parts(layout):
+    for part in layout_parts(layout):
         width = part.segment.amount / scale * _BAR
         if part.figure is not None and width > 0:
             tip = f"{part.name}: {gib(part.figure.bytes)} ({part.meaning})"
@@ -94,7 +94,7 @@ def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float
 
 
 def _draw_legend(page: Svg, layout: Layout, y: float) -> float:
-    for part in parts(layout):
+    for part in layout_parts(layout):
         _draw_legend_row(page, layout, part, y)
         y += 21
     return y
@@ -114,7 +114,7 @@ def _draw_legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> N
         return
     page.text(_LEFT + 220, y + 11, gib(bytes_), anchor="end")
     page.text(_LEFT + 290, y + 11, f"{bytes_ / layout.total_bytes:.1%}", "soft", anchor="end")
-    page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "free at the peak", "soft")
+    page.text(_LEFT + 312, y + 11, certainty_text(part.figure) if part.figure else "free at the peak", "soft")
 
 
 def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
@@ -148,7 +148,7 @@ def _draw_one_advice(page: Svg, advice: Advice, y: float) -> float:
     page.text(_LEFT, y + 12, " ".join(change_words(advice.flags)) + caveat, bold=True)
     x, scale, width = _LEFT, scale_bytes(after.layout), 300.0
     page.box(x, y + 20, width, 14, css="room", round_=2)
-    for part in parts(after.layout):
+    for part in layout_parts(after.layout):
         size = part.segment.amount / scale * width
         if part.figure is not None and size > 0:
             page.box(x, y + 20, size, 14, fill=part.segment.colour)

@@ -14,12 +14,12 @@ from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
     band_basis_text,
-    certainty,
+    certainty_text,
     headline,
-    parts,
+    layout_parts,
     pool_text,
     scale_bytes,
-    short_name,
+    short_model_name,
 )
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
@@ -43,7 +43,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
         [_body_text(plan, style)],
         list(_advice_lines(plan, style)),
         list(_command_to_run(plan, style)),
-        list(_working_lines(plan, style)) if explain_math else [],
+        list(_math_lines(plan, style)) if explain_math else [],
         list(_note_lines(plan, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -74,7 +74,7 @@ def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
     layout = plan.layout
-    rows, width = parts(layout), style.width - 2 * len(_MARGIN)
+    rows, width = layout_parts(layout), style.width - 2 * len(_MARGIN)
     segments = [part.segment for part in rows]
     yield _MARGIN + style.paint(f"{plan.target.gpu.name}, {gib(layout.total_bytes)}{_tightest_stage(plan)}", "bold")
     yield _MARGIN + style.paint(labels(segments, width), "dim")
@@ -111,7 +111,7 @@ def _legend_rows(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> It
             short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
             yield (mark, part.name, "none", "", style.paint(short, "red"))
             continue
-        sure = certainty(part.figure) if part.figure else "free at the peak"
+        sure = certainty_text(part.figure) if part.figure else "free at the peak"
         yield (mark, part.name, gib(bytes_), f"{bytes_ / layout.total_bytes:.1%}", style.paint(sure, "dim"))
 
 
@@ -126,15 +126,15 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
     rows = [
         ("KV cache", pool_text(kv, "block")),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
-        *_concurrent_users(plan),
+        *_concurrency_rows(plan),
         ("longest", _longest_context_text(plan)),
-        *_first_start(plan),
+        *_first_start_rows(plan),
         ("host", _host_memory_text(plan)),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
 
 
-def _concurrent_users(plan: Plan) -> Iterator[tuple[str, str]]:
+def _concurrency_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Tokens per request at higher concurrency than the full length allows."""
     shares = context_by_user_count(plan)
     if shares:
@@ -159,7 +159,7 @@ def _host_memory_text(plan: Plan) -> str:
     return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
-def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
+def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Blocks of a first start, which compiles with a cold cache."""
     first = cold_start(plan)
     if first is plan:
@@ -181,7 +181,7 @@ def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield f"{_MARGIN}{style.paint('pipeline stages', 'bold')}"
     width = max(10, style.width - 44)
     for rank in ranks:
-        mini = bar([part.segment for part in parts(rank)], width, style)
+        mini = bar([part.segment for part in layout_parts(rank)], width, style)
         yield f"{_MARGIN}{rank.rank + 1:>2}  {mini}  weights {gib(rank.weights.bytes)}, KV {gib(rank.kv_cache.bytes)}"
 
 
@@ -204,16 +204,16 @@ def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterato
     flags = " ".join(change_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
-    yield from _mini_layout(after, style)
+    yield from _mini_bar_lines(after, style)
     if advice.trades:
         yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
-def _mini_layout(plan: Plan, style: Style) -> Iterator[str]:
+def _mini_bar_lines(plan: Plan, style: Style) -> Iterator[str]:
     """One line: a small bar, KV bytes, concurrency and headroom."""
     width = max(10, style.width - 57)
     layout, kv = plan.layout, plan.memory.kv
-    mini = bar([part.segment for part in parts(layout)], width, style)
+    mini = bar([part.segment for part in layout_parts(layout)], width, style)
     free = f"{gib(layout.headroom_bytes, 1)} free"
     holds = f"holds {kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}, "
     yield f"    {mini}  " + (free if kv.shape.is_empty else f"KV {gib(layout.kv_cache.bytes)}, {holds}{free}")
@@ -233,19 +233,19 @@ def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
 
 
-def _working_lines(plan: Plan, style: Style) -> Iterator[str]:
+def _math_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield style.paint("The working", "bold")
-    for part in parts(plan.layout):
+    for part in layout_parts(plan.layout):
         if part.figure is None:
             continue
         yield ""
-        yield f"{_MARGIN}{style.paint(part.name, 'bold')}  {gib(part.figure.bytes, 3)}  {certainty(part.figure)}"
+        yield f"{_MARGIN}{style.paint(part.name, 'bold')}  {gib(part.figure.bytes, 3)}  {certainty_text(part.figure)}"
         rows = [(term.label, human_bytes(term.bytes), style.paint(term.how, "dim")) for term in part.figure.terms]
         yield from (_MARGIN * 2 + line for line in columns(rows, "<><"))
-    yield from _token_math(plan, style)
+    yield from _kv_token_math(plan, style)
 
 
-def _token_math(plan: Plan, style: Style) -> Iterator[str]:
+def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
     """The terms of the KV bytes per token."""
     kv = plan.memory.kv
     if not kv.token_terms or not kv.bytes_per_token:
@@ -281,16 +281,18 @@ def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
             "\n".join([f"{mark} {style.paint(lines[0], 'bold')}", *(f"  {line}" for line in lines[1:]), tried]) + "\n"
         )
     blocks = [
-        list(_search_answer(result, result.best, load_text, style)),
+        list(_search_answer_lines(result, result.best, load_text, style)),
         list(_command_lines(ready_command(result.best), style)),
         [_body_text(result.best, style)],
-        list(_alternatives(result, style)),
+        list(_alternative_lines(result, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _search_answer(result: SearchAnswer, best: Plan, load_text: str, style: Style) -> Iterator[str]:
-    head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {load_text}."
+def _search_answer_lines(result: SearchAnswer, best: Plan, load_text: str, style: Style) -> Iterator[str]:
+    head = (
+        f"{short_model_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {load_text}."
+    )
     yield from answer_lines("fits", head, style)
     paid = "; ".join(result.losses) if result.losses else "nothing beyond the defaults"
     yield from wrap(f"It gives up: {paid}.", style.width, "  ")
@@ -299,14 +301,14 @@ def _search_answer(result: SearchAnswer, best: Plan, load_text: str, style: Styl
     )
 
 
-def _alternatives(result: SearchAnswer, style: Style) -> Iterator[str]:
+def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
     if not result.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")
     for plan, losses in result.alternatives:
         yield ""
         yield from _command_lines(ready_command(plan), style)
-        yield from _mini_layout(plan, style)
+        yield from _mini_bar_lines(plan, style)
         paid = "; ".join(losses) if losses else "nothing beyond the defaults"
         yield from (style.paint(line, "dim") for line in wrap(f"gives up: {paid}", style.width, "    "))
 
@@ -328,13 +330,13 @@ def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
     yield _MARGIN + style.paint("By state", "bold")
     rows = [tuple(style.paint(word, "dim") for word in ("", "each card", "host", "to wake"))]
     rows += [
-        (_STATE_NAMES[state.name], gib(state.device.bytes), gib(state.host.bytes), _wake_time(state))
+        (_STATE_NAMES[state.name], gib(state.device.bytes), gib(state.host.bytes), _wake_time_text(state))
         for state in states
     ]
     yield from (_MARGIN + line for line in columns(rows, "<>><"))
 
 
-def _wake_time(state: ServerState) -> str:
+def _wake_time_text(state: ServerState) -> str:
     if state.name == "asleep_2":
         return "as long as the checkpoint takes to read"
     return f"{state.wake_s:.1f} s" if state.wake_s is not None else ""

@@ -37,12 +37,12 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
         title, colour = _HEADINGS[state]
         lines += ["", style.paint(title, colour, "bold"), *_holder_lines(list(group), style)]
     if not any(holder.state == "dead" for holder in holders):
-        lines += ["", *_no_dead_weight(hidden_text(snapshot, holders), style)]
+        lines += ["", *_nothing_dead_lines(hidden_text(snapshot, holders), style)]
     lines += _reset_advice(snapshot, style)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _no_dead_weight(hidden: str, style: Style) -> list[str]:
+def _nothing_dead_lines(hidden: str, style: Style) -> list[str]:
     if not hidden:
         return [style.paint("Nothing here is dead weight.", "green", "bold")]
     text = f"Nothing here is proven to be dead weight: {hidden}."

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from shlex import join
 
-from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_curve
+from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
-from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for
+from legroom.simulation.replay_outcome import LoadVerdict, load_verdict
+from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 from legroom.units import gib
@@ -38,11 +39,12 @@ def _blocks_up_to(length: int, size: int) -> int:
 
 
 def timeline_text(timeline: Timeline, style: Style) -> str:
-    lines = [style.paint(_headline(timeline), "bold"), ""]
-    for curve in _curves(timeline):
+    load = load_verdict(timeline)
+    lines = [*(style.paint(line, "bold") for line in wrap(_headline(timeline, load), style.width)), ""]
+    for curve in _timeline_curves(timeline):
         lines += curve_lines(curve, style)
     lines.append(axis_line("step 0", f"step {count(timeline.last_step)}", style))
-    lines += ["", *columns(_figures(timeline), "<<")]
+    lines += ["", *columns(_timeline_rows(timeline, load), "<<")]
     if timeline.rejections:
         lines += ["", f"{len(timeline.rejections)} rejected, as vLLM would:"]
         lines += [f"  {rejection.id}: {rejection.why}" for rejection in timeline.rejections[:5]]
@@ -50,32 +52,44 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    svg = Svg(760, _headline(timeline))
-    svg.text(24, 34, _headline(timeline), "ink sans", size=16, bold=True)
-    y = 60.0
-    for curve in _curves(timeline):
+    load = load_verdict(timeline)
+    svg = Svg(760, _headline(timeline, load))
+    svg.text(24, 34, _VERDICTS[load.verdict], "ink sans", size=16, bold=True)
+    svg.text(24, 54, _headline(timeline, load).partition(": ")[2], "ink sans", size=13)
+    y = 76.0
+    for curve in _timeline_curves(timeline):
         box = 28.0 * curve.height
         draw_curve(svg, y, curve, (540, box))
         y += box + 14
-    for name, value in _figures(timeline):
+    for name, value in _timeline_rows(timeline, load):
         y += 20
         svg.text(24, y, name, "soft")
         svg.text(200, y, value, "ink")
     return svg.render(y + 24)
 
 
-def _headline(timeline: Timeline) -> str:
-    tally = timeline.tally
-    end = "held the load" if not tally.preemptions and not timeline.rejections else "was too tight"
+_VERDICTS = {
+    "holds": "Holds the load",
+    "holds_with_waiting": "Holds the load, with waiting",
+    "falls_behind": "Falls behind the load",
+}
+
+
+def _headline(timeline: Timeline, load: LoadVerdict) -> str:
+    """The verdict, and the number that decides it."""
+    tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
+    words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
+    if load.verdict == "falls_behind":
+        words.append(f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     if tally.preemptions:
-        end = f"ran dry: {count(tally.preemptions)} preemptions"
-    elif timeline.rejections:
-        end = f"turned {count(len(timeline.rejections))} requests away"
+        words.append(f"the pool ran dry: {count(tally.preemptions)} preemptions")
+    if timeline.rejections:
+        words.append(f"{count(len(timeline.rejections))} turned away")
     part = " (interrupted)" if timeline.interrupted else ""
-    return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {end}{part}"
+    return f"{_VERDICTS[load.verdict]}: {'; '.join(words)}{part}"
 
 
-def _curves(timeline: Timeline) -> list[Curve]:
+def _timeline_curves(timeline: Timeline) -> list[Curve]:
     samples, usable = timeline.samples, timeline.settings.usable_blocks
     return [
         Curve("KV blocks", "blue", 5, [sample.used_blocks for sample in samples], usable, count(usable)),
@@ -89,7 +103,7 @@ def _with_peak(name: str, colour: Colour, values: list[int], peak: int) -> Curve
     return Curve(name, colour, 2, values, max(1, peak), count(max(1, peak)))
 
 
-def _figures(timeline: Timeline) -> list[tuple[str, str]]:
+def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str]]:
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
@@ -105,11 +119,12 @@ def _figures(timeline: Timeline) -> list[tuple[str, str]]:
             ("first token", timeline.first_token_wait_steps),
             ("latency", timeline.latency_steps),
         ):
-            figures.append((name, _percentiles([float(value) for value in values], "steps")))
+            figures.append((name, _percentiles_text([float(value) for value in values], "steps")))
     else:
         seconds = timeline.seconds
         for name, key in (("queue", "queue_s"), ("first token", "first_token_s"), ("latency", "latency_s")):
-            figures.append((name, _percentiles(seconds[key], "s") + "  (estimated)"))
+            figures.append((name, _percentiles_text(seconds[key], "s") + "  (estimated)"))
+        figures.append(("a token", f"p50 {load.time_per_token_p50 * 1000:,.1f} ms  (estimated)"))
         figures.append(("throughput", f"{timeline.output_tokens_per_s:,.0f} output tokens/s  (estimated)"))
     wasted = waste_by_block_size(timeline.trace, (8, 16, 32, 64, 128))
     figures.append(
@@ -120,7 +135,7 @@ def _figures(timeline: Timeline) -> list[tuple[str, str]]:
     return figures
 
 
-def _percentiles(values: list[float], unit: str) -> str:
+def _percentiles_text(values: list[float], unit: str) -> str:
     def show(value: float) -> str:
         return f"{value:,.0f}" if unit == "steps" else f"{value:,.2f}"
 
@@ -132,13 +147,13 @@ def _percentiles(values: list[float], unit: str) -> str:
 _MAX_CHANGES = 12
 
 
-def scaled_text(scaled: ScaledReplay, style: Style) -> str:
+def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
     lines = [style.paint(_fleet_headline(scaled), "bold"), ""]
     for curve in _fleet_curves(scaled):
         lines += curve_lines(curve, style)
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
     lines.append(axis_line("0", end, style))
-    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), "", *_changes(scaled)]
+    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), "", *_scaling_events(scaled)]
     return "\n".join(lines) + "\n"
 
 
@@ -153,12 +168,12 @@ def _fleet_headline(scaled: ScaledReplay) -> str:
 
 def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
     samples = scaled.samples
-    servers = counted("servers", "green", [sample.replicas for sample in samples], height=4)
+    servers = scaled_curve("servers", "green", [sample.replicas for sample in samples], height=4)
     return [
         servers,
         replace(servers, name="serving", colour="blue", values=[sample.ready for sample in samples]),
         Curve("KV use", "blue", 3, [sample.kv_use for sample in samples], 1.0, "100%"),
-        counted("waiting", "orange", [sample.waiting for sample in samples], height=3),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in samples], height=3),
     ]
 
 
@@ -177,7 +192,7 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "", f"a server starts in {policy.start_s:.0f} s"
 
 
-def _changes(scaled: ScaledReplay) -> Iterator[str]:
+def _scaling_events(scaled: ScaledReplay) -> Iterator[str]:
     for time_s, before, after in scaled.changes[:_MAX_CHANGES]:
         yield f"  {time_s / 60:7.1f} min  {before} -> {after}"
     if len(scaled.changes) > _MAX_CHANGES:
@@ -219,11 +234,11 @@ def _tier_figures(report: TierReport) -> list[tuple[str, str]]:
     if replayed.load_busy_s or replayed.store_busy_s:
         copies = f"{replayed.load_busy_s:,.1f} s loading, {replayed.store_busy_s:,.1f} s storing"
         figures.append(("copies", f"{copies}; steps waited {replayed.flush_wait_s:,.2f} s for stores  (estimated)"))
-    figures += _benefit(report)
+    figures += _tier_benefit_rows(report)
     return figures
 
 
-def _benefit(report: TierReport) -> list[tuple[str, str]]:
+def _tier_benefit_rows(report: TierReport) -> list[tuple[str, str]]:
     figures = []
     if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
         verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
@@ -253,7 +268,7 @@ def _tier_curve(report: TierReport) -> list[str]:
         for point in report.curve
     ]
     lines = columns(rows, ">><")
-    enough = chunks_for(report.curve, HIT_SHARE)
+    enough = chunks_for_hit_share(report.curve, HIT_SHARE)
     if enough is None:
         return [*lines, "no size of the tier would give a hit"]
     return [*lines, f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}"]
@@ -285,10 +300,10 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
         consequence = "vLLM turns such requests away, and these figures leave them out."
         lines += [*wrap(f"Requests too long for this server: {rejected}. {consequence}", style.width), ""]
     if choice.sustained is False:
-        lines += [*wrap(_ends_too_soon(choice, trace), style.width), ""]
+        lines += [*wrap(_short_load_note(choice, trace), style.width), ""]
     if choice.holds:
         return "\n".join([*lines, style.paint(join(command), "bold")])
-    lines += wrap(_shortfall(choice, trace), style.width)
+    lines += wrap(_missed_goals_text(choice, trace), style.width)
     lines += ["", "The best of them:", f"  {join(command)}", "", *_holding_fleets(choice, fleets, style)]
     return "\n".join(lines)
 
@@ -303,8 +318,8 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     yield (
         "",
         f"{'goodput' if has_limits else 'tokens'}/{unit}",
-        f"first token p99 ({_units(choice)})",
-        f"latency p99 ({_units(choice)})",
+        f"first token p99 ({_time_unit_text(choice)})",
+        f"latency p99 ({_time_unit_text(choice)})",
         "preemptions",
         "peak",
         "hits",
@@ -323,14 +338,14 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _significant(figure: float) -> str:
+def _significant_digits(figure: float) -> str:
     """Three significant digits below 0.1, as times per token are."""
     return f"{figure:,.2f}" if figure >= 0.1 else f"{figure:.3g}"
 
 
-def _shortfall(choice: Choice, trace: Trace) -> str:
+def _missed_goals_text(choice: Choice, trace: Trace) -> str:
     """Which limits of the goal the best setting misses."""
-    best, units, each = choice.best, _units(choice), "second" if choice.in_seconds else "step"
+    best, units, each = choice.best, _time_unit_text(choice), "second" if choice.in_seconds else "step"
     if not best.finished:
         return "No setting serves any request of this load: every one is too long."
     reasons = []
@@ -342,7 +357,7 @@ def _shortfall(choice: Choice, trace: Trace) -> str:
             f"{best.wait_growth_ratio:,.2g} {units} in every {each} of load"
         )
     reasons += [
-        f"the p99 of the {what} is {_significant(reached)} {units}, and {limit:g} was asked for"
+        f"the p99 of the {what} is {_significant_digits(reached)} {units}, and {limit:g} was asked for"
         for what, reached, limit in (
             ("first token", best.first_token_p99, choice.goal.first_token_p99),
             ("whole answer", best.latency_p99, choice.goal.latency_p99),
@@ -356,8 +371,8 @@ def _shortfall(choice: Choice, trace: Trace) -> str:
     return f"No setting holds this load: {'; '.join(reasons)}."
 
 
-def _ends_too_soon(choice: Choice, trace: Trace) -> str:
-    units = _units(choice)
+def _short_load_note(choice: Choice, trace: Trace) -> str:
+    units = _time_unit_text(choice)
     return (
         f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {units} and its answers up to "
         f"{choice.best.latency_p99:,.0f}, so it ends before the server is full. If it went on at this rate, the server "
@@ -377,7 +392,7 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
         )
     for fleet, command in fleets:
         first_token, latency = fleet.outcome.first_token_p99, fleet.outcome.latency_p99
-        waits = f"p99 of the first token {first_token:,.2f} {_units(choice)}, of the answer {latency:,.2f}"
+        waits = f"p99 of the first token {first_token:,.2f} {_time_unit_text(choice)}, of the answer {latency:,.2f}"
         yield f"{_holding_fleet_name(fleet)} would hold it: {waits}"
         yield f"  {style.paint(join(command), 'bold')}"
 
@@ -388,5 +403,5 @@ def _holding_fleet_name(fleet: HoldingFleet) -> str:
     return f"{fleet.replicas} replicas" + (f" on {fleet.gpu}" if fleet.gpu else "")
 
 
-def _units(choice: Choice) -> str:
+def _time_unit_text(choice: Choice) -> str:
     return "s" if choice.in_seconds else "steps"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, wrap, wrap_command
-from legroom.render.plan_parts import headline, short_name
+from legroom.render.plan_parts import headline, short_model_name
 from legroom.units import GIB, MIB, gib, human_bytes
 
 if TYPE_CHECKING:
@@ -37,32 +37,33 @@ def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN
         [*_headline_lines(made, style)],
         [*_figure_rows(made)],
         [*_release_table(made.steps, style)],
-        _section("Why the KV cache is not what it was", [*_kv_change_lines(made, style)], style),
-        _section("Beside the budget", [*_byte_lines(made.outside, style)], style),
-        _section("Before you compare two logs", [*_paragraphs(made.remarks, style)], style),
-        _section("Flags", [*_flag_lines(made, style)], style),
-        _section("Metrics and alerts", [*_metric_lines(made, alerts, style)], style),
-        _section("Known memory bugs", [*_bug_lines(made, style)], style),
+        _titled_section("Why the KV cache is not what it was", [*_kv_change_lines(made, style)], style),
+        _titled_section("Beside the budget", [*_byte_lines(made.outside, style)], style),
+        _titled_section("Before you compare two logs", [*_wrapped_paragraphs(made.remarks, style)], style),
+        _titled_section("Flags", [*_flag_lines(made, style)], style),
+        _titled_section("Metrics and alerts", [*_metric_lines(made, alerts, style)], style),
+        _titled_section("Known memory bugs", [*_bug_lines(made, style)], style),
         [*_equivalent_command(made, style)],
     )
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _section(title: str, lines: list[str], style: Style) -> list[str]:
+def _titled_section(title: str, lines: list[str], style: Style) -> list[str]:
     return [style.paint(title, "bold"), *lines] if lines else []
 
 
 def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
     old, new = made.old, made.new
-    model = short_name(old.target.model.name)
+    model = short_model_name(old.target.model.name)
     yield style.paint(f"{model}: vLLM {old.target.release} -> {new.target.release}", "bold")
     if old.target.release.version == new.target.release.version:
         yield "Both are the same release to legroom: nothing changes."
     if made.is_downgrade:
         yield f"{new.target.release} is the older release: this is a downgrade."
     yield from wrap(headline(new), style.width)
-    if not old.starts:
-        yield from wrap(f"With {old.target.release} the same command does not start either.", style.width)
+    if old.memory.failure:
+        why = f": {old.memory.failure.message}" if new.starts else " either."
+        yield from wrap(f"With {old.target.release} the same command does not start{why}", style.width)
     notes = dict.fromkeys(note for made in (old, new) for note in (made.target.release.note, made.target.gpu.note))
     yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
 
@@ -71,7 +72,7 @@ def _figure_rows(made: Upgrade) -> list[str]:
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
     by_name = {change.what: change for change in made.pool}
     for change in made.pool:
-        old, new = _figure(change, change.old), _figure(change, change.new)
+        old, new = _figure_text(change, change.old), _figure_text(change, change.new)
         if change.what in _ALWAYS_SHOWN or (old != new and not _repeats_other_row(change, by_name)):
             rows.append((change.what, old, new, _difference_text(change) if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
@@ -85,7 +86,7 @@ def _repeats_other_row(change: PoolChange, by_name: Mapping[str, PoolChange]) ->
     return other is not change and same
 
 
-def _figure(change: PoolChange, value: float) -> str:
+def _figure_text(change: PoolChange, value: float) -> str:
     if change.is_bytes:
         return human_bytes(value)
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
@@ -93,11 +94,11 @@ def _figure(change: PoolChange, value: float) -> str:
 
 def _difference_text(change: PoolChange) -> str:
     if change.is_bytes:
-        return _signed(change.new - change.old)
+        return _signed_bytes(change.new - change.old)
     return f"{change.new / change.old - 1:+.1%}" if change.old else ""
 
 
-def _signed(bytes_: float) -> str:
+def _signed_bytes(bytes_: float) -> str:
     return f"{'+' if bytes_ > 0 else '-'}{human_bytes(abs(bytes_))}"
 
 
@@ -111,13 +112,13 @@ def _kv_change_lines(made: Upgrade, style: Style) -> Iterator[str]:
 def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
     large = [change for change in changes if abs(change.bytes) >= _SMALL_BYTES]
     for change in large:
-        yield from wrap(f"{_signed(change.bytes):>10}  {change.what}: {change.why}", style.width, "  ", " " * 14)
+        yield from wrap(f"{_signed_bytes(change.bytes):>10}  {change.what}: {change.why}", style.width, "  ", " " * 14)
     rest = sum(change.bytes for change in changes) - sum(change.bytes for change in large)
     if abs(rest) >= _SHOWN_BYTES and large:
-        yield f"  {_signed(rest):>10}  smaller changes"
+        yield f"  {_signed_bytes(rest):>10}  smaller changes"
 
 
-def _paragraphs(texts: Sequence[str], style: Style) -> Iterator[str]:
+def _wrapped_paragraphs(texts: Sequence[str], style: Style) -> Iterator[str]:
     for text in texts:
         yield from wrap(text, style.width, "  ")
 
@@ -214,7 +215,7 @@ def _step_row(step: ReleaseStep) -> tuple[str, ...]:
 def _largest_change_text(step: ReleaseStep, made: Plan) -> str:
     """The largest change, the number of others, and the verdict unless it fits."""
     large = [change for change in step.changes if abs(change.bytes) >= _SMALL_BYTES]
-    words = [f"{_signed(change.bytes)} {change.what}" for change in large[:1]]
+    words = [f"{_signed_bytes(change.bytes)} {change.what}" for change in large[:1]]
     if len(large) > 1:
         words.append(f"{len(large) - 1} more")
     if made.verdict != "fits":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_curve
+from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, wrap
@@ -14,18 +14,20 @@ from legroom.verify.verification_checks import Check, Verification
 
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:
     colour: Colour = "green" if verification.ok else "red"
-    lines = [style.paint(headline(verification), colour, "bold"), ""]
+    lines = [style.paint(verdict_headline(verification), colour, "bold"), ""]
     width = max((len(check.name) for check in verification.checks), default=0)
     for check in verification.checks:
-        lines += wrap(f"{_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4))
+        lines += wrap(
+            f"{_check_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4)
+        )
     if verification.load and verification.load.samples:
-        lines += ["", *_curve_text(verification.load, style), "", *columns(_figures(verification.load), "<<")]
+        lines += ["", *_curve_text(verification.load, style), "", *columns(_load_rows(verification.load), "<<")]
     for remark in verification.notes:
         lines += ["", *wrap(f"note: {remark}", style.width)]
     return "\n".join(lines) + "\n"
 
 
-def headline(verification: Verification) -> str:
+def verdict_headline(verification: Verification) -> str:
     """The verdict in a sentence."""
     if verification.ok:
         return f"Verified: {verification.server} holds what was asked of it"
@@ -34,26 +36,26 @@ def headline(verification: Verification) -> str:
     return f"Not verified: {verification.server} ({why})"
 
 
-def _mark(check: Check, style: Style) -> str:
+def _check_mark(check: Check, style: Style) -> str:
     if check.ok is None:
         return style.paint(style.pick("·", "-"), "grey")
     return style.paint(style.pick("✓", "+"), "green") if check.ok else style.paint(style.pick("×", "x"), "red")
 
 
-def _curves(run: LoadRun) -> list[Curve]:
+def _load_curves(run: LoadRun) -> list[Curve]:
     return [
         Curve("KV use", "blue", 5, [sample.kv_use or 0.0 for sample in run.samples], 1.0, "100%"),
-        counted("running", "green", [sample.running for sample in run.samples]),
-        counted("waiting", "orange", [sample.waiting for sample in run.samples]),
+        scaled_curve("running", "green", [sample.running for sample in run.samples]),
+        scaled_curve("waiting", "orange", [sample.waiting for sample in run.samples]),
     ]
 
 
 def _curve_text(run: LoadRun, style: Style) -> list[str]:
-    lines = [line for curve in _curves(run) for line in curve_lines(curve, style)]
+    lines = [line for curve in _load_curves(run) for line in curve_lines(curve, style)]
     return [*lines, axis_line("0 s", f"{run.samples[-1].at_s:.0f} s", style)]
 
 
-def _figures(run: LoadRun) -> list[tuple[str, str]]:
+def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
     good = [outcome for outcome in run.outcomes if outcome.ok]
     tokens = sum(outcome.output_tokens for outcome in good)
     figures = [
@@ -86,8 +88,8 @@ def percentiles(values: Sequence[float]) -> str:
 
 
 def verification_svg(verification: Verification) -> str:
-    svg = Svg(760, headline(verification))
-    svg.text(24, 34, headline(verification), "ink sans", size=16, bold=True)
+    svg = Svg(760, verdict_headline(verification))
+    svg.text(24, 34, verdict_headline(verification), "ink sans", size=16, bold=True)
     y = 44.0
     for check in verification.checks:
         for number, line in enumerate(wrap(check.text, 72)):
@@ -99,19 +101,19 @@ def verification_svg(verification: Verification) -> str:
             svg.text(150, y, line, "ink")
     y += 24
     if verification.load and verification.load.samples:
-        y = _draw(svg, verification.load, y)
+        y = _draw_load_curves(svg, verification.load, y)
     return svg.render(y + 12)
 
 
-def _draw(svg: Svg, run: LoadRun, y: float) -> float:
-    for curve in _curves(run):
+def _draw_load_curves(svg: Svg, run: LoadRun, y: float) -> float:
+    for curve in _load_curves(run):
         box = 26.0 * curve.height
         draw_curve(svg, y, curve, (560, box))
         y += box + 12
     svg.text(110, y + 6, "0 s", "soft")
     svg.text(670, y + 6, f"{run.samples[-1].at_s:.0f} s", "soft", anchor="end")
     y += 12
-    for name, value in _figures(run):
+    for name, value in _load_rows(run):
         y += 20
         svg.text(24, y, name, "soft")
         svg.text(150, y, value, "ink")

@@ -26,7 +26,7 @@ _MARKS: dict[State, tuple[str, str]] = {
 }
 
 
-def mark(state: State, style: Style) -> str:
+def state_mark(state: State, style: Style) -> str:
     """A symbol and the state, coloured."""
     return style.paint(f"{style.pick(*_MARKS[state])} {state}", COLOURS[state])
 
@@ -36,9 +36,9 @@ def servers_text(views: Sequence[ServerView], style: Style) -> str:
     lines: list[str] = []
     for view in views:
         models = f"  {', '.join(view.models)}" if view.models else ""
-        lines += [f"{mark(view.state, style)}  {style.paint(view.server, 'bold')}{models}"]
+        lines += [f"{state_mark(view.state, style)}  {style.paint(view.server, 'bold')}{models}"]
         lines += wrap(view.sentence, style.width, "  ")
-        lines += [f"  {line}" for line in two_columns(figures(view), style)]
+        lines += [f"  {line}" for line in two_columns(view_figures(view), style)]
         for finding in view.findings:
             more = f"; the long story: legroom\u00a0explain\u00a0{finding.entry}" if finding.entry else ""
             named = wrap(f"{finding.title}{more}", style.width, "  ", "    ")
@@ -58,7 +58,7 @@ def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
     return columns(rows, "<<<<")
 
 
-def figures(view: ServerView) -> list[tuple[str, str]]:
+def view_figures(view: ServerView) -> list[tuple[str, str]]:
     """The known figures with their names."""
     blocks = f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
     every = [
@@ -86,10 +86,10 @@ def _token_rate_text(per_s: float | None) -> str | None:
 
 
 def _latency_text(middle: float | None, worst: float | None) -> str | None:
-    return None if middle is None or worst is None else f"p50 {seconds(middle)}  p99 {seconds(worst)}"
+    return None if middle is None or worst is None else f"p50 {seconds_text(middle)}  p99 {seconds_text(worst)}"
 
 
-def seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     """`85 ms`, `1.25 s`."""
     return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
 

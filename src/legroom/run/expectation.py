@@ -12,6 +12,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
+from legroom.vllm.setting_checks import RefusedByVllm
 from legroom.vllm_logs.startup_log import Startup, read_startups
 
 if TYPE_CHECKING:
@@ -30,14 +31,16 @@ class Expectation:
     max_model_len: int | None = None
 
 
-def expect(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
+def expected_pool(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """The plan of a command on this machine; without one, a sentence that says why."""
     if command.problems:
         return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
     if not gpus.name:
-        return _on_cpu(command, env)
+        return _expected_on_cpu(command, env)
     try:
-        return _planned(command, env, gpus)
+        return _expected_on_gpu(command, env, gpus)
+    except RefusedByVllm as error:
+        return Expectation(f"vLLM {command.release} will refuse it: {error.message}", "does_not_fit")
     except LegroomError as error:
         return Expectation(f"no plan: {error.message}")
     except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -84,7 +87,7 @@ def _used_by_others(card: GpuMemory) -> int:
     return card.used_bytes if card.used_bytes > GIB else 0
 
 
-def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
+def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """The expectation from `legroom plan`."""
     from legroom.planning.machine import Machine, make_plan
 
@@ -106,7 +109,7 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
     return Expectation(text, plan.verdict, tokens, kv.max_concurrency, length)
 
 
-def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
+def _expected_on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """The expectation on a CPU: exact blocks where the pool's size is given, else none."""
     from legroom.memory.kv.kv_plan import kv_plan
     from legroom.vllm.engine_selection import on_cpu
@@ -146,7 +149,7 @@ POOL_TOLERANCE = 0.02
 
 def pool_comparison(log: Path, expected: Expectation) -> str:
     """A sentence that compares the pool in vLLM's log with the expected one; empty where the log has none."""
-    startup = _startup(log)
+    startup = _startup_of_log(log)
     if startup is None or startup.tokens is None:
         return ""
     times = f", {startup.max_concurrency:.2f} requests at once" if startup.max_concurrency is not None else ""
@@ -181,7 +184,7 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
     return f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"
 
 
-def _startup(log: Path) -> Startup | None:
+def _startup_of_log(log: Path) -> Startup | None:
     try:
         startups = read_startups(_log_text(log))
     except OSError:

@@ -24,7 +24,7 @@ from legroom.live.kernel_memory import KernelKill
 from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
 from legroom.planning.machine import Machine, make_plan
 from legroom.records import dataclass
-from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expect
+from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expected_pool
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import other_value
@@ -61,7 +61,7 @@ class HostEstimate:
 def kernel_finding(kill: KernelKill, command: ServerCommand, environ: Mapping[str, str], gpus: Gpus) -> Finding:
     """The finding of an out-of-memory kill, with fixes."""
     estimate = host_estimate(command, environ, gpus)
-    fixes = (*_lower_flags(kill, estimate, command, environ), _more_ram(kill, estimate))
+    fixes = (*_host_memory_fixes(kill, estimate, command, environ), _more_memory_fix(kill, estimate))
     return Finding(HOST_MEMORY_CAUSE, _HOST_MEMORY_ENTRY, _CERTAIN, (), _kill_sentence(kill, estimate), fixes)
 
 
@@ -69,23 +69,23 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
     """Planned host memory on this GPU; on a CPU, that of processes, weights and KV cache. Empty without a plan."""
     try:
         if gpus.name:
-            return HostEstimate(_plan(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
-        return _on_cpu(command, environ)
+            return HostEstimate(_plan_on_machine(command, environ, Machine(gpus.name, max(gpus.count, 1))).host.shares)
+        return _host_estimate_on_cpu(command, environ)
     except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
         return HostEstimate()
 
 
-def _on_cpu(command: ServerCommand, environ: Mapping[str, str]) -> HostEstimate:
+def _host_estimate_on_cpu(command: ServerCommand, environ: Mapping[str, str]) -> HostEstimate:
     pool = cpu_pool_bytes(command, environ)
     shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
     with contextlib.suppress(LegroomError):
         # Weights have the same size on a CPU as on any card.
-        shares.append(HostShare("weights", _plan(command, environ, Machine(_ANY_CARD)).layout.weights.bytes))
+        shares.append(HostShare("weights", _plan_on_machine(command, environ, Machine(_ANY_CARD)).layout.weights.bytes))
     shares += [HostShare("KV cache", pool)] if pool else []
     return HostEstimate(tuple(shares), pool)
 
 
-def _plan(command: ServerCommand, environ: Mapping[str, str], machine: Machine) -> Plan:
+def _plan_on_machine(command: ServerCommand, environ: Mapping[str, str], machine: Machine) -> Plan:
     args = replace(command.args, env={**environ, **command.env, **command.args.env})
     return make_plan(args, command.release, machine, advice=False)
 
@@ -105,7 +105,7 @@ def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
     return f"The kernel killed {who}{held} because {full}. It is host memory, not the GPU's.{needs}"
 
 
-def _lower_flags(
+def _host_memory_fixes(
     kill: KernelKill, estimate: HostEstimate, command: ServerCommand, environ: Mapping[str, str]
 ) -> Iterator[Fix]:
     """Fixes that lower the host memory which flags reserve."""
@@ -115,8 +115,8 @@ def _lower_flags(
     used = max(estimate.bytes, kill.limit_bytes)
     over = used - room
     if estimate.pool_bytes is not None:
-        yield from _smaller_pool(room - (used - estimate.pool_bytes), estimate.pool_bytes, command, environ)
-    offloaded_gib = _gib_of(other_value(command.args, "--kv-offloading-size"))
+        yield from _smaller_cpu_pool(room - (used - estimate.pool_bytes), estimate.pool_bytes, command, environ)
+    offloaded_gib = _parse_gib(other_value(command.args, "--kv-offloading-size"))
     if offloaded_gib * GIB > over:
         yield Fix(
             "cpu_offload",
@@ -126,7 +126,7 @@ def _lower_flags(
         )
 
 
-def _smaller_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
+def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:
     """A fix that lowers the KV cache on a CPU to what the limit leaves for it."""
     why = f"On a CPU the KV cache is host memory, and beside everything else {gib(max(room, 0))} are left for it."
     if not _LEAST_POOL_BYTES <= room < pool:
@@ -139,7 +139,7 @@ def _smaller_pool(room: int, pool: int, command: ServerCommand, environ: Mapping
         yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib}, confidence=0.8)
 
 
-def _more_ram(kill: KernelKill, estimate: HostEstimate) -> Fix:
+def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
     wanted = whole_gib(max(estimate.bytes, kill.limit_bytes or 0) * (1 + _SPARE))
     if kill.limit_bytes is None:
         step = f"a machine with more RAM, or fewer other programs on it: this server alone holds {gib(estimate.bytes)}"
@@ -149,7 +149,7 @@ def _more_ram(kill: KernelKill, estimate: HostEstimate) -> Fix:
     return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,), confidence=0.8)
 
 
-def _gib_of(text: str | None) -> float:
+def _parse_gib(text: str | None) -> float:
     try:
         return float(text or 0)
     except ValueError:
@@ -157,7 +157,9 @@ def _gib_of(text: str | None) -> float:
 
 
 MIN_CONFIDENCE = 0.5
-"""Causes and fixes below this confidence are reported, but not tried."""
+"""Fixes below this confidence are reported, but not tried."""
+MIN_PROBABILITY = 0.1
+"""A cause that is less likely than one in ten is not worth a restart."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
 )
@@ -250,7 +252,7 @@ def find_remedy(
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_fitting_len(reading.runs[0].case) if reading.runs else None
     case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
-    return _first_allowed(diagnosed, findings, case)
+    return _first_allowed_fix(diagnosed, findings, case)
 
 
 def _launch_key(
@@ -290,7 +292,7 @@ def _exception_text(finding: Finding) -> str:
     return f" It says: {reason[:_LONGEST_WORDS]}" if reason else ""
 
 
-def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
+def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
     refusals: list[str] = []
     for fix in computed_fixes(findings):
         command = case.command
@@ -300,8 +302,8 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixC
         reason = _violates_bounds(fix, case.bounds) or _already_tried(fix, words, env, case)
         if not reason:
             changed = read_command([*assignments(env), *words], command.stated_release or None, case.environ)
-            expected = expect(changed, case.environ, case.gpus)
-            reason = _minimum_violated(fix, expected, case, diagnosed.is_memory)
+            expected = expected_pool(changed, case.environ, case.gpus)
+            reason = _violates_minimum(fix, expected, case, diagnosed.is_memory)
         if not reason:
             why = masked(fix.why)
             return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
@@ -329,7 +331,7 @@ def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case:
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
     """Fixes that change flags or variables, of all causes with enough confidence, in the order of the diagnosis."""
     for finding in findings:
-        if finding.confidence < MIN_CONFIDENCE:
+        if finding.confidence < MIN_PROBABILITY:
             return
         for fix in finding.fixes:
             if fix.confidence < MIN_CONFIDENCE or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
@@ -342,7 +344,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
     """The bound of the user that a fix violates; empty for none."""
     for name in (*fix.flags, *fix.env):
         if name in bounds.keep:
-            return f"--keep {_flag(name)}"
+            return f"--keep {_flag_or_variable(name)}"
     length = fix.flags.get("max_model_len")
     if bounds.min_context and isinstance(length, int) and 0 <= length < bounds.min_context:
         return f"below --min-context {bounds.min_context}"
@@ -352,7 +354,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
     return ""
 
 
-def _minimum_violated(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
+def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")
@@ -371,7 +373,7 @@ def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -
     for name, value in fix.flags.items():
         before = value_of(command.words, command.flags_at, name, command.release)
         was = f" (was {before})" if before else ""
-        flag = _flag(name, command)
+        flag = _flag_or_variable(name, command)
         if value is None:
             parts.append(f"{flag}{f' {before}' if before else ''} taken out")
         elif value is True:
@@ -386,7 +388,7 @@ def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -
     return ", ".join(parts)
 
 
-def _flag(name: str, command: ServerCommand | None = None) -> str:
+def _flag_or_variable(name: str, command: ServerCommand | None = None) -> str:
     if command is not None:
         for flag in flags_of(command.release).values():
             if flag.dest == name:

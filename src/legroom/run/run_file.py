@@ -118,14 +118,14 @@ class RunFile:
 
     def write(self, content: Mapping[str, Any]) -> str:
         """Replaces the file atomically; returns the problem, or "". On a full disk the old file is removed first."""
-        problem = self._replace(content)
+        problem = self._write_atomically(content)
         if problem and self.path.exists():
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            problem = self._replace(content)
+            problem = self._write_atomically(content)
         return problem
 
-    def _replace(self, content: Mapping[str, Any]) -> str:
+    def _write_atomically(self, content: Mapping[str, Any]) -> str:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def script(words: Sequence[str], env: Mapping[str, str]) -> str:
     return "\n".join([*lines, f'exec {" ".join(kept)} "$@"', ""])
 
 
-def save(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
+def save_script(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
     """Writes the start script; returns a sentence about the result."""
     where = Path(path)
     try:

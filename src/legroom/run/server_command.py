@@ -65,14 +65,14 @@ class ServerCommand:
         return f"{scheme}://{host}:{self.port}"
 
     @property
-    def line(self) -> str:
+    def shell_line(self) -> str:
         return shlex.join([*assignments(self.env), *self.words])
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
     """Parses the words after `legroom run --`. `vllm` is the release that the user names."""
-    env, rest = _assignments(words)
-    at = _server_at(rest)
+    env, rest = _split_assignments(words)
+    at = _server_index(rest)
     its_env = {**environ, **env}
     if shutil.which(rest[0], path=its_env.get("PATH")) is None:
         hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
@@ -82,7 +82,9 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     deployment = deployment_from_command(shlex.join(rest), release)
     _check_has_port(deployment.args)
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
-    return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, version or "", deployment.args, problems)
+    return ServerCommand(
+        tuple(rest), env, _first_flag_index(rest, at), release, version or "", deployment.args, problems
+    )
 
 
 def _check_has_port(args: ServeArgs) -> None:
@@ -103,7 +105,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
     program = shutil.which(words[0], path=env.get("PATH"))
     if program is None:
         return None
-    python = _interpreter(Path(program)) if basename(program) == "vllm" else program
+    python = _interpreter_of_script(Path(program)) if basename(program) == "vllm" else program
     if python is None:
         return None
     try:
@@ -123,7 +125,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
     return done.stdout.strip() or None
 
 
-def _interpreter(script: Path) -> str | None:
+def _interpreter_of_script(script: Path) -> str | None:
     """The Python interpreter of a console script, from its shebang."""
     try:
         with script.open("rb") as file:
@@ -139,7 +141,7 @@ def _interpreter(script: Path) -> str | None:
     return words[0] or None if words else None
 
 
-def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     env: dict[str, str] = {}
     rest = list(words)
     if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
@@ -150,7 +152,7 @@ def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return env, rest
 
 
-def _server_at(words: list[str]) -> int:
+def _server_index(words: list[str]) -> int:
     usage = "legroom run [options] -- vllm serve MODEL [flags]"
     if not words:
         raise LegroomError("which server?", usage)
@@ -164,7 +166,7 @@ def _server_at(words: list[str]) -> int:
     return at
 
 
-def _flags_at(words: list[str], at: int) -> int:
+def _first_flag_index(words: list[str], at: int) -> int:
     """The index after `vllm serve`, `python -m module` or `python path/api_server.py`."""
     for i in range(at, len(words)):
         if words[i] == "serve" or words[i].endswith(("api_server", "api_server.py")):

@@ -20,7 +20,7 @@ from legroom.actions.child import Child
 from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import engines_below, is_engine_core, started
+from legroom.process_table import engines_below, is_engine_core, process_start_ticks
 from legroom.run.health import (
     HangWatch,
     ServerAddress,
@@ -30,10 +30,10 @@ from legroom.run.health import (
     port_problem,
 )
 from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
-from legroom.run.run_file import ProcessRecord, RunFile, save
+from legroom.run.run_file import ProcessRecord, RunFile, save_script
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
-from legroom.run.task_process import StartTask, TaskProcess, start_python
+from legroom.run.task_process import StartTask, TaskProcess, start_task_process
 
 if TYPE_CHECKING:
     from legroom.actions.run_platform import RunState
@@ -94,7 +94,7 @@ class Supervisor:
         say: Callable[[str], None],
         outputs: tuple[int, int] = (1, 2),
         timing: Timing = DEFAULT_TIMING,
-        start_task: StartTask = start_python,
+        start_task: StartTask = start_task_process,
     ) -> None:
         self.options = options
         self.say = say
@@ -157,7 +157,7 @@ class Supervisor:
                 delay_s = self._restarts.delay_after(ending)
                 if delay_s is None:
                     break
-                self._sleep(delay_s)
+                self._sleep_unless_stopped(delay_s)
         return code
 
     def _serve_once(self) -> ServerExit:
@@ -180,7 +180,7 @@ class Supervisor:
         task: TaskProcess | None = None
         watch: HangWatch | None = None
         timed_out = hung = False
-        self._record("starting", child)
+        self._write_run_file("starting", child)
         try:
             while not child.gone:
                 if watch is None:
@@ -196,7 +196,7 @@ class Supervisor:
                     )
                 timed_out = timed_out or self._kill_if_late(child, watch is not None, began)
                 hung = self._kill_if_hung(child, watch) or hung
-                task = self._wait(child, task, self._poll_timeout_s(watch))
+                task = self._wait_for_event(child, task, self._poll_timeout_s(watch))
         finally:
             for open_task in (task, self._guard_drain):
                 if open_task is not None:
@@ -205,7 +205,7 @@ class Supervisor:
             child.close()
             record.log.close()
             record.report_write_error(self.say)
-            self._record("stopping" if self.stopping.stop_requested else "restarting")
+            self._write_run_file("stopping" if self.stopping.stop_requested else "restarting")
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
     def _new_process_record(self) -> ProcessRecord:
@@ -234,7 +234,9 @@ class Supervisor:
         if self._pool == "awaited" and self._pool_line_mark in line:
             self._pool = "printed"
 
-    def _wait(self, child: Child | None, task: TaskProcess | None, timeout_s: float | None) -> TaskProcess | None:
+    def _wait_for_event(
+        self, child: Child | None, task: TaskProcess | None, timeout_s: float | None
+    ) -> TaskProcess | None:
         """Waits for one event or the timeout, handles it, and returns the task that still runs."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
@@ -263,7 +265,7 @@ class Supervisor:
                 task = None
         if task is None and child is not None and self._pool == "printed":
             self._pool = "compared"
-            task = self._begin("compare_pool", self._log_input() | {"expected": dict(self.setup.expected)})
+            task = self._begin_task("compare_pool", self._log_input() | {"expected": dict(self.setup.expected)})
         return task
 
     def _handle_signal(self, number: int, child: Child | None) -> None:
@@ -276,7 +278,7 @@ class Supervisor:
         else:
             self.stopping.on_signal(number, child)
             if child is not None and self.stopping.is_stopping:
-                self._record("stopping" if self.stopping.stop_requested else "restarting", child)
+                self._write_run_file("stopping" if self.stopping.stop_requested else "restarting", child)
 
     def _is_starting_unchanged(self) -> bool:
         """Whether a restart would only repeat the present start, as when two watchers request one after a crash."""
@@ -284,11 +286,11 @@ class Supervisor:
 
     def _has_lost_engine(self) -> bool:
         """Whether an engine has died, so that the server is about to crash and will be diagnosed."""
-        return not self.stopping.is_stopping and any(started(pid) is None for pid in self._engines)
+        return not self.stopping.is_stopping and any(process_start_ticks(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
-        self._guard_drain = self._begin("drain_guard", question)
+        self._guard_drain = self._begin_task("drain_guard", question)
 
     def _read_guard_drain(self, drain: TaskProcess, child: Child) -> None:
         drain.read()
@@ -315,12 +317,12 @@ class Supervisor:
         record.track_cgroup(child.pid)
         child.mark_ready()
         self._engines = list(filter(is_engine_core, engines_below(child.pid))) if child.pid is not None else []
-        self._record("serving", child)
+        self._write_run_file("serving", child)
         self._restarts.served()
         question = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
-        return self._begin("verify_and_calibrate", question)
+        return self._begin_task("verify_and_calibrate", question)
 
-    def _begin(self, task: str, question: Mapping[str, Any]) -> TaskProcess:
+    def _begin_task(self, task: str, question: Mapping[str, Any]) -> TaskProcess:
         return TaskProcess(task, question, self._start_task)
 
     def _report_answer(self, task: TaskProcess) -> None:
@@ -344,7 +346,7 @@ class Supervisor:
             self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
-            self.say(save(self.options.save, self.setup.words, self.setup.env))
+            self.say(save_script(self.options.save, self.setup.words, self.setup.env))
 
     def _task_input(self) -> dict[str, Any]:
         return {
@@ -363,7 +365,7 @@ class Supervisor:
 
     def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """Waits for a task's result while handling signals; None where a stop was requested first."""
-        task = self._begin(name, question)
+        task = self._begin_task(name, question)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]
             if task in select.select(waits, [], [])[0]:
@@ -389,10 +391,10 @@ class Supervisor:
             failed, refused = f"{why.message}.", "the log could not be read"
             return {"failed": failed, "refused": refused, "words": (), "is_memory": False}
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep_unless_stopped(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self.stopping.stop_requested and (left := until - time.monotonic()) > 0:
-            self._wait(None, None, left)
+            self._wait_for_event(None, None, left)
 
     def _apply_pending_changes(self) -> None:
         """Applies the flags and variables that were left for this restart."""
@@ -419,12 +421,12 @@ class Supervisor:
             if time.monotonic() >= until:
                 self._restarts.give_up(f"{problem}: not started again")
                 return False
-            self._wait(None, None, 0.1)
+            self._wait_for_event(None, None, 0.1)
             if self.stopping.stop_requested:
                 return False
         return True
 
-    def _record(self, state: RunState, child: Child | None = None) -> None:
+    def _write_run_file(self, state: RunState, child: Child | None = None) -> None:
         """Writes the run file, which other processes read."""
         pids = {
             "child_pid": child.pid if child else None,

@@ -16,7 +16,7 @@ StartTask = Callable[[str, IO[bytes], int, IO[bytes]], "subprocess.Popen[bytes]"
 """Starts a task by name, with its stdin, the file descriptor of its stdout, and its stderr."""
 
 
-def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def start_task_process(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     """`python -m legroom.run.tasks TASK`."""
     return subprocess.Popen(
         [sys.executable, "-m", "legroom.run.tasks", task],
@@ -30,7 +30,7 @@ def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes])
 class TaskProcess:
     """One running task. Call `read` whenever `fileno()` is readable."""
 
-    def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_python) -> None:
+    def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_task_process) -> None:
         self._stderr = _memory_file()
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""

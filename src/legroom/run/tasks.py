@@ -28,7 +28,7 @@ from legroom.facts.log_messages import startup_lines
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
 from legroom.live.kernel_memory import kernel_kill
-from legroom.run.expectation import Expectation, Gpus, expect, pool_comparison, store_calibration, visible_gpus
+from legroom.run.expectation import Expectation, Gpus, expected_pool, pool_comparison, store_calibration, visible_gpus
 from legroom.run.healing import Bounds, find_remedy
 from legroom.run.run_file import kernel_account_from
 from legroom.run.server_command import ServerCommand, read_command
@@ -54,7 +54,7 @@ def prepare(question: Question) -> Answer:
     elif command.release.note:
         notes.append(command.release.note)
     added = _shutdown_timeout(command, question["drain_s"])
-    expected = expect(command, os.environ, gpus)
+    expected = expected_pool(command, os.environ, gpus)
     if added:
         notes.append(
             f"added {shlex.join(added)}: with vLLM's own default of 0 a SIGTERM during requests hangs the server"
@@ -132,7 +132,7 @@ def apply_changes(question: Question) -> Answer:
         raise LegroomError("; ".join(wrong))
     if after.url != command.url:
         raise LegroomError(f"the server would move to {after.url}")
-    expected = expect(after, os.environ, Gpus(**question["gpus"]))
+    expected = expected_pool(after, os.environ, Gpus(**question["gpus"]))
     return {
         "words": list(changed),
         "env": given,
@@ -165,10 +165,10 @@ def drain_guard(question: Question) -> Answer:
     """Makes the server's guard refuse new requests, and waits for the running ones."""
     from legroom.actions.server_drain import GuardDrain  # an HTTP client
 
-    return {"line": asyncio.run(_drained(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
+    return {"line": asyncio.run(_drain_until(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
 
 
-async def _drained(guard: DrainMethod, deadline_s: float) -> str:
+async def _drain_until(guard: DrainMethod, deadline_s: float) -> str:
     from legroom.actions.server_drain import count_in_flight, wait_until_empty
 
     await guard.begin()
@@ -198,7 +198,7 @@ TASKS: dict[str, Callable[[Question], Answer]] = {
 }
 
 
-def answered(task: str, question: Question) -> Answer:
+def task_answer(task: str, question: Question) -> Answer:
     """Runs a task; returns the document with its answer or error."""
     try:
         return {"answer": TASKS[task](question)}
@@ -208,7 +208,7 @@ def answered(task: str, question: Question) -> Answer:
 
 def main() -> None:
     die_with_parent()
-    json.dump(answered(sys.argv[1], json.load(sys.stdin)), sys.stdout)
+    json.dump(task_answer(sys.argv[1], json.load(sys.stdin)), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from legroom.simulation.fast.accounting import decode_steps_seconds, step_second
 from legroom.simulation.fast.fast_replay import Progress
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.timeline import admissible, percentile
+from legroom.simulation.timeline import admissible_requests, percentile
 from legroom.simulation.trace import Trace
 
 _FLAP_STARTS = 2.0
@@ -128,22 +128,22 @@ class _Replica:
         self.preemptions = self.finished = 0
 
     @property
-    def load(self) -> int:
+    def num_requests(self) -> int:
         return len(self.running) + len(self.waiting)
 
     @property
     def kv_use(self) -> float:
-        return min(1.0, self._blocks() / self.settings.usable_blocks)
+        return min(1.0, self._blocks_in_use() / self.settings.usable_blocks)
 
-    def _blocks(self) -> int:
+    def _blocks_in_use(self) -> int:
         """Blocks in use, with every request at the mean length."""
         if not self.running:
             return 0
         mean = self.stored / len(self.running)
         return len(self.running) * (self.settings.max_blocks_of(int(mean) + 1, 1))
 
-    def take(self, request: _Served, time_s: float) -> None:
-        if not self.load:
+    def add_request(self, request: _Served, time_s: float) -> None:
+        if not self.num_requests:
             self.now_s = max(self.now_s, time_s)
         self.waiting.append(request)
 
@@ -160,7 +160,7 @@ class _Replica:
     def _admit(self) -> list[_Served]:
         """The first waiting requests that the pool has room for, up to one step's budget and one more."""
         admitted: list[_Served] = []
-        free = self.settings.usable_blocks - self._blocks()
+        free = self.settings.usable_blocks - self._blocks_in_use()
         budget = self.settings.max_num_batched_tokens
         while self.waiting and budget > 0 and len(self.running) + len(admitted) < self.settings.max_num_seqs:
             needed = self.settings.max_blocks_of(self.waiting[0].tokens, 2)
@@ -178,7 +178,7 @@ class _Replica:
         tokens = decoding + math.ceil(prompt / steps)
         held = self.stored + prompt
         self.now_s += steps * step_seconds(self.cost, tokens, held, decoding + len(admitted))  # type: ignore[no-untyped-call]
-        self._advance(steps)
+        self._decode_steps(steps)
         for request in admitted:
             first_token_s.setdefault(request.index, self.now_s)
             request.admitted_step = self.step - 1  # the last of these steps sampled its first token
@@ -189,13 +189,13 @@ class _Replica:
     def _decode(self, time_s: float) -> None:
         running = len(self.running)
         step_s = step_seconds(self.cost, running, self.stored, running)  # type: ignore[no-untyped-call]
-        free = (self.settings.usable_blocks - self._blocks()) * self.settings.block_size
+        free = (self.settings.usable_blocks - self._blocks_in_use()) * self.settings.block_size
         until_s = math.ceil((time_s - self.now_s) / step_s)
         steps = max(1, min(self.ends[0][0] - self.step, until_s, int(free) // running))
         self.now_s += decode_steps_seconds(self.cost, running, self.stored, steps)  # type: ignore[no-untyped-call]
-        self._advance(steps)
+        self._decode_steps(steps)
 
-    def _advance(self, steps: int) -> None:
+    def _decode_steps(self, steps: int) -> None:
         self.step += steps
         self.stored += steps * len(self.running)
 
@@ -211,7 +211,7 @@ class _Replica:
 
     def _preempt_until_fits(self) -> None:
         """Preempt the last running requests until the pool suffices; they are recomputed."""
-        while len(self.running) > 1 and self._blocks() > self.settings.usable_blocks:
+        while len(self.running) > 1 and self._blocks_in_use() > self.settings.usable_blocks:
             victim = self.running[-1]
             self._remove(victim)
             self.ends = [end for end in self.ends if end[2] is not victim]
@@ -234,8 +234,8 @@ class _Controller:
     def decide(self, time_s: float, kv_use_sum: float, waiting_sum: int) -> int:
         policy = self.policy
         desired = max(
-            self._proposal(kv_use_sum, policy.kv_target_ratio),
-            self._proposal(waiting_sum, float(policy.waiting_target)),
+            self._proposed_replicas(kv_use_sum, policy.kv_target_ratio),
+            self._proposed_replicas(waiting_sum, float(policy.waiting_target)),
         )
         desired = min(max(desired, policy.least), policy.most)
         self.proposals.append((time_s, desired))
@@ -257,7 +257,7 @@ class _Controller:
     def _proposals_within(self, time_s: float, window_s: float) -> Iterator[int]:
         return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
-    def _proposal(self, total: float, target: float) -> int:
+    def _proposed_replicas(self, total: float, target: float) -> int:
         """The proposal of one metric; within the tolerance, the current number."""
         ratio = total / (self.replicas * target)
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
@@ -273,7 +273,7 @@ class _Controller:
         return count
 
 
-def autoscaled(
+def replay_autoscaled(
     trace: Trace,
     settings: SchedulerSettings,
     cost: StepCost | None,
@@ -303,11 +303,11 @@ class _Fleet:
         self.replica_seconds = 0.0
 
     def run(self, progress: Progress | None) -> ScaledReplay:
-        accepted, rejections = admissible(self.trace, self.settings)
+        accepted, rejections = admissible_requests(self.trace, self.settings)
         rows = ((i, row) for i, row in enumerate(self.trace.rows()) if accepted[i])
         upcoming = next(rows, None)
         time_s, last_s = 0.0, self.trace.arrivals[-1]
-        while upcoming or any(replica.load for replica in self.replicas):
+        while upcoming or any(replica.num_requests for replica in self.replicas):
             time_s += SYNC_S
             while upcoming and upcoming[1].arrival <= time_s:
                 index, row = upcoming
@@ -338,10 +338,10 @@ class _Fleet:
     def _route(self, request: _Served, time_s: float) -> None:
         """To the ready replica with the fewest requests."""
         serving = [replica for replica in self.replicas if not replica.draining and replica.ready_s <= time_s]
-        min(serving, key=lambda replica: replica.load).take(request, time_s)
+        min(serving, key=lambda replica: replica.num_requests).add_request(request, time_s)
 
     def _decide(self, time_s: float) -> None:
-        for replica in [each for each in self.replicas if each.draining and not each.load]:
+        for replica in [each for each in self.replicas if each.draining and not each.num_requests]:
             self.replicas.remove(replica)
             self.gone.append(replica)
         remaining_replicas = [replica for replica in self.replicas if not replica.draining]

@@ -49,13 +49,13 @@ def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Cand
     by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
     rivals, few = list(choice.outcomes), list[Candidate]()
     while rivals and len(few) < 4:
-        best = best_of(rivals, choice.goal, trace.arrives_at_once)
+        best = best_outcome(rivals, choice.goal, trace.arrives_at_once)
         few.append(by_flags[tuple(best.flags.items())])
-        rivals = [outcome for outcome in rivals if _batch_limit(outcome.flags) != _batch_limit(best.flags)]
+        rivals = [outcome for outcome in rivals if _searched_limit(outcome.flags) != _searched_limit(best.flags)]
     return few
 
 
-def _batch_limit(flags: dict[str, Any]) -> int | None:
+def _searched_limit(flags: dict[str, Any]) -> int | None:
     return flags.get("max_num_seqs", flags.get("max_num_batched_tokens"))
 
 
@@ -68,7 +68,7 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
 
     def is_held_by(replicas: int) -> bool:
         share = replace(task, replicas=replicas)
-        return any(choice.goal.is_met(try_one(share, candidate)) for candidate in few)
+        return any(choice.goal.is_met(replay_candidate(share, candidate)) for candidate in few)
 
     # A server whose waits grow by 2 s a second gets three times what it can serve.
     least = min(most, max(2, ceil(1 + choice.best.wait_growth_ratio)))
@@ -76,8 +76,8 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
     if fewest is None:
         return None
     share = replace(task, replicas=fewest)
-    tried = [try_one(share, candidate) for candidate in few]
-    return HoldingFleet(gpu, fewest, best_of(tried, choice.goal, task.trace.arrives_at_once))
+    tried = [replay_candidate(share, candidate) for candidate in few]
+    return HoldingFleet(gpu, fewest, best_outcome(tried, choice.goal, task.trace.arrives_at_once))
 
 
 def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
@@ -106,8 +106,8 @@ def card_that_holds(
     for gpu, candidates in cards:
         if not candidates:
             continue
-        tried = [try_one(task, candidate) for candidate in candidates]
-        best = best_of(tried, choice.goal, task.trace.arrives_at_once)
+        tried = [replay_candidate(task, candidate) for candidate in candidates]
+        best = best_outcome(tried, choice.goal, task.trace.arrives_at_once)
         if choice.goal.is_met(best) and is_sustained(task, candidates[tried.index(best)], best) is not False:
             return HoldingFleet(gpu, 1, best)
     return None
@@ -173,7 +173,9 @@ class Choice:
         }
 
 
-def grid(given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = None) -> Iterator[dict[str, Any]]:
+def flag_combinations(
+    given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = None
+) -> Iterator[dict[str, Any]]:
     """Every combination of the flags that were not given."""
     free = {name: values for name, values in (searched or SEARCHED).items() if name not in set(given)}
     combinations: list[dict[str, Any]] = [{}]
@@ -207,7 +209,7 @@ def choose(
     task = ReplayTask(trace.checked(), goal, replicas)
     by_number: dict[int, ReplayOutcome] = {}
     try:
-        with closing((executor or ProcessExecutor()).run(try_one, task, candidates)) as results:
+        with closing((executor or ProcessExecutor()).run(replay_candidate, task, candidates)) as results:
             for number, outcome in results:
                 by_number[number] = outcome
                 if progress:
@@ -218,7 +220,7 @@ def choose(
     # In the candidates' order, so that ties do not depend on how the sweep was divided.
     tried = sorted(by_number)
     outcomes = [by_number[number] for number in tried]
-    best = best_of(outcomes, goal, task.trace.arrives_at_once)
+    best = best_outcome(outcomes, goal, task.trace.arrives_at_once)
     interrupted = len(outcomes) < len(candidates)
     sustained = None
     if goal.is_met(best) and not interrupted:
@@ -227,12 +229,12 @@ def choose(
 
 
 @cache
-def _engine() -> ReplayEngine:
+def _replay_engine() -> ReplayEngine:
     """`compiled` where compiled code is cached on this machine: a search is long enough for it at any length."""
     return "compiled" if numba_is_installed() and is_compiled_before() else "auto"
 
 
-def best_of(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
+def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
     """The most goodput, then the shortest p99, then the fewest preemptions; figures within 1 % are equal.
 
     Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
@@ -272,19 +274,19 @@ def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
     )
 
 
-def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
+def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
     timelines = []
     for part in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
-        timelines.append(_replayed(part, candidate))
+        timelines.append(_candidate_timeline(part, candidate))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
     return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
 
 
-def _replayed(part: Trace, candidate: Candidate) -> Timeline:
+def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
     if candidate.tier is None:
-        return simulate(part, candidate.settings, cost=candidate.cost, engine=_engine())
+        return simulate(part, candidate.settings, cost=candidate.cost, engine=_replay_engine())
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier  # most searches have no tier
 
     tiered = simulate_with_tier(part, candidate.settings, candidate.tier, cost=candidate.cost)
@@ -304,4 +306,4 @@ def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome)
     if trace.arrives_at_once or duration >= needed:
         return None
     times = min(_MAX_REPEATS, ceil(needed / duration))
-    return try_one(replace(task, trace=trace.repeated(times)), candidate).keeps_up
+    return replay_candidate(replace(task, trace=trace.repeated(times)), candidate).keeps_up

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.planning.plan import Target, plan_on_named_card, ready_command
-from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, try_one
+from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -143,7 +143,7 @@ def size_fleets(
     _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     rows: dict[int, tuple[SizedFleet, ...]] = {}
-    with closing((executor or ProcessExecutor(1)).run(fleets_of, task, cells)) as results:
+    with closing((executor or ProcessExecutor(1)).run(size_fleet, task, cells)) as results:
         for number, fleets in results:
             rows[number] = fleets
             if progress:
@@ -151,7 +151,7 @@ def size_fleets(
     return [rows[number] for number in sorted(rows)]
 
 
-def fleets_of(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
+def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
     """One model, by its index, on one GPU."""
     number, card = cell
     args = task.args[number]
@@ -250,7 +250,7 @@ def _fewest_replicas(
 
     def is_held_by(replicas: int) -> bool:
         task = ReplayTask(load.trace.checked(), load.goal, replicas)
-        outcome = outcomes[replicas] = try_one(task, candidate)
+        outcome = outcomes[replicas] = replay_candidate(task, candidate)
         if outcome.rejected or not load.goal.is_met(outcome):
             return False
         return is_sustained(task, candidate, outcome) is not False
@@ -262,7 +262,7 @@ def _fewest_replicas(
 def _why_no_fleet_holds(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
     """The reason no fleet holds the load: a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
-    alone = try_one(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
+    alone = replay_candidate(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
     if alone.rejected:
         return "the requests are longer than the server takes"
     if goal.first_token_p99 is not None and alone.first_token_p99 > goal.first_token_p99:
@@ -342,10 +342,10 @@ class FleetReport:
                 "time_per_token_p99_s": load.goal.time_per_token_p99,
             },
             "max_gpus": self.most_gpus,
-            "rows": [self._row(card.model, fleet) for card in self.cards for fleet in card.fleets],
+            "rows": [self._fleet_json(card.model, fleet) for card in self.cards for fleet in card.fleets],
         }
 
-    def _row(self, model: str, fleet: SizedFleet) -> dict[str, Any]:
+    def _fleet_json(self, model: str, fleet: SizedFleet) -> dict[str, Any]:
         plan, band, outcome, price = fleet.plan, fleet.band, fleet.outcome, self.price_of(fleet)
         return {
             "model": model,

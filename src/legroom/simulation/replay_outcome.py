@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from legroom.simulation.timeline import Timeline, percentile
 
@@ -79,6 +79,51 @@ class Goal:
         return asdict(self)
 
 
+Verdict = Literal["holds", "holds_with_waiting", "falls_behind"]
+
+
+@dataclass(frozen=True)
+class LoadVerdict:
+    """Whether one server holds a load, and the rates that decide it: per second, or per step."""
+
+    verdict: Verdict
+    arriving: float
+    """Requests that arrive per second while the load lasts."""
+    served: float
+    """Requests that finish per second until the last one is served."""
+    time_per_token_p50: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of `legroom simulate --json` that say whether the load is held."""
+        rates = {name: round(value, 5) for name, value in asdict(self).items() if name != "verdict"}
+        return {"verdict": self.verdict, "load": rates}
+
+
+def load_verdict(timeline: Timeline) -> LoadVerdict:
+    """`holds_with_waiting` where requests are preempted or queue for longer than their prompts take; `falls_behind`
+    where such waits grow as long as the load lasts."""
+    served = list(_served_requests(timeline))
+    _, keeps_up = _wait_growth(served)
+    arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
+    lasted = max(arrivals) - min(arrivals)
+    starts = timeline.clocks.sched_s if timeline.clocks else timeline.first_sched_steps
+    pairs = zip(arrivals, starts, timeline.finish_steps, strict=True)
+    queued = percentile(sorted(float(start - arrival) for arrival, start, step in pairs if step >= 0), 0.99)
+    first_token = percentile(sorted(request.first_token for request in served), 0.99)
+    waits = queued > first_token - queued
+    verdict: Verdict = "holds"
+    if waits and not keeps_up:
+        verdict = "falls_behind"
+    elif waits or timeline.tally.preemptions:
+        verdict = "holds_with_waiting"
+    return LoadVerdict(
+        verdict,
+        (len(arrivals) - 1) / lasted if lasted else float(len(arrivals)),
+        len(served) / _load_duration([timeline], served),
+        percentile(sorted(request.time_per_token for request in served), 0.5),
+    )
+
+
 class ServedRequest(NamedTuple):
     arrival: float
     first_token: float
@@ -93,11 +138,11 @@ class ServedRequest(NamedTuple):
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
     """The joint result of `servers` servers; `timelines` are all of them or an even sample."""
-    served = [request for timeline in timelines for request in _served(timeline)]
+    served = [request for timeline in timelines for request in _served_requests(timeline)]
     good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
     sampled = servers / len(timelines)
-    duration = _duration(timelines, served)
+    duration = _load_duration(timelines, served)
     growth, keeps_up = _wait_growth(served)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     return ReplayOutcome(
@@ -119,7 +164,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
     )
 
 
-def _served(timeline: Timeline) -> Iterator[ServedRequest]:
+def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
     if timeline.clocks is not None:
         arrivals: Sequence[float] = timeline.trace.arrivals
         tokens: Sequence[float] = timeline.clocks.token_s
@@ -133,7 +178,7 @@ def _served(timeline: Timeline) -> Iterator[ServedRequest]:
             yield ServedRequest(float(arrival), float(token - arrival), float(end - arrival), output_len)
 
 
-def _duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
+def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
     """From the first arrival to the last token; steps count from 0."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))

@@ -216,7 +216,7 @@ class LinkEfficiency:
     """PCIe 4.0 with 16 lanes, one way: for cards whose link is not known."""
 
 
-def fitted() -> Efficiency:
+def fitted_efficiency() -> Efficiency:
     """The fit to measured steps."""
     return Efficiency(**_fit_data("step_fit.json")["fitted"])
 
@@ -224,7 +224,11 @@ def fitted() -> Efficiency:
 def roofline(
     hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
 ) -> StepCost:
-    reached, exchanged = reached or fitted(), exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"])
+    """The step cost of one rank from its bytes, operations and the speed of the GPU."""
+    reached, exchanged = (
+        reached or fitted_efficiency(),
+        exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"]),
+    )
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
@@ -272,7 +276,7 @@ def roofline(
     )
 
 
-def fixed(step_s: float) -> StepCost:
+def fixed_cost(step_s: float) -> StepCost:
     """A step cost that is the same for every step."""
     if not step_s > 0:
         raise LegroomError(f"a step cannot take {step_s * 1000:g} ms", "give --step-ms above 0")

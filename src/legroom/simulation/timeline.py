@@ -50,7 +50,7 @@ class Rejection(NamedTuple):
     why: str
 
 
-def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
+def admissible_requests(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
     """1 for every request that can be served, else 0; and the rejections with their reasons."""
     accepted = array("b", bytes([1]) * len(trace))
     rejections: list[Rejection] = []
@@ -127,21 +127,25 @@ class Timeline:
     @property
     def queue_steps(self) -> array[int]:
         """Steps from arrival to first being scheduled, sorted."""
-        if self.clocks is not None:
-            # A trace in seconds has no arrival steps: waits are counted in mean steps.
-            step_s = self.makespan_s / max(1, self.tally.steps)
-            return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds["queue_s"]))
-        return _sorted_waits(self.first_sched_steps, self.arrival_steps)
+        return self._waits("queue_s", self.first_sched_steps)
 
     @property
     def first_token_wait_steps(self) -> array[int]:
         """Steps from arrival to the first token, sorted."""
-        return _sorted_waits(self.first_token_steps, self.arrival_steps)
+        return self._waits("first_token_s", self.first_token_steps)
 
     @property
     def latency_steps(self) -> array[int]:
         """Steps from arrival to the last token, sorted."""
-        return _sorted_waits(self.finish_steps, self.arrival_steps)
+        return self._waits("latency_s", self.finish_steps)
+
+    def _waits(self, name: str, ends: Sequence[int]) -> array[int]:
+        """Sorted steps from arrival. A trace in seconds has no arrival steps: its waits are counted in mean steps."""
+        if self.clocks is None:
+            waits = zip(ends, self.arrival_steps, strict=True)
+            return array("q", sorted(end - start for end, start in waits if end >= 0))
+        step_s = self.makespan_s / max(1, self.tally.steps)
+        return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds[name]))
 
     @property
     def seconds(self) -> dict[str, list[float]]:
@@ -202,9 +206,9 @@ class Timeline:
             "peak_running": tally.peak_running,
             "rejected": len(self.rejections),
             "wasted_slot_ratio": round(self.wasted_slot_ratio, 6),
-            "queue": _percentiles(self.queue_steps, "_steps"),
-            "first_token": _percentiles(self.first_token_wait_steps, "_steps"),
-            "latency": _percentiles(self.latency_steps, "_steps"),
+            "queue": _percentiles_json(self.queue_steps, "_steps"),
+            "first_token": _percentiles_json(self.first_token_wait_steps, "_steps"),
+            "latency": _percentiles_json(self.latency_steps, "_steps"),
             "requests": len(self.trace),
             "peak_waiting": tally.peak_waiting,
             "usable_blocks": self.settings.usable_blocks,
@@ -224,7 +228,7 @@ class Timeline:
                 "makespan_s": round(self.makespan_s, 3),
                 "output_tokens_per_s": round(self.output_tokens_per_s, 3),
                 **{
-                    name: {what: round(value, 4) for what, value in _percentiles(values).items()}
+                    name: {what: round(value, 4) for what, value in _percentiles_json(values).items()}
                     for name, values in self.seconds.items()
                 },
             }
@@ -239,11 +243,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return values[min(len(values), int(rank)) - 1]
 
 
-def _sorted_waits(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
-    return array("q", sorted(end - start for end, start in zip(ends, starts, strict=True) if end >= 0))
-
-
-def _percentiles(values: Sequence[float], unit: str = "") -> dict[str, float]:
+def _percentiles_json(values: Sequence[float], unit: str = "") -> dict[str, float]:
     shares = {f"p{share}{unit}": percentile(values, share / 100) for share in (50, 90, 99)}
     return {**shares, "max": values[-1] if values else 0}
 
@@ -253,7 +253,7 @@ _Maxima = tuple[int, int, int, int]
 _ZEROS: _Maxima = (0, 0, 0, 0)
 
 
-def _maxima(left: _Maxima, right: _Maxima) -> _Maxima:
+def _larger_of_each(left: _Maxima, right: _Maxima) -> _Maxima:
     return tuple(map(max, left, right))  # type: ignore[return-value]
 
 
@@ -267,7 +267,9 @@ class Sampler:
     def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
         """Add `steps` equal steps that begin at `step`."""
         for index in range(step // self._width, (step + steps - 1) // self._width + 1):
-            self._points[index] = _maxima(self._points.get(index, _ZEROS), (used, running, waiting, preemptions))
+            self._points[index] = _larger_of_each(
+                self._points.get(index, _ZEROS), (used, running, waiting, preemptions)
+            )
         while len(self._points) > MAX_SAMPLES:
             self._double_width()
 
@@ -275,7 +277,7 @@ class Sampler:
         self._width *= 2
         merged: dict[int, _Maxima] = {}
         for index, point in self._points.items():
-            merged[index // 2] = _maxima(merged.get(index // 2, _ZEROS), point)
+            merged[index // 2] = _larger_of_each(merged.get(index // 2, _ZEROS), point)
         self._points = merged
 
     def samples(self) -> list[PoolSample]:

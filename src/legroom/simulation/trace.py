@@ -178,14 +178,14 @@ SAMPLED_TOKEN = 7
 _VOCABULARY = range(10, 2000)
 
 
-def stream(name: str, length: int) -> list[int]:
+def stream_tokens(name: str, length: int) -> list[int]:
     """The first `length` tokens of a named stream; longer reads begin with the shorter ones."""
     return random.Random(name).choices(_VOCABULARY, k=length) if length else []
 
 
 def prompt_tokens(request: TraceRequest) -> list[int]:
-    shared = [token for name, start, end in request.prefix for token in stream("P" + name, end)[start:]]
-    return shared + stream("U" + request.id, request.prompt_len - len(shared))
+    shared = [token for name, start, end in request.prefix for token in stream_tokens("P" + name, end)[start:]]
+    return shared + stream_tokens("U" + request.id, request.prompt_len - len(shared))
 
 
 class BlockHasher:

@@ -14,7 +14,7 @@ from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler, SchedulerOutput, SchedulerV0
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible
+from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible_requests
 from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
 
 ReplayEngine = Literal["auto", "reference", "fast", "compiled"]
@@ -89,7 +89,7 @@ class StepByStepReplay:
         self.settings = settings
         self.scheduler = self._make_scheduler()
         self.on_step = on_step
-        self.accepted, self.rejections = admissible(trace, settings)
+        self.accepted, self.rejections = admissible_requests(trace, settings)
         self.requests: list[Request | None] = [None] * len(trace)
         self.tally = Tally()
         self.sampler = Sampler()

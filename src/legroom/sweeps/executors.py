@@ -44,20 +44,20 @@ class ProcessExecutor:
             return
         from concurrent.futures import ProcessPoolExecutor, as_completed
 
-        pool = ProcessPoolExecutor(workers, initializer=_remember, initargs=(work, shared))
+        pool = ProcessPoolExecutor(workers, initializer=_keep_work, initargs=(work, shared))
         try:
-            numbers = {pool.submit(_work_on, item): number for number, item in enumerate(items)}
+            numbers = {pool.submit(_run_kept_work, item): number for number, item in enumerate(items)}
             for finished in as_completed(numbers):
                 yield numbers[finished], finished.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _remember(work: Callable[[Any, Any], Any], shared: Any) -> None:
+def _keep_work(work: Callable[[Any, Any], Any], shared: Any) -> None:
     # Ctrl-C reaches every process of the terminal: the one that collects the results decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared.update(work=work, shared=shared)
 
 
-def _work_on(item: Any) -> Any:
+def _run_kept_work(item: Any) -> Any:
     return _shared["work"](_shared["shared"], item)

@@ -42,14 +42,14 @@ class RayExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
-        ray = _imported()
-        with _connected(ray, self.address):
+        ray = _import_ray()
+        with _ray_session(ray, self.address):
             if self.announce:
-                self.announce(_described(ray))
-            yield from _collected(ray, work, shared, items, self.workers or len(items))
+                self.announce(_cluster_text(ray))
+            yield from _results(ray, work, shared, items, self.workers or len(items))
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     # Set before the import. A cluster that legroom starts for itself reports to nobody.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -60,13 +60,13 @@ def _imported() -> Any:
 
 
 @contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
+def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
     """In a session of Ray's: the caller's own where there is one, which then stays."""
     if ray.is_initialized():
         yield
         return
     try:
-        _reach(address)
+        _check_reachable(address)
         ray.init(
             address,
             include_dashboard=False,
@@ -89,26 +89,26 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _reach(address: str | None) -> None:
+def _check_reachable(address: str | None) -> None:
     """Connect once to an address that is given: Ray itself takes minutes to say that nobody is there."""
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
-def _described(ray: Any) -> str:
+def _cluster_text(ray: Any) -> str:
     nodes = sum(node["Alive"] for node in ray.nodes())
     cores = int(ray.cluster_resources().get("CPU", 0))
     return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"
 
 
-def _collected(
+def _results(
     ray: Any, work: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], at_once: int
 ) -> Iterator[tuple[int, Any]]:
     pickled = pickle.dumps(shared)
     stored, digest = ray.put(pickled), hashlib.sha256(pickled).hexdigest()
     # Spread: a node that is lost takes few items with it, and those are done again elsewhere.
-    remote = ray.remote(_work_on).options(num_cpus=1, max_retries=_MOST_RETRIES, scheduling_strategy="SPREAD")
+    remote = ray.remote(_run_in_worker).options(num_cpus=1, max_retries=_MOST_RETRIES, scheduling_strategy="SPREAD")
     waiting = iter(enumerate(items))
     numbers: dict[Any, int] = {}
 
@@ -120,7 +120,7 @@ def _collected(
         submit(at_once)
         while numbers:
             finished, _ = ray.wait(list(numbers), num_returns=1)
-            result = _result(ray, finished[0])
+            result = _result_or_error(ray, finished[0])
             number = numbers.pop(finished[0])
             submit(1)
             yield number, result
@@ -129,7 +129,7 @@ def _collected(
             ray.cancel(pending, force=True)
 
 
-def _result(ray: Any, reference: Any) -> Any:
+def _result_or_error(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -149,7 +149,7 @@ def _result(ray: Any, reference: Any) -> Any:
 _shared: dict[str, Any] = {}
 
 
-def _work_on(work: Callable[[Any, Any], Any], digest: str, pickled: bytes, item: Any) -> Any:
+def _run_in_worker(work: Callable[[Any, Any], Any], digest: str, pickled: bytes, item: Any) -> Any:
     """In a worker, which keeps what all items share from one item to the next."""
     if digest not in _shared:
         _shared.clear()

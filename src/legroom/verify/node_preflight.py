@@ -100,7 +100,7 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
         return Preflight(node, (NodeCheck("gpus", "failure", message), *_driver_checks(node, release)))
     limit = host_memory or (str(node.memory_limit_bytes) if node.memory_limit_bytes else None)
     fullest = max(node.gpus[:needed], key=lambda card: card.used_bytes)
-    plan = make_plan(args, release, _machine(fullest, there, limit))
+    plan = make_plan(args, release, _machine_of_card(fullest, there, limit))
     checks = (
         _gpu_check(node, needed),
         _memory_check(plan, fullest),
@@ -110,7 +110,7 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
     return Preflight(node, checks, plan)
 
 
-def _machine(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
+def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
     """The card with the memory that other processes use. NVML counts the driver's reserve in total and used; CUDA,
     which vLLM uses, counts it in neither."""
     try:
@@ -175,7 +175,7 @@ def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]
         yield NodeCheck("shm", "ok", f"/dev/shm has {human_bytes(there)}")
 
 
-def this_node(visible_devices: str | None = None) -> NodeState:
+def read_node_state(visible_devices: str | None = None) -> NodeState:
     """The state of this node; `visible_devices` is the server's CUDA_VISIBLE_DEVICES."""
     gpus, driver = nvml_devices(), _driver_version()
     if not gpus:
@@ -201,7 +201,7 @@ def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ""
-    listed = _output_of([program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
+    listed = _command_output([program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
     rows = [[field.strip() for field in line.split(",")] for line in listed.splitlines()]
     rows = [row for row in rows if len(row) == 6 and row[0].isdecimal()]
     slices = _mig_slices(program)
@@ -218,7 +218,7 @@ def _mig_slices(program: str) -> dict[str, list[tuple[str, str]]]:
     """UUID of a card -> profile and UUID of each of its MIG slices, as `nvidia-smi -L` lists them."""
     slices: dict[str, list[tuple[str, str]]] = {}
     card = ""
-    for line in _output_of([program, "-L"]).splitlines():
+    for line in _command_output([program, "-L"]).splitlines():
         if whole := _LISTED_CARD.match(line):
             card = whole["uuid"]
         elif part := _LISTED_SLICE.match(line):
@@ -236,7 +236,7 @@ def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
     return GpuMemory(index, name, uuid, total, 0)
 
 
-def _output_of(command: list[str]) -> str:
+def _command_output(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -161,14 +161,14 @@ class ServerClient:
     async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
         """Switch to text prompts, for servers that accept no token ids."""
         self.accepts_token_ids = False
-        outcome = await self.complete(model, _words(_SAMPLE_WORDS), 1)
+        outcome = await self.complete(model, _filler_text(_SAMPLE_WORDS), 1)
         if outcome.ok and outcome.prompt_tokens:
             self.tokens_per_word = outcome.prompt_tokens / _SAMPLE_WORDS
         return outcome
 
     def text_of(self, tokens: int) -> str:
         """A text of about this many tokens, never more."""
-        return _words(max(1, int(tokens / self.tokens_per_word * 0.98)))
+        return _filler_text(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
         """One streamed completion of exactly `output_len` tokens."""
@@ -187,14 +187,14 @@ class ServerClient:
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
                 if response.status != 200:
-                    return _refused(response.status, await response.text(errors="replace"))
+                    return _refused_outcome(response.status, await response.text(errors="replace"))
                 return await _read_stream(response, started_s)
         except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
             return RequestOutcome(
                 error="a line of the stream is too long to be read", total_s=time.monotonic() - started_s
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _broken(error, started_s)
+            return _failed_outcome(error, started_s)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> RequestOutcome:
         """One request whose answer is not read."""
@@ -204,10 +204,10 @@ class ServerClient:
         try:
             async with self.session.post(self.url + path, json=body) as response:
                 if response.status != 200:
-                    return _refused(response.status, await response.text(errors="replace"))
+                    return _refused_outcome(response.status, await response.text(errors="replace"))
                 await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _broken(error, started_s)
+            return _failed_outcome(error, started_s)
         return RequestOutcome(total_s=time.monotonic() - started_s)
 
     async def _request(
@@ -220,7 +220,9 @@ class ServerClient:
             async with self.session.request(method, self.url + path, json=body, timeout=limit) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise LegroomError(f"{self.url}{path} did not answer: {_reason(error)}", "is it up?", UNREACHABLE) from None
+            raise LegroomError(
+                f"{self.url}{path} did not answer: {_error_reason(error)}", "is it up?", UNREACHABLE
+            ) from None
         if response.status in (401, 403):
             raise ApiKeyMissing(
                 f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
@@ -236,7 +238,7 @@ class ServerClient:
             ) from None
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     import aiohttp
 
     if isinstance(error, TimeoutError):
@@ -266,7 +268,7 @@ async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> Re
             continue
         first = time.monotonic() - started_s if first is None else first
         if b'"error"' in data or b'"usage":{' in data.replace(b" ", b""):
-            event = _event(data)
+            event = _parse_event(data)
             if "error" in event:
                 return RequestOutcome(error=f"the stream ended with {str(event['error'])[:_MAX_ERROR_CHARACTERS]}")
             counted = event.get("usage")
@@ -283,7 +285,7 @@ def _token_count(usage: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _event(data: bytes) -> Mapping[str, Any]:
+def _parse_event(data: bytes) -> Mapping[str, Any]:
     try:
         event = json.loads(data)
     except ValueError:
@@ -291,16 +293,16 @@ def _event(data: bytes) -> Mapping[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def _refused(status: int, body: str) -> RequestOutcome:
+def _refused_outcome(status: int, body: str) -> RequestOutcome:
     refusal = ServerRefusal.read(status, body)
     return RequestOutcome(error=str(refusal), refusal=refusal)
 
 
-def _broken(error: Exception, started_s: float) -> RequestOutcome:
+def _failed_outcome(error: Exception, started_s: float) -> RequestOutcome:
     return RequestOutcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - started_s)
 
 
-def _words(count: int) -> str:
+def _filler_text(count: int) -> str:
     return " ".join(("hello", "world")[number % 2] for number in range(count))
 
 
@@ -308,12 +310,12 @@ def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
     """Send one short request and one at the full context to a server on this machine. The result is None where the
     server has no endpoint to try."""
     try:
-        return asyncio.run(_smoke_test(url, api_key))
+        return asyncio.run(_run_smoke_test(url, api_key))
     except LegroomError as error:
         return False, f"the server is healthy but does not serve: {error.message}"
 
 
-async def _smoke_test(url: str, api_key: str | None, timeout_s: float = 120.0) -> tuple[bool | None, str]:
+async def _run_smoke_test(url: str, api_key: str | None, timeout_s: float = 120.0) -> tuple[bool | None, str]:
     async with ServerClient(url, api_key, verify_tls=False) as server:
         served = await server.served(timeout_s)
         name, length = served.model, served.max_model_len or 0

@@ -133,8 +133,9 @@ def planned_pool(path: str) -> PlannedPool:
 def load_checks(
     run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
+    """The checks of a load run: answers, preemptions, KV use and memory."""
     return [
-        answered_check(run),
+        all_answered_check(run),
         preemption_check(run, limits),
         kv_use_check(run, load, pool, context),
         memory_check(run.samples, limits, *memory, pool_was_cycled=_pool_was_cycled(run, pool)),
@@ -149,7 +150,7 @@ def _pool_was_cycled(run: LoadRun, pool: KvPool | None, rounds: int = 3) -> bool
     return tokens >= rounds * pool.num_blocks * pool.block_size
 
 
-def answered_check(run: LoadRun) -> Check:
+def all_answered_check(run: LoadRun) -> Check:
     if run.failed:
         reasons = {outcome.error for outcome in run.failed}
         text = f"{len(run.failed)} of {plural(len(run.outcomes), 'request')} failed: {min(reasons)}"

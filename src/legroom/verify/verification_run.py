@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import endpoint, is_loopback
@@ -14,9 +15,9 @@ from legroom.records import dataclass
 from legroom.verify.load_run import (
     KvPool,
     Load,
+    LoadMonitor,
     LoadRequest,
     LoadRun,
-    LoadSender,
     MemoryReader,
     memory_reader,
     read_load,
@@ -66,7 +67,7 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
             "say --yes-load-remote if nobody else depends on it now",
         )
     read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
-    return asyncio.run(_verify(request, progress or (lambda share: None)))
+    return asyncio.run(_run_verification(request, progress or (lambda share: None)))
 
 
 def _num_lengths(request: VerificationRequest) -> int:
@@ -74,7 +75,7 @@ def _num_lengths(request: VerificationRequest) -> int:
     return max(request.requests or 0, 400)
 
 
-async def _verify(request: VerificationRequest, progress: Progress) -> Verification:
+async def _run_verification(request: VerificationRequest, progress: Progress) -> Verification:
     async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
         return await VerificationRun(request, server, progress).result()
 
@@ -123,7 +124,7 @@ class VerificationRun:
         sample = await self._first_sample()
         self.pool = _smallest_pool(sample, context) if sample else None
         self._compare_with_plan(self.served)
-        if not await self._short_completion() or not await self._full_context():
+        if not await self._send_short_completion() or not await self._send_full_context():
             return
         await self._run_load(context)
 
@@ -132,7 +133,7 @@ class VerificationRun:
         checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
         self.checks += (check for check in checks if check is not None)
         # No check: --served-model-name gives a model any name.
-        if planned and planned.model and not _same_name(planned.model, served.model):
+        if planned and planned.model and not _is_same_model_name(planned.model, served.model):
             self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
 
     async def _first_sample(self) -> Sample | None:
@@ -145,7 +146,7 @@ class VerificationRun:
             self.notes.append("the server is busy with other requests: what they take is in the figures")
         return sample
 
-    async def _short_completion(self) -> bool:
+    async def _send_short_completion(self) -> bool:
         assert self.served is not None
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self.send(LoadRequest(8, 4), 1)
@@ -189,7 +190,7 @@ class VerificationRun:
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
 
-    async def _full_context(self) -> bool:
+    async def _send_full_context(self) -> bool:
         assert self.served is not None
         length = self.served.max_model_len
         if length is None:
@@ -260,11 +261,90 @@ class VerificationRun:
             return RequestOutcome(error=_TIMED_OUT)
 
 
+class LoadSender:
+    """Sends one request at a time at first, and `concurrency` after the first third."""
+
+    def __init__(self, run: VerificationRun, load: Load, concurrency: int) -> None:
+        self.verification, self.load, self.concurrency = run, load, concurrency
+        self.outcomes: list[RequestOutcome] = []
+        self.open: set[asyncio.Task[RequestOutcome]] = set()
+
+    async def run(self) -> LoadRun:
+        run = self.verification
+        interval = 0.25 if is_loopback(run.request.url) else 1.0
+        monitor = LoadMonitor(run.server, interval, run.memory, lambda: len(self.open))
+        first = await monitor.sample()
+        monitoring = asyncio.create_task(monitor.run())
+        started_s, interrupted = time.monotonic(), ""
+        try:
+            async with asyncio.timeout(max(0.0, run.deadline_s - started_s)):
+                await self._send_all()
+        except TimeoutError:
+            interrupted = f"the time was up (--timeout {run.request.timeout_s:g} s)"
+        except asyncio.CancelledError:
+            interrupted, run.interrupted = "interrupted", True
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+        seconds = time.monotonic() - started_s
+        await self._cancel_open()
+        monitoring.cancel()
+        with suppress(asyncio.CancelledError):
+            await monitoring
+        # vLLM counts a preemption when its request runs again, so the last sample waits until nothing runs.
+        if not await monitor.drained() and not monitor.problem:
+            run.notes.append("the server had not finished when the last reading was taken")
+        if monitor.problem and first is not None:  # otherwise it was reported at the start
+            run.notes.append(f"a look at the metrics failed: {monitor.problem}")
+        preemptions = _preemptions_between(first, monitor.last)
+        return LoadRun(
+            self.load.name,
+            len(self.load.requests),
+            self.concurrency,
+            tuple(self.outcomes),
+            tuple(monitor.samples),
+            seconds,
+            preemptions,
+            interrupted,
+        )
+
+    async def _send_all(self) -> None:
+        requests = self.load.requests
+        ramp = max(1, len(requests) // 3)
+        for number, request in enumerate(requests):
+            allowed = min(self.concurrency, 1 + (self.concurrency - 1) * number // ramp)
+            while len(self.open) >= allowed:
+                await self._wait_for_one()
+            self.open.add(
+                asyncio.create_task(self.verification.send(request, 1000 + number + self.verification.request.seed))
+            )
+        while self.open:
+            await self._wait_for_one()
+
+    async def _wait_for_one(self) -> None:
+        done, self.open = await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
+        self.outcomes += (task.result() for task in done)
+        self.verification.progress(len(self.outcomes) / len(self.load.requests))
+
+    async def _cancel_open(self) -> None:
+        """Close the connections; vLLM then aborts the requests and frees their blocks."""
+        for task in self.open:
+            task.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+        self.open = set()
+
+
+def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:
+    if first is None or last is None or first.preemptions is None or last.preemptions is None:
+        return None
+    return round(last.preemptions - first.preemptions)
+
+
 def _duration_text(outcome: RequestOutcome, tokens: int) -> str:
     return f"a request of {tokens:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
 
 
-def _same_name(name: str, other: str) -> bool:
+def _is_same_model_name(name: str, other: str) -> bool:
     """Whether two model names have the same last part: `/models/Qwen3-8B` and `Qwen/Qwen3-8B`."""
     return name.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 

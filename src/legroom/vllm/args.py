@@ -130,8 +130,8 @@ class EngineSettings:
 
     @property
     def gpus_used(self) -> int:
-        """tensor x pipeline x data-parallel size."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        """tensor x pipeline x data x prefill-context parallel size."""
+        return self.expert_ranks * self.pipeline_parallel_size
 
     @property
     def expert_ranks(self) -> int:

@@ -42,6 +42,15 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         return
     for needs in dict.fromkeys(_needs(settings, model, gpu, release)):
         yield from _refusal(needs, named, table, gpu, release)
+        # Up to 0.28 the selected backend is asked for DCP, not the backends before the selection.
+        if settings.decode_context_parallel_size > 1 and not needs.decode_context_parallel:
+            chosen = named or _runs(table, needs)
+            if chosen and not table.shares_contexts(chosen):
+                yield (
+                    "Decode Context Parallelism (DCP) requires attention implementations to return the softmax LSE "
+                    f"during decode, but {chosen} does not.",
+                    "leave --decode-context-parallel-size out, or use another --attention-backend",
+                )
         if has_block_sparse(model) and release.at_least("0.25.0"):
             # Up to 0.28 the first layer's backend alone sets the block size.
             size = settings.block_size or (128 if release.at_least("0.29.0") else 16)
@@ -138,7 +147,7 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
         "block_size": settings.block_size,
         "kv_connector": is_given(settings.given, "--kv-transfer-config"),
         "prefill_context_parallel": settings.prefill_context_parallel_size > 1,
-        "decode_context_parallel": settings.decode_context_parallel_size > 1,
+        "decode_context_parallel": settings.decode_context_parallel_size > 1 and release.at_least("0.29.0"),
     }
     prefix = masks_images(settings.given, model, release)
     if model.draft is not None:

@@ -131,7 +131,7 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
         supported = not is_hybrid(model) or release.at_least("0.28.0")
     if (is_hybrid(model) or is_attention_free(model)) and release.before("0.11.1"):
         return False
-    if is_encoder_decoder(model):
+    if is_encoder_decoder(model) and release.before("0.16.0"):  # later releases say so and keep what is given
         return False
     return supported if args.enable_prefix_caching is None else args.enable_prefix_caching
 

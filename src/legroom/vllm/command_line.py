@@ -11,7 +11,7 @@ from typing import Any
 
 from legroom.facts.flags import Flag, dest_name, flag_name, flags_ever, flags_of
 from legroom.facts.releases import Release
-from legroom.masking import PLACEHOLDER, hides_inside, shown_word
+from legroom.masking import PLACEHOLDER, is_secret_json_key, shown_word
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.flag_values import FIELDS, SPECULATIVE_FIELDS, as_words, looks_like_flag
@@ -251,7 +251,7 @@ def without_secrets(words: Iterable[str], release: Release | None = None) -> Ite
     """The words of a command and its variables, with placeholders for keys, tokens and credentials."""
     for part in command_parts(tuple(words), release):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
-        if part.name and hides_inside(part.words[0].partition("=")[0].partition(".")[2]):
+        if part.name and is_secret_json_key(part.words[0].partition("=")[0].partition(".")[2]):
             hidden = PLACEHOLDER
         if hidden is None:
             yield from map(shown_word, part.words)

@@ -228,7 +228,7 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
             yield f"{block.intermediate_size} is not divisible by {expert_ranks}", hint
     for encoder in built_encoders(settings.given, model, release):
         # Audio encoders are not split.
-        split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given)
+        split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given, model)
         weights = [weight for weight in encoder.weights if weight.split]
         sizes = {weight.outputs if weight.split == "out" else weight.inputs for weight in weights}
         for size in sorted(sizes | {encoder.heads}):

@@ -31,7 +31,7 @@ from legroom.vllm.cudagraphs import estimate_applied, graph_plan, num_speculativ
 from legroom.vllm.engine_selection import engine_of, runner_of
 from legroom.vllm.precision import activation_dtype, kv_cache_dtype
 from legroom.vllm.setting_checks import check_given, check_length, check_settings
-from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling
+from legroom.vllm.traits import has_chunked_attention, has_state, is_bidirectional, is_pooling
 
 
 def served_model(args: ServeArgs) -> Model:
@@ -176,7 +176,9 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         notes=tuple(notes + _ignored(args, release, engine)),
     )
     check_settings(settings, model)
-    return settings
+    # The checks take what is given; without a KV cache the engine then turns chunked prefill off.
+    no_cache = is_bidirectional(model) and release.at_least("0.16.0")
+    return replace(settings, enable_chunked_prefill=False) if no_cache else settings
 
 
 def _utilization(args: ServeArgs, release: Release) -> float:

@@ -124,9 +124,14 @@ def built_encoders(args: ServeArgs, model: Model, release: Release) -> tuple[Mod
     return tuple(encoder for encoder in model.modalities if not encoder.kinds <= barred)
 
 
-def replicates_encoders(args: ServeArgs) -> bool:
-    """Whether the encoders are replicated on every tensor-parallel rank (--mm-encoder-tp-mode data)."""
-    return other_value(args, "--mm-encoder-tp-mode") == "data"
+def replicates_encoders(args: ServeArgs, model: Model) -> bool:
+    """Whether every tensor-parallel rank holds the whole encoders: --mm-encoder-tp-mode data, and Kimi's and
+    DeepSeek's where the ranks do not divide the heads (is_vit_use_data_parallel)."""
+    ranks = args.tensor_parallel_size or 1
+    falls_back = model.architecture.startswith(("KimiK25", "KimiK3", "DeepseekV4"))
+    return other_value(args, "--mm-encoder-tp-mode") == "data" or (
+        falls_back and any(encoder.heads % ranks for encoder in model.modalities)
+    )
 
 
 def is_bidirectional(model: Model) -> bool:

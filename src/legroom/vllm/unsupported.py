@@ -388,7 +388,7 @@ def _mx_groups(method: str, settings: EngineSettings, model: Model, release: Rel
     """Online MXFP4 and MXFP8 quantize groups of 32 inputs, in the encoders too."""
     if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
         return
-    ranks = 1 if replicates_encoders(settings.given) else settings.tensor_parallel_size
+    ranks = 1 if replicates_encoders(settings.given, model) else settings.tensor_parallel_size
     for encoder in built_encoders(settings.given, model, release):
         for weight in encoder.weights:
             inputs = weight.inputs // ranks if weight.split == "in" else weight.inputs

@@ -17,7 +17,7 @@ from legroom.facts.log_messages import (
     message_patterns,
     oom_parts,
     size_bytes,
-    typed,
+    typed_groups,
 )
 from legroom.records import dataclass, field
 from legroom.regex import PatternSet, compiled, escaped
@@ -32,6 +32,8 @@ _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
 _SINGLE_LINE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
 """Lines about optional steps: a library that is not found is no failure there."""
+_QUOTING = re.compile(r"^Dumping |\bFAILED \S+::")
+"""Lines that name files for other reasons than a traceback: dumped inputs, pytest's summary."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
@@ -90,11 +92,11 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         match = compiled(_message_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
-        if message.role == "frame" and (_NO_TRACEBACK.search(head) or first.startswith("Dumping ")):
+        if message.role == "frame" and (_NO_TRACEBACK.search(head) or _QUOTING.search(first[:200])):
             continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
-        facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
+        facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
                 message.id,
@@ -212,7 +214,7 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
     for pattern in oom_parts().numbers:
         match = compiled(pattern).search(window)
         if match:
-            for name, value in typed(match.groupdict()).items():
+            for name, value in typed_groups(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
     others = sizes_bytes(match["used_size"] for match in compiled(oom_parts().process).finditer(window))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain, pairwise
 
+from legroom.facts.log_messages import message_openings, message_patterns
 from legroom.records import dataclass
 
 _SAMPLE_BYTES = 256 * 1024
@@ -72,12 +74,12 @@ def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         return
     pending = b""
     for piece in chain((first,), source):
-        whole, rest = _rejoin((pending + piece).split(b"\n"), width, more=True)
+        whole, rest = _join_wrapped_lines((pending + piece).split(b"\n"), width, more=True)
         pending = b"\n".join(rest)
         if whole:
             yield b"\n".join(whole) + b"\n"
     if pending:
-        yield b"\n".join(_rejoin(pending.split(b"\n"), width, more=False)[0])
+        yield b"\n".join(_join_wrapped_lines(pending.split(b"\n"), width, more=False)[0])
 
 
 def line_width(sample: str) -> LineWidth | None:
@@ -98,13 +100,30 @@ def line_width(sample: str) -> LineWidth | None:
         for line, following in pairwise(lines)
     )
     at_spaces = broken > full == spaced > 0
+    # One message of a few lines: every line but the last is broken.
+    is_unusual = broken > full and longest not in _USUAL_WIDTHS
+    if 0 < broken == filled - 1 < _SHORT and not spaced and (is_unusual or _parts_known_words(lines)):
+        return at_words if longest >= _USUAL_NARROWEST or broken >= _FEWEST_BREAKS else None
     if broken > 2 * full or at_spaces or (broken > full == 1 and longest not in _USUAL_WIDTHS):
         return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
     enough = full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE)
     return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
 
 
-def _rejoin(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
+def _parts_known_words(lines: list[str]) -> bool:
+    """Whether every line ends and the next begins with a whole word of known messages, so that none was divided."""
+    filled = [words for line in lines if (words := line.lower().split())]
+    pairs = [(before[-1], after[0]) for before, after in pairwise(filled)]
+    return all(word in _message_words() for pair in pairs for word in pair)
+
+
+@cache
+def _message_words() -> frozenset[str]:
+    words = (word for message in message_patterns() for mark in message.marks for word in mark.lower().split())
+    return frozenset((*words, *" ".join(message_openings()).lower().split()))
+
+
+def _join_wrapped_lines(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
     """The joined lines, and the last lines that may continue where more text follows."""
     whole: list[bytes] = []
     number = 0
@@ -180,7 +199,7 @@ def read_line(number: int, raw: str) -> LogLine:
     """A line with process, rank, pid and time read from its prefixes."""
     text = server_text(raw)
     head = text[:400]
-    process = _process(head) if "pid=" in head else None
+    process = _process_label(head) if "pid=" in head else None
     rank = _RANK.search(head) if "rank" in head or "Worker" in head else None
     at = _LOGGED_AT.search(head)
     return LogLine(
@@ -190,7 +209,7 @@ def read_line(number: int, raw: str) -> LogLine:
         process["label"] if process else "",
         _first_int(rank.groups()) if rank else (int(process["rank"]) if process and process["rank"] else None),
         int(process["pid"][:12]) if process else None,
-        _time(head),
+        _time_of_line(head),
         f"{at[1]}{at[2].rpartition('/')[2]}" if at else "",
     )
 
@@ -231,11 +250,11 @@ def plain_line(raw: str) -> str:
         line = line.rpartition("\r")[2] or line
     stripped = line.strip()
     if stripped.startswith("{") and stripped.endswith("}"):
-        line = _from_json(stripped) or line
+        line = _message_of_json(stripped) or line
     return _CONTROL.sub(" ", line) if _CONTROL.search(line) else line
 
 
-def _from_json(text: str) -> str | None:
+def _message_of_json(text: str) -> str | None:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -249,7 +268,7 @@ def _from_json(text: str) -> str | None:
     return _COLOUR.sub("", message).rstrip("\r\n")
 
 
-def _process(head: str) -> re.Match[str] | None:
+def _process_label(head: str) -> re.Match[str] | None:
     """The last process label in front of a line, after Ray's own."""
     last = _PROCESS.search(head)
     while last and (behind := _PROCESS.match(head, last.end())):
@@ -257,7 +276,7 @@ def _process(head: str) -> re.Match[str] | None:
     return last
 
 
-def _time(head: str) -> str:
+def _time_of_line(head: str) -> str:
     match = _VLLM_TIME.search(head)
     if match:
         return match[1]

@@ -45,7 +45,7 @@ def pieces_of_file(path: str) -> Iterator[bytes]:
     except OSError as error:
         raise LegroomError(f"cannot read {path}: {error.strerror or error}", "check its permissions") from None
     with stream:
-        yield from _pieces(stream, path)
+        yield from _opened_pieces(stream, path)
 
 
 def pieces_of_stdin() -> Iterator[bytes]:
@@ -53,7 +53,7 @@ def pieces_of_stdin() -> Iterator[bytes]:
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         raise LegroomError("no log was given", "legroom diagnose vllm.log, or: kubectl logs POD | legroom diagnose -")
-    yield from _pieces(stream.buffer, "standard input")
+    yield from _opened_pieces(stream.buffer, "standard input")
 
 
 def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> Iterator[bytes]:
@@ -67,7 +67,7 @@ def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> 
     assert process.stdout is not None
     head = b""
     with closing(process.stdout):
-        for piece in _pieces(process.stdout, what):
+        for piece in _opened_pieces(process.stdout, what):
             head = head or piece[:400]
             yield piece
     if process.wait(timeout=timeout_s) != 0:
@@ -75,7 +75,7 @@ def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> 
         raise LegroomError(f"{words[0]} could not give the log of {what}: {printed[0]}")
 
 
-def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def _opened_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     try:
         head = stream.read(PIECE_BYTES)
         if not head:

@@ -90,7 +90,7 @@ def engine_facts(config: str) -> dict[str, Any]:
     for name, pattern in _ENGINE_FACTS.items():
         match = pattern.search(config)
         if match:
-            value = _literal(match["value"])
+            value = _python_literal(match["value"])
             if value is not None:
                 facts[name] = value
     sizes = _CAPTURE_SIZES.search(config)
@@ -107,7 +107,7 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
     if mapping is not None:
         given |= _read_printed_or_truncated(mapping)
     model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
-    chosen = {name: _value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
+    chosen = {name: _typed_value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
     for name, value in facts.items():
         if name != "cudagraph_capture_sizes" and chosen.get(name) is None:
             chosen[name] = value
@@ -125,7 +125,7 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
     printed = read_printed(text)
     if mapping is None:
         printed = given_only(printed, release)
-    named = {name: _value(name, value) for name, value in printed.values.items() if name in _FIELDS}
+    named = {name: _typed_value(name, value) for name, value in printed.values.items() if name in _FIELDS}
     speculative = {key: printed.values[name] for name, key in SPECULATIVE_FIELDS.items() if printed.values.get(name)}
     chosen = {name: value for name, value in named.items() if value is not None}
     if speculative:
@@ -140,14 +140,14 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
     """Flags that do not affect memory, as far as the engine's config line shows them."""
     named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
-    values = {name: _literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
+    values = {name: _python_literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
     values = {name: value.lower() if name == "load_format" else value for name, value in values.items()}
     same = {name for name in ("tokenizer", "served_model_name") if values.get(name) == model}
     printed = PrintedFlags({name: value for name, value in values.items() if name not in same})
     return other_words(given_only(printed, release), release)
 
 
-def _value(name: str, value: Any) -> Any:
+def _typed_value(name: str, value: Any) -> Any:
     """The value if it has the field's type; the repr of an object is no value."""
     kind = str(ServeArgs.__dataclass_fields__[name].type)
     if kind.startswith("Mapping"):
@@ -168,18 +168,18 @@ def _value(name: str, value: Any) -> Any:
 def _read_printed_or_truncated(text: str) -> dict[str, Any]:
     """Every name with a plain value, also after the place where the line was truncated."""
     printed = read_printed(text)
-    return dict(printed.values) if printed.is_whole else _pairs(text) | dict(printed.values)
+    return dict(printed.values) if printed.is_whole else _plain_pairs(text) | dict(printed.values)
 
 
-def _pairs(text: str) -> dict[str, Any]:
+def _plain_pairs(text: str) -> dict[str, Any]:
     """Names with plain values, outermost first; other text is skipped."""
     pairs: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
-        pairs.setdefault(pair["name"], _literal(pair["value"]))
+        pairs.setdefault(pair["name"], _python_literal(pair["value"]))
     return pairs
 
 
-def _literal(text: str) -> Any:
+def _python_literal(text: str) -> Any:
     text = text.strip()
     try:
         return ast.literal_eval(text)
@@ -225,7 +225,7 @@ def read_printed(text: str) -> PrintedFlags:
 
 def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
     """Without values that equal the release's default, or any release's where it is not known."""
-    by_dest = _by_dest(release)
+    by_dest = _flags_by_dest(release)
     values = {
         name: value
         for name, value in printed.values.items()
@@ -238,24 +238,24 @@ def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
 def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool = False) -> tuple[str, ...]:
     """Flags without a field in `ServeArgs`, as typed."""
     words: list[str] = []
-    by_dest = _by_dest(release)
+    by_dest = _flags_by_dest(release)
     for name, value in printed.values.items():
         flag = by_dest.get(name)
         if flag is None or name in FIELDS or name in _NOT_FLAGS or name in SPECULATIVE_FIELDS:
             continue
         if value is None or value in ([], {}, "") or (from_llm and name in _SET_BY_LLM_CLASS):
             continue
-        words += _words(flag, value)
+        words += _flag_words(flag, value)
     return tuple(words)
 
 
 def hidden_flag_names(printed: PrintedFlags, release: Release | None) -> tuple[str, ...]:
     """Flags that were given with a value that the log does not show."""
-    by_dest = _by_dest(release)
+    by_dest = _flags_by_dest(release)
     return tuple(by_dest[name].name for name in printed.unread if name in by_dest and name not in _NOT_FLAGS)
 
 
-def _words(flag: Flag, value: Any) -> list[str]:
+def _flag_words(flag: Flag, value: Any) -> list[str]:
     if isinstance(value, dict) or (isinstance(value, list) and not flag.kind.startswith("list:")):
         return [flag.name, json.dumps(value)]
     if isinstance(value, bool) and flag.kind not in ("switch", "bool", "optbool"):
@@ -263,7 +263,7 @@ def _words(flag: Flag, value: Any) -> list[str]:
     return flag_words(flag, value)
 
 
-def _by_dest(release: Release | None) -> dict[str, Flag]:
+def _flags_by_dest(release: Release | None) -> dict[str, Flag]:
     table = {flag.dest: flag for flag in flags_ever().values()}
     return table if release is None else table | {flag.dest: flag for flag in flags_of(release).values()}
 

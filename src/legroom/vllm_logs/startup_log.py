@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
+from legroom.facts.log_messages import LineKind, Value, startup_lines, typed_groups
 from legroom.facts.releases import logged_release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
@@ -103,7 +103,7 @@ def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
     lines = text.splitlines() if isinstance(text, str) else text
     for number, raw in enumerate(lines, 1):
         line = plain_line(raw)
-        yield from events_in_line(line, number, _process(line))
+        yield from events_in_line(line, number, _process_of_line(line))
 
 
 def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEvent]:
@@ -114,7 +114,7 @@ def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEven
         match = compiled(pattern).search(line)
         if match is None or line[: match.start()].endswith(excluded_prefixes):
             continue
-        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
+        fields = typed_groups({name: value for name, value in match.groupdict().items() if value is not None})
         yield StartupEvent(number, form.id, form.kind, process, fields, line[:2000].strip())
 
 
@@ -158,20 +158,20 @@ def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
     config = _first_value(events, "config")
     facts = engine_facts(str(config)) if config else {}
     mapping, namespace = _first_value(events, "mapping"), _first_value(events, "namespace")
-    args = merged_args(_text(mapping), _text(namespace), facts)
+    args = merged_args(_text_or_none(mapping), _text_or_none(namespace), facts)
     if not args.model:
-        args = replace(args, model=_text(_first_value(events, "model")) or "")
+        args = replace(args, model=_text_or_none(_first_value(events, "model")) or "")
     from_server = any(event.id in ("api_server", "namespace") or "APIServer" in event.process for event in events)
     batched = _first_value(events, "max_num_batched_tokens_count")
     if args.max_num_batched_tokens is None and isinstance(batched, int):
         args = replace(args, max_num_batched_tokens=batched)
-    usage: Usage = "serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"
-    version = _text(_first_value(events, "version"))
+    usage: Usage = "serve" if from_server or "model_tag" in (_text_or_none(mapping) or "") else "llm"
+    version = _text_or_none(_first_value(events, "version"))
     try:
         release = known_release(version) if version else None
     except LegroomError:
         release = None
-    given = given_args(_text(mapping), _text(namespace), release, usage == "llm")
+    given = given_args(_text_or_none(mapping), _text_or_none(namespace), release, usage == "llm")
     others = given.args.others or (engine_words(str(config), args.model, release) if config else ())
     gpu = _first_value(events, "gpu") or _first_value(events, "gpu_underscored")
     return replace(
@@ -180,40 +180,40 @@ def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
         args=replace(args, usage=usage, others=others),
         given=given,
         args_known=mapping is not None or namespace is not None,
-        architecture=_text(_first_value(events, "architecture")),
-        runner=_text(_first_value(events, "runner")),
-        world_size=_largest(events, "world_size_count"),
+        architecture=_text_or_none(_first_value(events, "architecture")),
+        runner=_text_or_none(_first_value(events, "runner")),
+        world_size=_largest_value(events, "world_size_count"),
         gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
         compiled=_first_value(events, "compiled") is not None,
     )
 
 
 def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
-    estimate = _largest(events, "graph_estimate_bytes")
-    weights = _largest(events, "weights_bytes")
-    consumed = _largest(events, "consumed_bytes")
-    non_torch = _largest(events, "non_torch_bytes")
+    estimate = _largest_value(events, "graph_estimate_bytes")
+    weights = _largest_value(events, "weights_bytes")
+    consumed = _largest_value(events, "consumed_bytes")
+    non_torch = _largest_value(events, "non_torch_bytes")
     if non_torch is None and consumed is not None and weights is not None:
         # 0.27+ prints weights and non-torch as one sum, read from the device.
         non_torch = consumed - weights
     applied = _graph_estimate_applied(startup.vllm, events)
-    activation = _largest(events, "activation_bytes")
-    peak = _largest(events, "peak_activation_bytes")
+    activation = _largest_value(events, "activation_bytes")
+    peak = _largest_value(events, "peak_activation_bytes")
     if activation is None and peak is not None:
         # The summary of 0.18 and of 0.27+ adds the applied graph estimate to the activation peak.
         inside = applied and _summary_includes_graphs(startup.vllm)
         activation = peak - (estimate or 0 if inside else 0)
-    explicit = _smallest(events, "explicit_kv_bytes")
-    available = _smallest(events, "available_kv_bytes")
+    explicit = _smallest_value(events, "explicit_kv_bytes")
+    available = _smallest_value(events, "available_kv_bytes")
     return replace(
         startup,
-        gpu_total_bytes=_largest(events, "total_bytes"),
-        free_at_start_bytes=_smallest(events, "free_bytes"),
+        gpu_total_bytes=_largest_value(events, "total_bytes"),
+        free_at_start_bytes=_smallest_value(events, "free_bytes"),
         weights_bytes=weights,
         activation_bytes=activation,
         non_torch_bytes=non_torch,
         graph_estimate_bytes=estimate if applied else (0 if estimate is not None else None),
-        graph_bytes=_largest(events, "graphs_bytes"),
+        graph_bytes=_largest_value(events, "graphs_bytes"),
         available_kv_bytes=available if explicit is None else explicit,
         explicit_kv=explicit is not None,
     )
@@ -233,14 +233,14 @@ def _summary_includes_graphs(vllm: str | None) -> bool:
 
 
 def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
-    concurrency = _smallest(events, "concurrency_ratio")
+    concurrency = _smallest_value(events, "concurrency_ratio")
     length = _first_value(events, "concurrency_len_count")
     override = _first_value(events, "override_blocks_count")
-    blocks = override if override is not None else _smallest(events, "blocks_count")
+    blocks = override if override is not None else _smallest_value(events, "blocks_count")
     return replace(
         startup,
         blocks=int(blocks) if blocks is not None else None,
-        tokens=_smallest(events, "tokens_count"),
+        tokens=_smallest_value(events, "tokens_count"),
         max_concurrency=concurrency,
         concurrency_len=int(length) if length is not None else None,
     )
@@ -250,13 +250,13 @@ def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
     ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
     failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
     if failed is not None and (ready is None or failed < ready):
-        return replace(startup, outcome="failed", failure=_failure(events, failed))
+        return replace(startup, outcome="failed", failure=_startup_failure(events, failed))
     # Old releases used as a library print no "ready" line; the cache size comes after the last memory check.
     sized = startup.blocks is not None or startup.tokens is not None
     return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
-def _failure(events: list[StartupEvent], index: int) -> StartupFailure:
+def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
     event = events[index]
     id_ = event.id
     if id_ == "out_of_memory":
@@ -273,19 +273,19 @@ def _failure(events: list[StartupEvent], index: int) -> StartupFailure:
         id_ = "cudagraph_capture_oom"
     elif id_ == "free_memory_lt_requested":
         return StartupFailure(
-            id_, event.line_number, event.text, _int(event, "needed_bytes"), _int(event, "free_bytes")
+            id_, event.line_number, event.text, _int_of_event(event, "needed_bytes"), _int_of_event(event, "free_bytes")
         )
     return StartupFailure(
         id_,
         event.line_number,
         event.text,
-        _int(event, "needed_bytes"),
-        _int(event, "available_bytes"),
-        _int(event, "estimated_len_count"),
+        _int_of_event(event, "needed_bytes"),
+        _int_of_event(event, "available_bytes"),
+        _int_of_event(event, "estimated_len_count"),
     )
 
 
-def _process(line: str) -> str:
+def _process_of_line(line: str) -> str:
     match = _PROCESS.search(line[:400])
     if not match:
         return ""
@@ -297,22 +297,22 @@ def _first_value(events: list[StartupEvent], name: str) -> Value | None:
     return next((event.fields[name] for event in events if name in event.fields), None)
 
 
-def _values(events: list[StartupEvent], name: str) -> list[Any]:
+def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
     return [event.fields[name] for event in events if name in event.fields]
 
 
-def _largest(events: list[StartupEvent], name: str) -> Any:
-    return max(_values(events, name), default=None)
+def _largest_value(events: list[StartupEvent], name: str) -> Any:
+    return max(_values_of_name(events, name), default=None)
 
 
-def _smallest(events: list[StartupEvent], name: str) -> Any:
-    return min(_values(events, name), default=None)
+def _smallest_value(events: list[StartupEvent], name: str) -> Any:
+    return min(_values_of_name(events, name), default=None)
 
 
-def _int(event: StartupEvent, name: str) -> int | None:
+def _int_of_event(event: StartupEvent, name: str) -> int | None:
     value = event.fields.get(name)
     return value if isinstance(value, int) else None
 
 
-def _text(value: Value | None) -> str | None:
+def _text_or_none(value: Value | None) -> str | None:
     return None if value is None else str(value)

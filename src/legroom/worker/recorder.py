@@ -44,7 +44,7 @@ from legroom.worker.worker_memory import (
     allocator_state,
     card_use,
     initialized_cuda,
-    read_host,
+    read_host_memory,
     worker_rank,
 )
 
@@ -124,14 +124,18 @@ class BlackBoxRecorder:
             request = FailedRequest(
                 int(wanted[1]) if wanted else None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS]
             )
-            if self._last is not None and time.time() - self._last[0] < _SAME_FAILURE_S and self._adds_to_last(request):
+            if (
+                self._last is not None
+                and time.time() - self._last[0] < _SAME_FAILURE_S
+                and self._is_last_failure(request)
+            ):
                 return
             frames = _frames_of(error)
             self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
         except BaseException as problem:
             _log_failure(problem)
 
-    def _adds_to_last(self, request: FailedRequest) -> bool:
+    def _is_last_failure(self, request: FailedRequest) -> bool:
         """Whether the last record is of the same failure; the text is then added to it."""
         assert self._last is not None
         written_s, record, path = self._last
@@ -165,46 +169,46 @@ class BlackBoxRecorder:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return
             self._written += 1
-            self._settings = _or_none(stack.engine_settings, frames) or self._settings
+            self._settings = _result_or_none(stack.engine_settings, frames) or self._settings
             record = BlackBox(
                 round(time.time(), 3),
                 trigger,
                 _process_versions(),
                 request,
-                host=_or_none(_host_memory),
-                step=_or_none(stack.engine_step, frames),
+                host=_result_or_none(_host_memory),
+                step=_result_or_none(stack.engine_step, frames),
                 settings=masked(self._settings),
                 history=(*self._earlier, *self._recent),
             )
             cuda = initialized_cuda()
             if cuda is not None:
                 number = cuda.current_device() if device is None else device
-                allocator = _or_none(lambda: allocator_state(cuda, number, with_blocks=True))
+                allocator = _result_or_none(lambda: allocator_state(cuda, number, with_blocks=True))
                 record = replace(
                     record, allocator=allocator, card=_card_memory(cuda, number, allocator, free_bytes, limit_bytes)
                 )
-            path = self._store(record)
+            path = self._write_record(record)
             self._last = time.time(), record, path
 
-    def _store(self, record: BlackBox) -> Path | None:
+    def _write_record(self, record: BlackBox) -> Path | None:
         text = _bounded_json(record)
         name = (
             f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.time_s))}-{os.getpid()}-{self._written}.json"
         )
-        for folder in _folders():
+        for folder in _record_folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write_atomically(folder / name, text)
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
-            _remove_oldest(folder)
+            _remove_oldest_records(folder)
             return folder / name
         LOG.error("legroom black box: %s", _log_line(record))
         return None
 
 
-def _or_none(make: Any, *arguments: Any) -> Any:
+def _result_or_none(make: Any, *arguments: Any) -> Any:
     """The result of a call; None where it fails, because the other parts of a record are still useful."""
     try:
         return make(*arguments)
@@ -216,23 +220,23 @@ def _process_versions() -> WorkerProcess:
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
-    return WorkerProcess(os.getpid(), worker_rank(), _version(vllm), _version(torch), platform)
+    return WorkerProcess(os.getpid(), worker_rank(), _module_version(vllm), _module_version(torch), platform)
 
 
-def _version(module: Any) -> str | None:
+def _module_version(module: Any) -> str | None:
     version = getattr(module, "__version__", None)
     return None if version is None else str(version)
 
 
 def _host_memory() -> WorkerHostMemory:
-    return replace(read_host(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
+    return replace(read_host_memory(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
 def _card_memory(
     cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
 ) -> CardMemory:
-    use = _or_none(card_use, cuda, device)
-    total = _or_none(lambda: int(cuda.get_device_properties(device).total_memory))
+    use = _result_or_none(card_use, cuda, device)
+    total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     if use is None:
         return CardMemory(str(device), None, total, free_bytes)
     if free_bytes is None and total is not None and use.used_bytes is not None:
@@ -256,7 +260,7 @@ def _frames_of(error: BaseException) -> list[FrameType]:
     return [*reversed(raised), *stack.with_callers(raised[0].f_back)]
 
 
-def _folders() -> Iterator[Path]:
+def _record_folders() -> Iterator[Path]:
     """Folders for records, best first; the last one is in memory, so a full disk does not matter."""
     given = os.environ.get(FOLDER)
     if given:
@@ -267,7 +271,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write atomically."""
+    """Write to a temporary file and rename it, so that no reader sees half a record."""
     new = path.with_suffix(".new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -279,9 +283,9 @@ def _write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def _remove_oldest(folder: Path) -> None:
+def _remove_oldest_records(folder: Path) -> None:
     for old in sorted(folder.glob(f"{PREFIX}*.json"))[:-_MOST_FILES]:
-        _or_none(lambda path=old: path.unlink(missing_ok=True))
+        _result_or_none(lambda path=old: path.unlink(missing_ok=True))
 
 
 def _bounded_json(record: BlackBox) -> str:

@@ -62,12 +62,12 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
     """The step that the innermost frame with one computes."""
     output, batch = _innermost_local(frames, _STEP), _innermost_local(frames, _BATCH)
     tokens: Any = getattr(output, "num_scheduled_tokens", None)
-    batched = _batch_tokens(batch)
+    batched = _scheduled_tokens_of_batch(batch)
     if batched and (not isinstance(tokens, dict) or tokens.keys() != batched.keys()):
         output, tokens = batch, batched  # the engine's outer frames may be at the next step already
     if not isinstance(tokens, dict):
         return None
-    return _step(output, tokens, _known_requests(frames))
+    return _recorded_step(output, tokens, _known_requests(frames))
 
 
 def _innermost_local(frames: list[FrameType], name: str) -> Any:
@@ -80,14 +80,14 @@ def _innermost_local(frames: list[FrameType], name: str) -> Any:
     return None
 
 
-def _batch_tokens(batch: Any) -> dict[str, int]:
+def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
     names, counts = getattr(batch, "req_ids", None), getattr(batch, "num_scheduled_tokens", None)
     if not isinstance(names, list) or counts is None:
         return {}
     return {str(name): int(count) for name, count in zip(names, counts, strict=False)}
 
 
-def _step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
+def _recorded_step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
     computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
@@ -143,7 +143,9 @@ def _request_facts(request: Any) -> _RequestFacts:
     """From a request object of the scheduler or the V1 model runner."""
     prompt = getattr(request, "prompt_token_ids", None)
     length = None if prompt is None else len(prompt)
-    return _RequestFacts(length, _sampling(request, "logprobs"), _sampling(request, "prompt_logprobs"))
+    return _RequestFacts(
+        length, _sampling_parameter(request, "logprobs"), _sampling_parameter(request, "prompt_logprobs")
+    )
 
 
 def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
@@ -160,7 +162,7 @@ def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
     )
 
 
-def _sampling(request: Any, name: str) -> int | None:
+def _sampling_parameter(request: Any, name: str) -> int | None:
     value = getattr(getattr(request, "sampling_params", None), name, None)
     return value if isinstance(value, int) else None
 

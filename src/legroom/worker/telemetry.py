@@ -22,7 +22,7 @@ import psutil
 
 from legroom.records import dataclass
 from legroom.worker.recorder import BlackBoxRecorder
-from legroom.worker.worker_memory import WorkerMemory, read
+from legroom.worker.worker_memory import WorkerMemory, read_worker_memory
 
 if TYPE_CHECKING:
     from legroom.worker.page import SharedGauges
@@ -106,10 +106,10 @@ def observe_allocator(recorder: BlackBoxRecorder) -> None:
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
     if attach is None or later is None:
         return  # a build for CPUs
-    later(lambda: _attach(attach, recorder))
+    later(lambda: _attach_recorder(attach, recorder))
 
 
-def _attach(attach: Any, recorder: BlackBoxRecorder) -> None:
+def _attach_recorder(attach: Any, recorder: BlackBoxRecorder) -> None:
     try:
         attach(recorder.out_of_memory)
     except Exception as error:
@@ -167,23 +167,23 @@ def start() -> None:
     folder = TelemetryFolder(Path(inherited)) if inherited else TelemetryFolder.create()
     if inherited is None:
         os.environ[FOLDER] = str(folder.path)
-        atexit.register(_remove, folder, os.getpid())
+        atexit.register(_remove_if_owner, folder, os.getpid())
         _start_thread(lambda: _register_collector(folder))
     recorder = BlackBoxRecorder()
     observe_allocator(recorder)
     observe_log(recorder)
     handle_signal(folder)
     # vLLM does not load plugins again in a forked process.
-    os.register_at_fork(after_in_child=lambda: _begin(folder, recorder))
-    _begin(folder, recorder)
+    os.register_at_fork(after_in_child=lambda: _start_observing(folder, recorder))
+    _start_observing(folder, recorder)
 
 
-def _begin(folder: TelemetryFolder, recorder: BlackBoxRecorder) -> None:
+def _start_observing(folder: TelemetryFolder, recorder: BlackBoxRecorder) -> None:
     recorder.begin()
-    _start_thread(lambda: report(folder, recorder))
+    _start_thread(lambda: report_until_removed(folder, recorder))
 
 
-def _remove(folder: TelemetryFolder, owner: int) -> None:
+def _remove_if_owner(folder: TelemetryFolder, owner: int) -> None:
     if os.getpid() == owner:
         folder.remove()
 
@@ -204,19 +204,19 @@ def _register_collector(folder: TelemetryFolder, every_s: float = 0.5) -> None:
         time.sleep(every_s)
     from legroom.worker import page
 
-    page.export(folder)
+    page.export_gauges(folder.read)
 
 
-def report(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
+def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
     """Report memory at an interval from when this process is a worker, until the folder is removed."""
     record_requested_s = folder.record_requested_s()
-    while not (memory := read()):
+    while not (memory := read_worker_memory()):
         time.sleep(every_s)
     sink = _shared_gauges() if SHARED_PAGE in os.environ else folder
     while sink.write(memory):
         recorder.add_reading(memory)
         time.sleep(every_s)
-        memory = read()
+        memory = read_worker_memory()
         if (requested_s := folder.record_requested_s()) > record_requested_s:
             record_requested_s = requested_s
             recorder.record_now()

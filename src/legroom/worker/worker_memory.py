@@ -56,7 +56,7 @@ class PacedSums:
         due_s, sums = self._kept.get(device, (began_s, {}))
         if began_s < due_s:
             return sums
-        sums = _segment_sums(_segments(cuda, device, with_blocks=False))
+        sums = _segment_sums(_allocator_segments(cuda, device, with_blocks=False))
         ended_s = self._clock()
         self._kept[device] = ended_s + _PACE * (ended_s - began_s), sums
         return sums
@@ -68,7 +68,7 @@ _PACED = PacedSums()
 def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorState:
     """The allocator's state on a device, with all blocks or only the sums over them."""
     counts = cuda.memory_stats(device)
-    segments = _segments(cuda, device, with_blocks=True) if with_blocks else ()
+    segments = _allocator_segments(cuda, device, with_blocks=True) if with_blocks else ()
     sums = _segment_sums(segments) if with_blocks else _PACED.read(cuda, device)
     return AllocatorState(
         allocated_bytes=int(counts.get("allocated_bytes.all.current", 0)),
@@ -89,16 +89,18 @@ def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[AllocatorSegment, ...]:
+def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[AllocatorSegment, ...]:
     snapshot = getattr(cuda, "memory_snapshot", None)
     if snapshot is None:
         return ()
     graph_pool = _graph_pool()
     own = [segment for segment in snapshot() if segment.get("device", device) == device]
-    return tuple(_segment(segment, graph_pool, with_blocks=with_blocks) for segment in own)
+    return tuple(_allocator_segment(segment, graph_pool, with_blocks=with_blocks) for segment in own)
 
 
-def _segment(segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, with_blocks: bool) -> AllocatorSegment:
+def _allocator_segment(
+    segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, with_blocks: bool
+) -> AllocatorSegment:
     blocks = segment.get("blocks", ())
     largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
     pool = tuple(segment.get("segment_pool_id", _COMMON_POOL))
@@ -163,13 +165,13 @@ class WorkerMemory:
     """Of that, what PyTorch pinned for copies to and from the card."""
 
 
-def read() -> tuple[WorkerMemory, ...]:
+def read_worker_memory() -> tuple[WorkerMemory, ...]:
     """The memory of each device; empty in a process that is not a worker with a rank yet."""
     rank = worker_rank()
     if rank is None:
         return ()
     cuda = initialized_cuda()
-    host = read_host(cuda)
+    host = read_host_memory(cuda)
     if cuda is None:
         rss = host.rss_bytes
         return (WorkerMemory(rank, "cpu", used_bytes=rss, host_rss_bytes=rss, host_pinned_bytes=host.pinned_bytes),)
@@ -193,7 +195,7 @@ def initialized_cuda() -> Any | None:
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
-def read_host(cuda: Any | None) -> WorkerHostMemory:
+def read_host_memory(cuda: Any | None) -> WorkerHostMemory:
     rss = psutil.Process(os.getpid()).memory_info().rss
     stats = getattr(cuda, "host_memory_stats", None)  # PyTorch 2.7 on
     pinned = stats().get("allocated_bytes.current") if stats is not None else None

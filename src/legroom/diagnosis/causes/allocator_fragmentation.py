@@ -25,7 +25,7 @@ def examine(case: Case) -> Assessment | None:
     if oom is None or not ledger.reserve_covers_request or ledger.free_exceeds_request or oom.unallocated_bytes is None:
         return None
     confidence = 0.74
-    if case.has_site_frame or case.site == "serving":
+    if case.has_site_frame or case.site == "serving" or nothing_was_freed(case):
         confidence = 0.5
     elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:
         confidence = 0.6  # something outside torch is the larger oddity
@@ -53,11 +53,10 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: expandable segments where the release and platform allow them, a lower utilization, an upgrade."""
     oom = planner.case.oom
-    name = (
-        "PYTORCH_ALLOC_CONF"
-        if planner.known.release_known and planner.known.release.at_least("0.11.1")
-        else "PYTORCH_CUDA_ALLOC_CONF"
-    )
+    is_recent = planner.known.release_known and planner.known.release.at_least("0.11.1")
+    name = "PYTORCH_ALLOC_CONF" if is_recent else "PYTORCH_CUDA_ALLOC_CONF"
+    if oom is not None and oom.platform == "NPU":
+        name = "PYTORCH_NPU_ALLOC_CONF"
     env = {name: "expandable_segments:True"}
     several = planner.known.ranks > 1
     why = "Expandable segments join free pieces into one."

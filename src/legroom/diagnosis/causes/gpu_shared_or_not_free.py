@@ -11,6 +11,9 @@ from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.units import GIB, MIB, gib
 
+_UNEQUAL_BYTES = 2 * GIB
+"""Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
+
 
 def examine(case: Case) -> Assessment | None:
     """Assesses memory of other processes: printed by the start-up check or by torch, or unexplained by vLLM."""
@@ -20,6 +23,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_startup_check,
         _assess_free_memory_change,
         _assess_wrong_device,
+        _assess_unequal_ranks,
         _assess_torch_process_list,
         _assess_memory_charged_to_server,
         _assess_device_init,
@@ -71,6 +75,22 @@ def _assess_wrong_device(case: Case) -> Assessment | None:
         return None
     why = "vLLM measured 0 bytes of weights: the model went to another GPU than the one being measured."
     return Assessment(0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
+
+
+def _assess_unequal_ranks(case: Case) -> Assessment | None:
+    """Tensor-parallel ranks hold equal shards, so a rank with much less for its KV cache shares its card."""
+    lines = {
+        item.rank: item for item in case.all("available_kv") if item.rank is not None and "_PP" not in item.process
+    }
+    pools = sorted((size, rank) for rank, item in lines.items() if (size := item.number("available_bytes")) is not None)
+    if len(pools) < 2 or case.has("pp_on") or pools[-1][0] - pools[0][0] < _UNEQUAL_BYTES:
+        return None
+    (least, rank), (most, other) = pools[0], pools[-1]
+    why = (
+        f"Rank {rank} has {gib(least)} for its KV cache and rank {other} {gib(most)}, with equal shares of the model: "
+        f"{gib(most - least)} on the card of rank {rank} belong to another process."
+    )
+    return Assessment(0.85 if least <= 0 else 0.4, proof(lines[rank], lines[other]), why)
 
 
 def _assess_torch_process_list(case: Case) -> Assessment | None:
@@ -132,18 +152,13 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         # By style: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
         # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
-        charging = (older and not case.has("available_kv")) or _is_logged_in_late_2024(case)
+        charging = older and not case.has("available_kv")
     why = (
         "Nothing is left for the KV cache. In this generation of vLLM the measurement counted the memory of every "
         "process on the card, so a neighbour or an orphaned worker is charged to this one."
     )
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
-
-
-def _is_logged_in_late_2024(case: Case) -> bool:
-    """0.6.4 appeared in November 2024; its V0 engine logged from `engine.py` without an opening bracket."""
-    return any(item.time[:2] in ("11", "12") and item.at == "engine.py" for item in case.evidence if item.time)
 
 
 def _assess_device_init(case: Case) -> Assessment | None:
@@ -183,11 +198,22 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         yield from (again, free_it, newer)
     else:
+        if _is_held_by_sibling(case):
+            yield less
         yield free_it
         yield less or planner.pull_combined_levers(
             "lower_util", "Beside what others hold, less of everything fits.", 0.5
         )
         yield in_turn
+
+
+def _is_held_by_sibling(case: Case) -> bool:
+    """Whether the memory in use at start-up is the weights that another engine of this log has loaded."""
+    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    if free is None or total is None:
+        return False
+    loaded = [item.number("weights_bytes") or 0 for item in case.all("weights_loaded")]
+    return any(0 <= total - free - weights < _UNEQUAL_BYTES for weights in loaded if weights > GIB)
 
 
 def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:

@@ -16,6 +16,14 @@ def examine(case: Case) -> Assessment | None:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
         return Assessment(0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}")
+    short = case.first("mm_profile_too_short")
+    if short and not case.last_error and not case.was_ready:
+        why = (
+            f"The largest media of one prompt are {short.facts.get('worst_count')} tokens, and the dummy batch has "
+            f"{short.facts.get('profiled_count')} for each: the profile run that follows encodes all of them at once. "
+            "The text ends before it says how that went."
+        )
+        return Assessment(0.45, proof(short), why)
     if not case.is_oom or case.site == "kv":
         return None  # KV tensors are no media
     vision = bool(case.frames & {"frame_vision"})
@@ -40,7 +48,7 @@ def _dummy_media_suspected(case: Case) -> bool:
 
 def _explanation(case: Case) -> str:
     oom = case.oom
-    if case.ledger.larger_than_card:
+    if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
         return (
             f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: no setting of the KV cache matters. Attention "

@@ -66,7 +66,7 @@ def _first_exception(case: Case) -> Evidence | None:
 
 def _assess_exception(case: Case) -> Assessment | None:
     error = _first_exception(case)
-    if error is None or error is case.truncated_error or case.is_oom:
+    if error is None or error is case.truncated_error or case.is_oom or case.unread_shortage is not None:
         return None
     # That an engine died is no reason of its own where an exception says why.
     says_why = "Engine core initialization" not in error.text
@@ -127,7 +127,6 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
             f"search the issues of vllm-project/vllm on GitHub for: {kind} {message[:_QUERY_CHARS]}".strip(),
             f"if it is not there: report it with `vllm collect-env`, the release{release} and the whole log",
         ),
-        confidence=0.5,
     )
 
 

@@ -12,13 +12,16 @@ from legroom.units import GIB, gib
 def examine(case: Case) -> Assessment | None:
     """Assesses the sleep-mode allocator's error, a wake-up in the traceback, or a training framework."""
     cumem = case.first("cumem_oom")
-    trainer = case.first("trainer")
+    trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
         why = (
             "Waking up maps the engine's memory again, and somebody else - usually the trainer or its optimizer on the "
             "same card - holds it by now."
         )
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
+    if grew := case.first("sleep_grew"):
+        why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
+        return Assessment(0.9, proof(grew), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
         why = (
@@ -26,11 +29,15 @@ def examine(case: Case) -> Assessment | None:
             "allocator keeps what was freed."
         )
         return Assessment(0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
-    if trainer and (case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom):
+    counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
+    is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
+    if trainer and (is_short or counts_nothing):
         why = (
             "A training framework runs the engine on GPUs that it uses "
             "itself: its weights, gradients and optimizer are on the card too."
         )
+        if trainer.id == "training_step":
+            why = "The traceback goes through a training step, which no server has: the trainer ran out of memory."
         return Assessment(0.88, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
         return Assessment(
@@ -49,7 +56,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "for others, less for a larger trainer.",
         steps=_trainer_setting_step(planner.case, share),
         trades="a smaller KV pool during rollout",
-        confidence=0.6,
     )
     newer = Fix(
         "engine_version_or_V0",
@@ -61,7 +67,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "Weights first, KV cache after the trainer has let go.",
         steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
-        confidence=0.5,
     )
     off: Fix | None = Fix(
         "other_engine_feature_off",

@@ -27,7 +27,13 @@ def examine(case: Case) -> Assessment | None:
             "The GPU driver asked the kernel for pages and got none: GPU and "
             "CPU share one memory here, and the page cache counts as used."
         )
-        return Assessment(0.92, proof(driver, case.first("oom_killer")), why)
+        if driver.id == "tegra_assert":
+            why = (
+                "An allocation failed, and torch could not ask the driver (NVML) who holds the card: so it is on a "
+                "Jetson or GB10, where CPU and GPU share one memory, and also in a MIG slice or on a vGPU."
+            )
+        is_named = driver.id == "driver_no_memory" or case.has("unified")
+        return Assessment(0.92 if is_named else 0.6, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
     if oom and case.ledger.free_exceeds_request and not case.ledger.larger_than_card:
         why = (
@@ -41,7 +47,7 @@ def examine(case: Case) -> Assessment | None:
             proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")),
             why,
         )
-    return _assess_shared_memory(case) or _assess_unnamed_platform(case)
+    return _assess_shared_memory(case)
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
@@ -62,20 +68,6 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
         )
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(confidence, proven, why)
-
-
-def _assess_unnamed_platform(case: Case) -> Assessment | None:
-    """The platform is not named, but the failure is typical of shared memory."""
-    if case.has("free_below_desired_bare", "free_below_desired") or (case.site == "device" and case.is_oom):
-        why = (
-            "If this machine shares its memory between CPU and GPU, "
-            "the page cache counts as used and free memory moves."
-        )
-        return Assessment(0.4, proof(case.first_failure), why)
-    stalled = case.first("rpc_timeout")
-    if stalled:
-        return Assessment(0.25, proof(stalled), "A machine that swaps shared memory stops answering.")
-    return None
 
 
 def _has_much_free(case: Case) -> bool:
@@ -102,7 +94,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "After a stop the memory comes back slowly.",
         steps=("wait until free -g is back before the next start",),
-        confidence=0.5,
     )
     share = round(max(planner.utilization - 0.1, 0.3), 2)
     lower = planner.plan_change(

@@ -13,7 +13,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.releases import Release, latest, logged_release
+from legroom.facts.releases import Release, known_releases, latest, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.isolation import is_local_model
 from legroom.memory.deployment_memory import Measurements
@@ -71,14 +71,22 @@ class KnownDeployment:
     """The card's total is computed from other figures of the log."""
 
 
+_NOT_REPEATED = ("unknown", "removed", "not_yet")
+"""Problems of a flag for which it is left out of a command."""
+
+
 def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     """Merges the log, the user's hints and deduced values."""
     startup = case.startup
     release, release_known = _release(case, hints)
     args, gpus, line = startup.args, hints.gpus, None
+    lost: tuple[str, ...] = ()
     if hints.command:
         deployment = given_deployment(hints, release if release_known else None)
+        if not release_known and deployment.problems and not deployment.release_hint:
+            release, deployment = _release_with_flags(hints, release, deployment)
         line = deployment.args
+        lost = tuple(problem.flag for problem in deployment.problems if problem.kind in _NOT_REPEATED)
         args = _merge_args(line, args if startup.args_known else _UNSET)
         gpus = gpus or deployment.gpu_count
         if not release_known and deployment.release_hint:
@@ -88,7 +96,7 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     if not hints.local_models and is_local_model(args.model):
         args = replace(args, model="")
     args = _without_impossible_values(args)
-    rebuilt = rebuilt_command(startup, line, args.model)
+    rebuilt = rebuilt_command(startup, line, args.model, lost)
     seen = count_ranks(case)
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
@@ -115,6 +123,18 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
     if hints.local_models and names_a_file(line):
         return deployment_from_file(line, release)
     return deployment_from_command(line, release)
+
+
+def _release_with_flags(hints: Hints, guess: Release, read: Deployment) -> tuple[Release, Deployment]:
+    """The newest release that takes every flag of the user's line, and the line as it reads it; else the guess."""
+    for version in reversed(known_releases()):
+        try:
+            deployment = given_deployment(hints, known_release(version))
+        except LegroomError:
+            continue
+        if not any(problem.stops_vllm for problem in deployment.problems):
+            return known_release(version), deployment
+    return guess, read
 
 
 def count_ranks(case: Case) -> int:
@@ -165,8 +185,13 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
         return made.target
     seen = made.target.seen or Measurements(source="this log")
     # The rounding error of the printed pool is added to the pool, as in vLLM's estimate of the length.
-    peak = made.layout.activation.bytes + made.layout.kv_cache.bytes - pool - GIB // 200
-    return replace(made.target, seen=replace(seen, activation_bytes=max(peak, 0)))
+    layout = made.layout
+    peak = layout.activation.bytes + layout.kv_cache.bytes - pool - GIB // 200
+    # The sum is measured, so none of its terms has a band.
+    terms = replace(seen, weights_bytes=layout.weights.bytes, non_torch_bytes=layout.non_torch.bytes)
+    if layout.cuda_graph.bytes:
+        terms = replace(terms, graph_estimate_bytes=layout.cuda_graph.bytes)
+    return replace(made.target, seen=replace(terms, activation_bytes=max(peak, 0)))
 
 
 def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
@@ -341,12 +366,14 @@ class RebuiltCommand:
         return f"{self.comment}: {' '.join(part for part in (changed, taken_out) if part)}"
 
 
-def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str) -> RebuiltCommand:
-    """From the user's line, else from printed flags, else from the engine's resolved config."""
+def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: tuple[str, ...] = ()) -> RebuiltCommand:
+    """From the user's line, else from printed flags, else from the engine's resolved config. `lost` flags of the line
+    are none of the release's."""
     given = startup.given
     if line is not None:
         args = _merge_args(line, given.args if startup.args_known else _UNSET)
-        return RebuiltCommand(replace(args, model=line.model or model, others=line.others))
+        comment = f"this release does not take {', '.join(lost)} of your line: not repeated here" if lost else ""
+        return RebuiltCommand(replace(args, model=line.model or model, others=line.others), comment)
     if startup.args_known:
         args = replace(given.args, model=given.args.model or model)
         return RebuiltCommand(

@@ -36,6 +36,7 @@ _KIND_OF_LEVER: Mapping[str, FixKind] = {
     "fewer sequences": "max_num_seqs",
     "fp8 KV cache": "kv_cache_dtype",
     "more GPUs": "more_or_fewer_gpus_tp_pp",
+    "online quantization": "checkpoint_format",
     "quantized weights": "checkpoint_format",
     "raise utilization": "raise_util",
     "shorter context": "max_model_len",
@@ -198,9 +199,9 @@ class FixPlanner:
         """The smallest change by one planning lever with which the server starts."""
         if self.failed_plan is None:
             return None
-        from legroom.planning.levers import LEVERS
+        from legroom.planning.levers import LAST_RESORTS, LEVERS
 
-        lever = next(lever for lever in LEVERS if lever.name == name)
+        lever = next(lever for lever in (*LEVERS, *LAST_RESORTS) if lever.name == name)
         kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades, confidence=confidence)
 

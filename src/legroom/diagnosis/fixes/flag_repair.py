@@ -174,6 +174,11 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
         if not joined and position + 1 < len(words) and not words[position + 1].startswith("-"):
             value = words[position + 1]
         problem = _flag_problem(planner, name)
+        if not planner.known.release_known and name in flags_of(planner.known.release):
+            flags[dest_name(name)] = None
+            reasons.append(f"vLLM {planner.known.release.version} has {name}: the one that refused it is older.")
+            steps.append(f"pip install -U vllm, or take {name} out")
+            continue
         if problem is None:
             continue
         flags[dest_name(name)] = None
@@ -181,7 +186,8 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
         if instead is not None:
             flags[instead] = _parse_value(planner, instead, value)
         reasons.append(f"{problem.message}.")
-        steps.append(f"write {problem.instead} in place of {name}" if problem.instead else f"take {name} out")
+        is_written = problem.instead and problem.instead not in words
+        steps.append(f"write {problem.instead} in place of {name}" if is_written else f"take {name} out")
     return _flag_fix(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
 
 

@@ -26,6 +26,7 @@ NO_ROOM_REASONS = "queue_full|queue_timeout"
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
 _UNSEEN_KINDS = "fragmentation|gpu_neighbour|host_memory_creep|memory_burst|memory_creep|plan_drift|prefix_cache_waste"
 """Incidents of the sidecar that no rule over vLLM's metrics can detect."""
+_MISSING = "VllmMetricsMissing"
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'
 """`humanize` would print 100m for a tenth."""
@@ -37,10 +38,9 @@ _WHERE = (
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 _SUBQUERY_S = 300
 """The resolution of subqueries over a day."""
-_WANTED_REPLICAS = (
-    "kube_horizontalpodautoscaler_status_desired_replicas",
-    "kube_deployment_spec_replicas",
-    "kube_statefulset_replicas",
+_WANTED = (
+    '{__name__=~"kube_horizontalpodautoscaler_status_desired_replicas|kube_deployment_spec_replicas|'
+    'kube_statefulset_replicas"}'
 )
 """Metrics of kube-state-metrics with the wanted number of pods (docs/metrics/workload of
 github.com/kubernetes/kube-state-metrics). KEDA scales through a HorizontalPodAutoscaler."""
@@ -103,7 +103,11 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
     conditions = [
         AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering}){by_design}", detect.alert_pool_for_s),
         AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow}){by_design}", levels.critical_for_s),
-        AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{full}{by_design}", detect.alert_queue_for_s),
+        AlertCondition(
+            "VllmQueueBacklog",
+            f"({long} and {slow} and {record.KV_USE})\nunless\n{full}{by_design}",
+            detect.alert_queue_for_s,
+        ),
     ]
     if counted:
         # A server that finishes nothing at all still gets a ratio: one request in ten minutes.
@@ -119,10 +123,13 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
     # A prompt counts with its first output token (0.32): during a long prefill only the KV use changes.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
     stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
+    up, start = f'up{{job="{job}"}}', levels.time(levels.start_limit_s - levels.down_for_s)
+    # Not scraped for as long as a start takes: a first start.
+    down = f"{up} == 0\nand\n(max_over_time({up}[{start}]) == 1 or {up} offset {start})"
     return [
         AlertCondition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
         AlertCondition("VllmCrashLoop", f"{record.RESTARTS} >= {levels.detect.crash_restarts}", 0),
-        AlertCondition("VllmDown", f'up{{job="{job}"}} == 0', levels.down_for_s),
+        AlertCondition("VllmDown", down, levels.down_for_s),
     ]
 
 
@@ -156,27 +163,45 @@ def _missing_target_alerts(levels: AlertLevels, job: str) -> list[AlertCondition
     """Alerts on missing targets, and on servers without the expected series."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
-    half = f"{targets} < {levels.missing_ratio:g} * {before}"
-    gone = f"(0 * {before} unless {targets})\nor\n{half}\nor\n({_missing_target_query(targets, levels)})"
-    renamed = f'up{{job="{job}"}} == 1\nunless on ({_GROUP}, instance)\n{record.RUNNING}'
+    none = f"(0 * {before} unless {targets})"
+    some = f"({none} or {targets} < {levels.missing_ratio:g} * {before})"
+    hour, day = (_lowered_query(levels.time(seconds)) for seconds in (_HOUR_S, _DAY_S))
+    # Without kube-state-metrics a scale-down is known by this: servers are left, or the last one was idle.
+    busy = f"max by ({_GROUP}) (last_over_time({record.MODEL_RUNNING}[{levels.time(_HOUR_S)}])) > 0"
+    gone = (
+        f"({some}\nand on (cluster, namespace) {_WANTED}\nunless on (cluster, namespace) ({hour}))\n"
+        f"or\n({_fewer_than_usual_query(targets, levels)}\nand on (cluster, namespace) {_WANTED}\n"
+        f"unless on (cluster, namespace) ({day}))\nor\n({none} and ({busy})\nunless on (cluster, namespace) ({hour}))"
+    )
     return [
         AlertCondition("VllmTargetsMissing", gone, levels.missing_for_s),
-        AlertCondition("VllmMetricsMissing", renamed, levels.missing_for_s),
+        AlertCondition(_MISSING, _missing_series_query(job), levels.missing_for_s),
     ]
 
 
-def _missing_target_query(targets: str, levels: AlertLevels) -> str:
-    """PromQL of fewer targets than usual in a group whose number was constant for a day; a scaled group has no usual
-    number.
+def _lowered_query(window: str) -> str:
+    """PromQL of workloads that were scaled down or deleted within a window."""
+    by_workload = f"max by ({_GROUP}, horizontalpodautoscaler, deployment, statefulset)"
+    most = f"{by_workload} (max_over_time({_WANTED}[{window}]))"
+    return f"{most} unless {by_workload} ({_WANTED}) >= {most}"
 
-    Deciles of the day instead of its extremes, because a rolling update adds a pod for minutes. With
-    kube-state-metrics, a number of replicas that was lowered within the hour explains a missing target.
-    """
+
+def _missing_series_query(job: str) -> str:
+    """PromQL of scraped servers without a series that alerts read: other releases name the KV use and the time between
+    tokens differently. The latter appears with the first tokens."""
+    by_server = f"on ({_GROUP}, instance)"
+    known = f"({record.RUNNING} and {record.KV_USE})"
+    silent = f"({record.GENERATION_TOKENS} > 0 unless {record.observation_series('inter_token')})"
+    scraped = f'up{{job="{job}"}} == 1'
+    return f"({scraped} unless {by_server} {known})\nor\n({scraped} and {by_server} {silent})"
+
+
+def _fewer_than_usual_query(targets: str, levels: AlertLevels) -> str:
+    """PromQL of fewer targets than usual in a group whose number was constant for a day; a scaled group has no usual
+    number. Deciles of the day instead of its extremes, because a rolling update adds a pod for minutes."""
     day = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
     low, usual, high = (f"quantile_over_time({share:g}, {day})" for share in (0.1, 0.5, 0.9))
-    wanted = f'{{__name__=~"{"|".join(_WANTED_REPLICAS)}"}}'
-    lowered = f"{wanted} < max_over_time({wanted}[{levels.time(_HOUR_S)}])"
-    return f"({targets} < {usual} and {low} == {high})\nunless on (cluster, namespace)\n({lowered})"
+    return f"({targets} < {usual} and {low} == {high})"
 
 
 def _latency_query(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
@@ -260,6 +285,7 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
         "restarts": str(detect.crash_restarts),
         "restart_window": duration(levels.crash_window_s),
         "down_for": duration(levels.down_for_s),
+        "start_limit": duration(levels.start_limit_s),
         "traffic_window": duration(detect.no_traffic_s),
         "creep_per_hour": human_bytes(detect.creep_bytes_per_h),
         "creep_hours": f"{detect.creep_least_hours:g} hours",
@@ -329,7 +355,8 @@ def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
     measures, levels = Measures(old), AlertLevels()
     records = record.recorded_expressions(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
-    conditions = vllm_conditions(measures, levels, "vllm")
+    # VllmMetricsMissing fires where a series is missing.
+    conditions = (condition for condition in vllm_conditions(measures, levels, "vllm") if condition.name != _MISSING)
     return tuple(condition.name for condition in conditions if any(name in condition.expr for name in broken))
 
 

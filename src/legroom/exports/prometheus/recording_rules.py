@@ -24,10 +24,11 @@ PREFIX_HITS = "engine:legroom_vllm_prefix_hit:ratio"
 RECOMPUTED = "engine:legroom_vllm_recomputed:ratio"
 SERVER_ERRORS = "instance:legroom_vllm_server_errors:rate"
 RESTARTS = "instance:legroom_vllm_restarts:count"
+MODEL_RUNNING = "model:legroom_vllm_running:sum"
 _MODEL = "cluster, namespace, job, model_name"
 _MODEL_LEVEL = {
     "model:legroom_vllm_kv_use:avg": f"avg by ({_MODEL}) ({KV_USE})",
-    "model:legroom_vllm_running:sum": f"sum by ({_MODEL}) ({RUNNING})",
+    MODEL_RUNNING: f"sum by ({_MODEL}) ({RUNNING})",
     "model:legroom_vllm_queued:sum": f"sum by ({_MODEL}) ({QUEUED})",
     "model:legroom_vllm_generation_tokens:rate": f"sum by ({_MODEL}) ({GENERATION_TOKENS})",
 }
@@ -102,11 +103,11 @@ def restarts_query(measures: Measures, window: str, job: str) -> str:
 
 
 def _replaced_pods_query(window: str, job: str) -> str:
-    """PromQL of how often a pod was recreated under its name, with a new address. A LeaderWorkerSet recreates all of
-    its pods when one ends."""
+    """PromQL of how often a pod was recreated under its name, with a new address; its servers differ in the port alone.
+    A LeaderWorkerSet recreates all of its pods when one ends."""
     by_pod = "by (cluster, namespace, job, pod)"
-    addresses = (
-        f'count by (cluster, namespace, job, pod, instance) (count_over_time(up{{job="{job}", pod!=""}}[{window}]))'
-    )
+    seen = f'count_over_time(up{{job="{job}", pod!=""}}[{window}])'
+    host = f'label_replace({seen}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'
+    addresses = f"count by (cluster, namespace, job, pod, host) ({host})"
     again = f"(count {by_pod} ({addresses}) > 1) - 1"
     return f'max {BY_INSTANCE} (label_replace({again}, "instance", "$1", "pod", "(.+)"))'

@@ -52,7 +52,7 @@ def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None,
     special = _SPECIAL.get(_model_type(config, architecture))
     if special:
         return special(config, count)
-    dense, experts = _dense(config, architecture), _experts(config, architecture)
+    dense, experts = _dense_block(config, architecture), _expert_block(config, architecture)
     if experts is None:
         return (dense,) * count
     shared = {sparse: experts if sparse else dense for sparse in (True, False)}
@@ -85,7 +85,7 @@ _BY_ARCHITECTURE = {
 }
 
 
-def _first(config: Config, names: Sequence[str]) -> int:
+def _first_int(config: Config, names: Sequence[str]) -> int:
     for name in names:
         value = config.get(name)
         if isinstance(value, (list, tuple)):
@@ -95,21 +95,21 @@ def _first(config: Config, names: Sequence[str]) -> int:
     return 0
 
 
-def _width(config: Config, model_type: str) -> int:
+def _mlp_width(config: Config, model_type: str) -> int:
     hidden = int_field(config, "hidden_size")
     if model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
-        return _first(config, ("ffn_hidden_size",)) or 4 * hidden
+        return _first_int(config, ("ffn_hidden_size",)) or 4 * hidden
     if model_type == "mpt":
         return int(float(config.get("expansion_ratio") or 4) * hidden)
     names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "encoder_ffn_dim")
-    width = _first(config, names)
+    width = _first_int(config, names)
     if model_type == "qwen" and width >= 4 * hidden:
         # Qwen-1's config gives gate and up together, and its code halves it; some copies give one half.
         return width // 2
     return width or 4 * hidden
 
 
-def _bias(config: Config, model_type: str) -> bool:
+def _has_bias(config: Config, model_type: str) -> bool:
     if model_type in _BIASED:
         return config.get("use_bias", True) is not False
     if model_type == "mpt":
@@ -119,35 +119,35 @@ def _bias(config: Config, model_type: str) -> bool:
     return bool(config.get("mlp_bias", False))
 
 
-def _dense(config: Config, architecture: str) -> Dense:
+def _dense_block(config: Config, architecture: str) -> Dense:
     kind = _model_type(config, architecture)
-    width = _first(config, ("dense_intermediate_size",)) or _width(config, kind)
-    return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _bias(config, kind))
+    width = _first_int(config, ("dense_intermediate_size",)) or _mlp_width(config, kind)
+    return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _has_bias(config, kind))
 
 
-def _experts(config: Config, architecture: str) -> Experts | None:
+def _expert_block(config: Config, architecture: str) -> Experts | None:
     inner = config.get("ffn_config")
-    if isinstance(inner, Mapping) and _first(inner, _EXPERT_COUNT) > 1:
+    if isinstance(inner, Mapping) and _first_int(inner, _EXPERT_COUNT) > 1:
         config = {**config, **inner}
-    count = _first(config, _EXPERT_COUNT)
+    count = _first_int(config, _EXPERT_COUNT)
     if count <= 1:
         return None
     kind = _model_type(config, architecture)
-    width = _first(config, _EXPERT_WIDTH) or _width(config, kind)
-    shared = _shared_width(config, kind, width)
+    width = _first_int(config, _EXPERT_WIDTH) or _mlp_width(config, kind)
+    shared = _shared_expert_width(config, kind, width)
     return Experts(
         int_field(config, "hidden_size"),
         width,
         count,
-        _first(config, _EXPERTS_PER_TOKEN) or 1,
+        _first_int(config, _EXPERTS_PER_TOKEN) or 1,
         gated=kind not in _UNGATED,
         bias=kind == "gpt_oss",
         shared_intermediate_size=shared,
         shared_gate=bool(shared) and kind in _SHARED_GATES,
         router_bias=kind == "gpt_oss",
-        correction_bias=_correction_bias(config, kind),
+        correction_bias=_has_correction_bias(config, kind),
         router_fp32=kind in _FLOAT_ROUTERS,
-        latent_size=_first(config, ("moe_latent_size", "routed_expert_hidden_size")),
+        latent_size=_first_int(config, ("moe_latent_size", "routed_expert_hidden_size")),
     )
 
 
@@ -164,23 +164,23 @@ _CORRECTED = frozenset(
 """Model types with e_score_correction_bias and no config field for it."""
 
 
-def _correction_bias(config: Config, kind: str) -> bool:
+def _has_correction_bias(config: Config, kind: str) -> bool:
     if config.get("topk_method") == "noaux_tc" or config.get("use_moe_router_bias") or config.get("use_expert_bias"):
         return True
     return kind in _CORRECTED or bool(config.get("moe_router_enable_expert_bias"))
 
 
-def _shared_width(config: Config, kind: str, width: int) -> int:
-    stated = _first(config, _SHARED_WIDTH)
+def _shared_expert_width(config: Config, kind: str, width: int) -> int:
+    stated = _first_int(config, _SHARED_WIDTH)
     if kind == "llama4":
         return stated or width
     if kind == "granitemoe":
         return 0
     if kind.startswith("hunyuan"):
-        return _width(config, kind) * _first(config, _SHARED_COUNT) if config.get("use_mixed_mlp_moe") else 0
+        return _mlp_width(config, kind) * _first_int(config, _SHARED_COUNT) if config.get("use_mixed_mlp_moe") else 0
     if stated:
-        return stated * (_first(config, _SHARED_COUNT) or 1) if kind.startswith("minimax_m3") else stated
-    return width * _first(config, _SHARED_COUNT)
+        return stated * (_first_int(config, _SHARED_COUNT) or 1) if kind.startswith("minimax_m3") else stated
+    return width * _first_int(config, _SHARED_COUNT)
 
 
 def _sparse_layers(config: Config, count: int) -> list[bool]:
@@ -196,8 +196,8 @@ def _sparse_layers(config: Config, count: int) -> list[bool]:
         named = [int(x) for x in named.split(",") if x.strip()]
     if isinstance(named, (list, tuple)) and named:
         return [i in set(named) for i in range(count)]
-    first = _first(config, ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
-    step = max(_first(config, ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")), 1)
+    first = _first_int(config, ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
+    step = max(_first_int(config, ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")), 1)
     step = max(step, frequency if isinstance(frequency, int) and first == 0 else 1)
     last = config.get("moe_layer_end_index")
     only = set(config.get("mlp_only_layers") or ())
@@ -207,7 +207,7 @@ def _sparse_layers(config: Config, count: int) -> list[bool]:
     ]
 
 
-def _nemotron_h(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+def _nemotron_h_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     pattern = config.get("hybrid_override_pattern")
     letters = (
         pattern.replace("|", "")
@@ -217,7 +217,7 @@ def _nemotron_h(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden = int_field(config, "hidden_size")
     widths = config.get("intermediate_size")
     widths = list(widths) if isinstance(widths, (list, tuple)) else [widths or 4 * hidden]
-    experts = _experts(config, "NemotronHForCausalLM")
+    experts = _expert_block(config, "NemotronHForCausalLM")
     out: list[FeedForward | None] = []
     for letter in letters:
         if letter == "E" and experts:
@@ -233,7 +233,7 @@ def _nemotron_h(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 _BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 
-def _deci(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden = int_field(config, "hidden_size")
     out: list[FeedForward | None] = []
     for block in config.get("block_configs") or ():
@@ -244,112 +244,112 @@ def _deci(config: Config, count: int) -> tuple[FeedForward | None, ...]:
         stated = ffn.get("intermediate_size")
         width = int(stated) if stated else round_up(int(2 * float(ffn.get("ffn_mult") or 1) * hidden / 3), 256)
         out.append(Dense(hidden, width))
-    return tuple(out[:count]) if out else (_dense(config, ""),) * count
+    return tuple(out[:count]) if out else (_dense_block(config, ""),) * count
 
 
-def _jamba(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    dense, experts = _dense(config, ""), _experts(config, "")
+def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    dense, experts = _dense_block(config, ""), _expert_block(config, "")
     period, offset = config.get("expert_layer_period", 2), config.get("expert_layer_offset", 1)
     return tuple(experts if experts and i % period == offset else dense for i in range(count))
 
 
-def _none(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+def _no_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     return (None,) * count
 
 
-def _granite_hybrid(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden, experts = int_field(config, "hidden_size"), _experts({**config, "shared_intermediate_size": 0}, "")
-    width = _first(config, ("shared_intermediate_size",))
+def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden, experts = int_field(config, "hidden_size"), _expert_block({**config, "shared_intermediate_size": 0}, "")
+    width = _first_int(config, ("shared_intermediate_size",))
     shared = Dense(hidden, width) if width else None
     return ((replace(experts, shared_intermediate_size=width) if experts else shared),) * count
 
 
-def _at(widths: object, index: int) -> int:
+def _width_at(widths: object, index: int) -> int:
     """The width of one layer in a per-layer list; 0 without one."""
     if not isinstance(widths, (list, tuple)) or index >= len(widths) or not isinstance(widths[index], int):
         return 0
     return int(widths[index])
 
 
-def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden, width = int_field(config, "hidden_size"), _width(config, "gemma4")
+def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden, width = int_field(config, "hidden_size"), _mlp_width(config, "gemma4")
     widths = config.get("intermediate_size")
     shared = int(config.get("num_kv_shared_layers") or 0)
     wide = bool(config.get("use_double_wide_mlp"))
-    experts = _experts(config, "") if config.get("enable_moe_block") or config.get("num_experts") else None
+    experts = _expert_block(config, "") if config.get("enable_moe_block") or config.get("num_experts") else None
     out: list[FeedForward | None] = []
     for i in range(count):
-        own = _at(widths, i) or width
+        own = _width_at(widths, i) or width
         dense = Dense(hidden, own * (2 if wide and i >= count - shared else 1))
         out.append(replace(experts, parallel_dense=dense) if experts else dense)
     return tuple(out)
 
 
-def _gemma3n(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+def _gemma3n_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden, widths = int_field(config, "hidden_size"), config.get("intermediate_size")
-    usual = _dense(config, "")
-    return tuple(Dense(hidden, _at(widths, i) or usual.intermediate_size) for i in range(count))
+    usual = _dense_block(config, "")
+    return tuple(Dense(hidden, _width_at(widths, i) or usual.intermediate_size) for i in range(count))
 
 
-def _llama4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+def _llama4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden = int_field(config, "hidden_size")
-    experts = _experts(config, "Llama4ForCausalLM")
-    dense = Dense(hidden, _first(config, ("intermediate_size_mlp",)) or _width(config, "llama4"))
+    experts = _expert_block(config, "Llama4ForCausalLM")
+    dense = Dense(hidden, _first_int(config, ("intermediate_size_mlp",)) or _mlp_width(config, "llama4"))
     if experts is None:
         return (dense,) * count
     return tuple(experts if sparse else dense for sparse in _sparse_layers(config, count))
 
 
-def _lfm2(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    width = _first(config, ("block_ff_dim", "intermediate_size"))
+def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    width = _first_int(config, ("block_ff_dim", "intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
-        width = round_up(width, _first(config, ("block_multiple_of",)) or 256)
-    dense, experts = Dense(int_field(config, "hidden_size"), width), _experts(config, "")
+        width = round_up(width, _first_int(config, ("block_multiple_of",)) or 256)
+    dense, experts = Dense(int_field(config, "hidden_size"), width), _expert_block(config, "")
     return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
 
 
-def _arctic(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    dense = _dense(config, "")
-    experts = _experts(config, "")
+def _arctic_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    dense = _dense_block(config, "")
+    experts = _expert_block(config, "")
     if experts is None:
         return (dense,) * count
-    step = max(_first(config, ("moe_layer_frequency",)), 1)
+    step = max(_first_int(config, ("moe_layer_frequency",)), 1)
     residual = Dense(dense.hidden_size, dense.hidden_size) if config.get("use_residual") else None
     return tuple(replace(experts, parallel_dense=residual) if (i + 1) % step == 0 else dense for i in range(count))
 
 
-def _phi3_small(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    width = _first(config, ("ff_intermediate_size",)) or _width(config, "phi3small")
+def _phi3_small_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    width = _first_int(config, ("ff_intermediate_size",)) or _mlp_width(config, "phi3small")
     return (Dense(int_field(config, "hidden_size"), width, True, True),) * count
 
 
-def _deepseek_v4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    experts = _experts(config, "")
+def _deepseek_v4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    experts = _expert_block(config, "")
     if experts is None:
-        return (_dense(config, ""),) * count
-    hashed = replace(experts, correction_bias=False, hash_vocabulary=_first(config, ("vocab_size",)))
-    first = _first(config, ("num_hash_layers",))
+        return (_dense_block(config, ""),) * count
+    hashed = replace(experts, correction_bias=False, hash_vocabulary=_first_int(config, ("vocab_size",)))
+    first = _first_int(config, ("num_hash_layers",))
     return tuple(hashed if i < first else experts for i in range(count))
 
 
 _SPECIAL = {
-    "deepseek_v4": _deepseek_v4,
-    "deepseek_ref": _deepseek_v4,
-    "nemotron_h": _nemotron_h,
-    "nemotron_h_puzzle": _nemotron_h,
-    "nemotron-nas": _deci,
-    "deci": _deci,
-    "jamba": _jamba,
-    "mamba": _none,
-    "mamba2": _none,
-    "falcon_mamba": _none,
-    "granitemoehybrid": _granite_hybrid,
-    "gemma4": _gemma4,
-    "gemma3n": _gemma3n,
-    "llama4": _llama4,
-    "lfm2": _lfm2,
-    "lfm2_moe": _lfm2,
-    "arctic": _arctic,
-    "phi3small": _phi3_small,
+    "deepseek_v4": _deepseek_v4_blocks,
+    "deepseek_ref": _deepseek_v4_blocks,
+    "nemotron_h": _nemotron_h_blocks,
+    "nemotron_h_puzzle": _nemotron_h_blocks,
+    "nemotron-nas": _deci_blocks,
+    "deci": _deci_blocks,
+    "jamba": _jamba_blocks,
+    "mamba": _no_blocks,
+    "mamba2": _no_blocks,
+    "falcon_mamba": _no_blocks,
+    "granitemoehybrid": _granite_hybrid_blocks,
+    "gemma4": _gemma4_blocks,
+    "gemma3n": _gemma3n_blocks,
+    "llama4": _llama4_blocks,
+    "lfm2": _lfm2_blocks,
+    "lfm2_moe": _lfm2_blocks,
+    "arctic": _arctic_blocks,
+    "phi3small": _phi3_small_blocks,
 }

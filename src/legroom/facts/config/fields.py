@@ -113,6 +113,8 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             value = next((text[other] for other in others if text.get(other) is not None), None)
             if value is not None:
                 text[name] = value
+    if text.get("is_encoder_decoder") and text.get("decoder_layers"):  # Whisper's num_hidden_layers are its encoder's
+        text["num_hidden_layers"] = text["decoder_layers"]
     if text.get("num_hidden_layers") is None:  # Nemotron-3-Ultra only lists its layers
         listed = text.get("layers_block_type") or text.get("layer_types")
         if isinstance(listed, list) and listed:

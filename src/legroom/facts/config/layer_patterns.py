@@ -62,13 +62,13 @@ def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
     """The kind of every layer of the language model."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
-    kinds = _written_pattern(text, count, model_type) or _block_configs(text)
+    kinds = _written_pattern(text, count, model_type) or _block_pattern(text)
     if not kinds:
-        known = _state_space_families(text, count, model_type, architecture) or _interleaved(text, count, model_type)
+        known = _state_space_pattern(text, count, model_type, architecture) or _interleaved(text, count, model_type)
         kinds = (
-            _counted(text, count, model_type, known)
+            _pattern_of_counts(text, count, model_type, known)
             or known
-            or ("sliding" if _all_sliding(text, model_type) else "full",) * count
+            or ("sliding" if _is_all_sliding(text, model_type) else "full",) * count
         )
     if len(kinds) < count:
         raise LegroomError(
@@ -103,7 +103,7 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
     return ()
 
 
-def _counted(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """The pattern from `layer_type_counts`: the family's own where the counts agree, else full layers spread evenly."""
     counts = text.get("layer_type_counts")
     if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
@@ -120,7 +120,7 @@ def _counted(text: Mapping[str, Any], count: int, model_type: str, known: tuple[
     return _without_window(tuple("full" if index in ends else other for index in range(count)), text)
 
 
-def _described(text: Mapping[str, Any]) -> int | None:
+def _text_interval(text: Mapping[str, Any]) -> int | None:
     """The interval from a `layer_pattern` text: `3 sliding : 1 full`, `alternating sliding/full`."""
     words = str(text.get("layer_pattern") or "")
     ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
@@ -136,7 +136,7 @@ def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[st
     return tuple("full" if kind == "sliding" else kind for kind in kinds)
 
 
-def _block_configs(text: Mapping[str, Any]) -> tuple[str, ...]:
+def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
     """The pattern from `block_configs` (DeciLM, Nemotron-NAS), where a layer may have no attention."""
     blocks = text.get("block_configs")
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
@@ -152,7 +152,7 @@ def _block_configs(text: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("none" if no_op(block) else "full" for block in blocks)
 
 
-def _state_space_families(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:
+def _state_space_pattern(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:
     if model_type in ("mamba", "falcon_mamba"):
         return ("mamba1",) * count
     if model_type == "mamba2" or architecture == "Mamba2ForCausalLM":
@@ -196,7 +196,7 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     written = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
     if isinstance(written, str):
         return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
-    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type) or _described(text)
+    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type) or _text_interval(text)
     if every and model_type not in _FULL_FIRST:
         kinds = ["full" if (index + 1) % every == 0 else "sliding" for index in range(count)]
         if model_type in ("gemma4", "gemma4_text"):
@@ -206,7 +206,7 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     return tuple("full" if index % first == 0 else "sliding" for index in range(count)) if first else ()
 
 
-def _all_sliding(text: Mapping[str, Any], model_type: str) -> bool:
+def _is_all_sliding(text: Mapping[str, Any], model_type: str) -> bool:
     """Whether every layer has the config's sliding_window (Mistral-7B-v0.1, Phi-3; Qwen with use_sliding_window)."""
     window = text.get("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:

@@ -60,20 +60,20 @@ class _Grid:
     def items(self, kind: str, spec: Config) -> list[MediaItem]:
         dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
         if "frames_up_to" in spec:
-            return [self._sampled(kind, spec, dates)]
+            return [self._sampled_video(kind, spec, dates)]
         if "max_pixels" in spec:
-            return [self._by_pixels(kind, spec, dates)]
+            return [self._pixel_limited_item(kind, spec, dates)]
         if "steps" in spec:
-            return [self._growing(kind, spec, dates)]
+            return [self._growing_video(kind, spec, dates)]
         if "tiles" in spec:
-            return [self._tiled(kind, spec, dates)]
-        tokens = int(spec.get("tokens") or 0) or self._stated(spec) or max(self.side // self.merge, 1) ** 2
+            return [self._tiled_image(kind, spec, dates)]
+        tokens = int(spec.get("tokens") or 0) or self._stated_tokens(spec) or max(self.side // self.merge, 1) ** 2
         patches = int(spec.get("patches") or 0) or (
             self.side**2 + self.class_token if spec.get("square", "tokens" not in spec) else tokens * self.merge**2
         )
         return [MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)]
 
-    def _by_pixels(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+    def _pixel_limited_item(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """Qwen-VL: the largest image has max_pixels; a video shares them among pairs of frames."""
         unit = (self.patch * self.merge) ** 2 * int(spec.get("frames") or 1)
         tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
@@ -84,15 +84,15 @@ class _Grid:
             kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within, **dates
         )
 
-    def _sampled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+    def _sampled_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """GLM-V: a video with the number of frames that gives the most tokens within max_model_len."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
         lengths = _video_lengths(video, image, self.patch * self.merge, int(spec["frames_up_to"]))
         return MediaItem(kind, max(lengths), max(lengths) * self.merge**2, lengths=lengths, **dates)
 
-    def _growing(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+    def _growing_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """A video of as many frames as fit into max_model_len; `steps` describes one step of frames."""
-        step = self._tile() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
+        step = self._one_tile() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
         return MediaItem(
             kind,
             step.tokens,
@@ -105,25 +105,25 @@ class _Grid:
             **dates,
         )
 
-    def _tile(self) -> MediaItem:
+    def _one_tile(self) -> MediaItem:
         tokens = int(self.config.get("image_seq_length") or 0)
         if not tokens:
             ratio = float(self.config.get("downsample_ratio") or 0.5)
             tokens = int((self.side * ratio) ** 2)
         return MediaItem("image", tokens, self.side**2 + self.class_token)
 
-    def _tiled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+    def _tiled_image(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """InternVL: the most tiles of an image, and a thumbnail."""
-        processor = self._processor("image")
+        processor = self._processor_config("image")
         tiles = int(self.config.get("max_dynamic_patch") or spec["tiles"])
         if "crop_to_patches" in processor:
             tiles = int(processor.get("max_patches") or tiles) if processor["crop_to_patches"] else 1
         if tiles > 1 and self.config.get("use_thumbnail", True):
             tiles += 1
-        tile = self._tile()
+        tile = self._one_tile()
         return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches, **dates)
 
-    def _stated(self, spec: Config) -> int:
+    def _stated_tokens(self, spec: Config) -> int:
         """The number of tokens from the config's own fields; 0 without one."""
         for key in spec.get("fields", ()):
             value: Any = self.config
@@ -133,13 +133,13 @@ class _Grid:
                 return value
         return 0
 
-    def _processor(self, kind: str) -> Config:
+    def _processor_config(self, kind: str) -> Config:
         said = self.config.get(PROCESSOR_KEY)
         found = said.get(kind) if isinstance(said, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
     def _max_pixels(self, kind: str) -> int:
-        processor = self._processor(kind)
+        processor = self._processor_config(kind)
         size = processor.get("size")
         edge = size.get("longest_edge") if isinstance(size, Mapping) else None
         for value in (edge, processor.get("max_pixels")):

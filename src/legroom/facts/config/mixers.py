@@ -22,7 +22,7 @@ def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
     return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
 
 
-def _first(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+def _first_number(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     for name in names:
         value = text.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -30,44 +30,44 @@ def _first(text: Mapping[str, Any], *names: str, default: int | None = None) -> 
     return int_field(text, names[0], default=default)
 
 
-def _mamba1(text: Mapping[str, Any]) -> dict[str, int]:
+def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
     hidden = int_field(text, "hidden_size")
-    expand = _first(text, "mamba_expand", "expand", default=2)
+    expand = _first_number(text, "mamba_expand", "expand", default=2)
     inner = expand * hidden
     if text.get("mamba_expand") is None and isinstance(text.get("d_inner"), int):
         inner = int_field(text, "d_inner")
     rank = text.get("mamba_dt_rank", text.get("time_step_rank"))
     return {
         "intermediate_size": inner,
-        "state_size": _first(text, "mamba_d_state", "state_size", "d_state", default=16),
-        "conv_kernel": _first(text, "mamba_d_conv", "conv_kernel", "d_conv", default=4),
+        "state_size": _first_number(text, "mamba_d_state", "state_size", "d_state", default=16),
+        "conv_kernel": _first_number(text, "mamba_d_conv", "conv_kernel", "d_conv", default=4),
         "time_step_rank": rank if isinstance(rank, int) else math.ceil(hidden / 16),
     }
 
 
-def _mamba2(text: Mapping[str, Any]) -> dict[str, int]:
+def _mamba2_widths(text: Mapping[str, Any]) -> dict[str, int]:
     hidden = int_field(text, "hidden_size")
-    heads = _first(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
-    head_dim = _first(text, "mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim", default=0)
+    heads = _first_number(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
+    head_dim = _first_number(text, "mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim", default=0)
     inner = optional_int(text, "mamba_d_ssm") or 0
     if not inner and text.get("mamba_num_heads") is not None:
         inner = heads * head_dim  # Nemotron-H: expand is written but not used
-    inner = inner or _first(text, "mamba_expand", "expand", default=2) * hidden
+    inner = inner or _first_number(text, "mamba_expand", "expand", default=2) * hidden
     heads = heads or (inner // head_dim if head_dim else 0)
     if not heads:
         raise LegroomError("the model config has no mamba_num_heads", "a Mamba-2 model needs its number of heads")
     return {
         "intermediate_size": inner,
-        "n_groups": _first(text, "mamba_n_groups", "n_groups", "mamba_ngroups", default=1),
+        "n_groups": _first_number(text, "mamba_n_groups", "n_groups", "mamba_ngroups", default=1),
         "num_heads": heads,
         "head_dim": head_dim or inner // heads,
-        "state_size": _first(text, "mamba_d_state", "ssm_state_size", "state_size", default=128),
-        "conv_kernel": _first(text, "mamba_d_conv", "conv_kernel", default=4),
-        "chunk_size": _first(text, "mamba_chunk_size", "chunk_size", default=256),
+        "state_size": _first_number(text, "mamba_d_state", "ssm_state_size", "state_size", default=128),
+        "conv_kernel": _first_number(text, "mamba_d_conv", "conv_kernel", default=4),
+        "chunk_size": _first_number(text, "mamba_chunk_size", "chunk_size", default=256),
     }
 
 
-def _gdn(text: Mapping[str, Any]) -> dict[str, int]:
+def _gated_delta_net_widths(text: Mapping[str, Any]) -> dict[str, int]:
     return {
         "num_k_heads": int_field(text, "linear_num_key_heads"),
         "num_v_heads": int_field(text, "linear_num_value_heads"),
@@ -77,7 +77,7 @@ def _gdn(text: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _kda(text: Mapping[str, Any]) -> dict[str, int]:
+def _kda_widths(text: Mapping[str, Any]) -> dict[str, int]:
     linear = text.get("linear_attn_config")
     if not isinstance(linear, Mapping):
         raise LegroomError("the model config has no linear_attn_config", "a Kimi linear model needs one")
@@ -89,13 +89,13 @@ def _kda(text: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _lightning(text: Mapping[str, Any]) -> dict[str, int]:
+def _lightning_widths(text: Mapping[str, Any]) -> dict[str, int]:
     heads = int_field(text, "num_attention_heads")
     head_dim = int_field(text, "head_dim", default=int_field(text, "hidden_size") // heads)
     return {"num_heads": heads, "head_dim": head_dim}
 
 
-def _short_conv(text: Mapping[str, Any]) -> dict[str, int]:
+def _short_conv_widths(text: Mapping[str, Any]) -> dict[str, int]:
     return {
         "intermediate_size": int_field(text, "conv_dim", default=int_field(text, "hidden_size")),
         "conv_kernel": int_field(text, "conv_L_cache", default=3),
@@ -103,12 +103,12 @@ def _short_conv(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 _STATE_SPACES = {
-    "mamba1": _mamba1,
-    "mamba2": _mamba2,
-    "gdn": _gdn,
-    "kda": _kda,
-    "lightning": _lightning,
-    "short_conv": _short_conv,
+    "mamba1": _mamba1_widths,
+    "mamba2": _mamba2_widths,
+    "gdn": _gated_delta_net_widths,
+    "kda": _kda_widths,
+    "lightning": _lightning_widths,
+    "short_conv": _short_conv_widths,
 }
 _LATENT_TYPES = frozenset(
     {"axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "deepseek_ref"}
@@ -129,7 +129,7 @@ _ENCODER_ONLY += ("LlamaBidirectional",)
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:
     """The main mixer of every layer; None for layers without one (Nemotron-H blocks, DeciLM no-ops)."""
     kinds = layer_kinds(text, architecture)
-    return tuple(_mixer(text, architecture, index, kind) for index, kind in enumerate(kinds))
+    return tuple(_mixer_of_layer(text, architecture, index, kind) for index, kind in enumerate(kinds))
 
 
 def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], ...]:
@@ -165,21 +165,21 @@ def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]
         return ()
     if latent(attention[-1:]) and attention[-1].window is not None:
         first = int_field(text, "num_hidden_layers")
-        return tuple(_compressed_latent(text, first + index) for index in range(count))
+        return tuple(_deepseek_v4_attention(text, first + index) for index in range(count))
     full = [mixer for mixer in attention if mixer.window is None]
     return ((full or attention)[-1],) * count
 
 
-def _mixer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
+def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
     kind = kind.partition("+")[0]
     if kind == "none":
         return None
     if kind not in ("full", "sliding", "chunked", "latent", "latent_sliding"):
         return state_space(text, kind)
     if text.get("compress_ratios") is not None and text.get("head_dim") is not None and is_latent(text):
-        return _compressed_latent(text, index)
+        return _deepseek_v4_attention(text, index)
     if is_latent(text):
-        return _latent(text, index)
+        return _latent_attention(text, index)
     return _attention(text, architecture, kind, index)
 
 
@@ -190,7 +190,7 @@ def is_latent(text: Mapping[str, Any]) -> bool:
     )
 
 
-def _latent(text: Mapping[str, Any], index: int) -> LatentAttention:
+def _latent_attention(text: Mapping[str, Any], index: int) -> LatentAttention:
     index_dim = int_field(text, "index_head_dim", default=0, low=0)
     return LatentAttention(
         heads=int_field(text, "num_attention_heads"),
@@ -216,7 +216,7 @@ def _has_indexer(text: Mapping[str, Any], index: int) -> bool:
     return not (isinstance(frequency, int) and frequency > 1 and index % frequency != 0)
 
 
-def _compressed_latent(text: Mapping[str, Any], index: int) -> LatentAttention:
+def _deepseek_v4_attention(text: Mapping[str, Any], index: int) -> LatentAttention:
     """DeepSeek-V4: one shared latent head, a sliding window, and a compressed state per `compress_ratio` tokens."""
     ratios = text["compress_ratios"]
     ratio = ratios[index] if isinstance(ratios, list) and index < len(ratios) else 0
@@ -247,8 +247,8 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
         shares_kv=_shares_kv(text, index),
         k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
-        qkv_bias=_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
-        o_bias=_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
+        qkv_bias=_has_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
+        o_bias=_has_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
         output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
         sinks="GptOss" in architecture,
@@ -264,7 +264,7 @@ def is_encoder_only(architecture: str, text: Mapping[str, Any]) -> bool:
     return bidirectional or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
 
 
-def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
+def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
     if any(text.get(name) is False for name in ("use_bias", "bias", "enable_bias")):
         return False
     return architecture.startswith(families)
@@ -287,10 +287,10 @@ def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: in
         # MLA weights with full heads in the cache (MiniCPM3): keys and values are padded to one head size.
         head_dim = int_field(text, "qk_nope_head_dim") + int_field(text, "qk_rope_head_dim", low=0)
         return heads, heads, head_dim, head_dim
-    kv_heads = _per_layer(text, "num_key_value_heads", index)
+    kv_heads = _int_of_layer(text, "num_key_value_heads", index)
     if kv_heads is None:
         kv_heads = _default_kv_heads(text, heads)
-    heads = _per_layer(text, "num_attention_heads", index) or heads
+    heads = _int_of_layer(text, "num_attention_heads", index) or heads
     head_dim = _head_dim(text, heads, hidden)
     if kv_heads > heads or heads % kv_heads:
         raise LegroomError(
@@ -310,7 +310,8 @@ def _default_kv_heads(text: Mapping[str, Any], heads: int) -> int:
     return heads
 
 
-def _per_layer(text: Mapping[str, Any], name: str, index: int) -> int | None:
+def _int_of_layer(text: Mapping[str, Any], name: str, index: int) -> int | None:
+    """The item of a layer where the config has a list; None for a number or a missing field."""
     value = text.get(name)
     if name == "num_key_value_heads" and text.get("multi_query") and not text.get("new_decoder_architecture"):
         return 1  # falcon-7b also writes n_head_kv

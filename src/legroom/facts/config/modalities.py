@@ -34,10 +34,10 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:
-        encoder = _Encoder(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width)
-        known.append(_tower(encoder, exact=row is not None))
+        encoder = _Encoder(row or families()["_plain"], {**_default_encoder(row, width), **vision}, config, width)
+        known.append(_vision_tower(encoder, exact=row is not None))
     elif row and (config.get("has_vision") or row.get("always")):
-        known.append(_tower(_Encoder(row, _defaults(row, width), config, width), exact=False))
+        known.append(_vision_tower(_Encoder(row, _default_encoder(row, width), config, width), exact=False))
     audio = config.get("audio_config")
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
         known.append(_audio_tower(audio, width))
@@ -53,7 +53,7 @@ def families() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _live(name: str) -> list[dict[str, Any]]:
+def _live_tensor_rows(name: str) -> list[dict[str, Any]]:
     table: list[dict[str, Any]] = read_data("towers.json")["live"][name]
     return table
 
@@ -73,7 +73,7 @@ def _tower_family(config: Config) -> str:
     return ""
 
 
-def _defaults(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
+def _default_encoder(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
     """The family's default encoder; some families choose it by the width of their language model."""
     if row is None:
         return {}
@@ -104,7 +104,7 @@ class _Encoder:
         return fallback
 
     @property
-    def style(self) -> set[str]:
+    def styles(self) -> set[str]:
         return set(self.row.get("style", ()))
 
     @property
@@ -112,7 +112,7 @@ class _Encoder:
         return self.field("hidden_size", 1024)
 
     @property
-    def inner(self) -> int:
+    def mlp_width(self) -> int:
         ratio = self.vision.get("mlp_ratio")
         return self.field("intermediate_size", int(self.hidden * float(ratio)) if ratio else 4 * self.hidden)
 
@@ -136,24 +136,24 @@ class _Encoder:
         return len(tapped) if isinstance(tapped, (list, tuple)) else 0
 
     def norm(self, name: str, size: int, count: int = 1) -> Linear:
-        return Linear(name, size, bias="layer_norm" in self.style, count=count)
+        return Linear(name, size, bias="layer_norm" in self.styles, count=count)
 
 
-def _tower(encoder: _Encoder, exact: bool) -> Modality:
+def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
     row, hidden, patch = encoder.row, encoder.hidden, encoder.patch
     layers = encoder.field("num_hidden_layers", 24)
     if "vision_feature_layer" in encoder.config or row.get("always_offset"):
         layers += int(row.get("layers_offset", 0))
     projector = _PROJECTORS[str(row.get("projector", "none"))]
-    weights = (*_embedding(encoder), *_blocks(encoder, layers), *projector(encoder))
+    weights = (*_patch_embedding(encoder), *_encoder_blocks(encoder, layers), *projector(encoder))
     image_size = encoder.field("image_size", 24 * patch)
     items = media_items(row, encoder.config, patch=patch, merge=int(row.get("merge", 1)), image_size=image_size)
     largest = max(items, key=lambda item: item.tokens)
-    tile_patches = (image_size // patch) ** 2 + ("class_token" in encoder.style)
+    tile_patches = (image_size // patch) ** 2 + ("class_token" in encoder.styles)
     return Modality(
         str(row.get("kind", "image")),
         hidden,
-        encoder.inner,
+        encoder.mlp_width,
         layers,
         encoder.heads,
         sum(weight.parameters for weight in weights if weight.name != "rotary_table"),
@@ -163,7 +163,7 @@ def _tower(encoder: _Encoder, exact: bool) -> Modality:
         feature_levels=1 + encoder.tapped_blocks,
         exact=exact,
         items=items,
-        moments=live_tensors(_live(str(row.get("live", "plain")))),
+        moments=live_tensors(_live_tensor_rows(str(row.get("live", "plain")))),
         pixels_per_patch=encoder.patch_pixels,
         raw_pixels_since=str(row.get("raw_pixels_since", "")),
         chunk_bytes_per_patch=int(row.get("chunk_bytes_per_patch", 0)),
@@ -204,14 +204,14 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         frames,
         weights,
         items=(MediaItem("audio", tokens, frames),),
-        moments=live_tensors(_live("whisper")),
+        moments=live_tensors(_live_tensor_rows("whisper")),
         pixels_per_patch=2 * bins,
         spread=0.1,
     )
 
 
-def _embedding(encoder: _Encoder) -> list[Linear]:
-    style, hidden, patch, field = encoder.style, encoder.hidden, encoder.patch, encoder.field
+def _patch_embedding(encoder: _Encoder) -> list[Linear]:
+    style, hidden, patch, field = encoder.styles, encoder.hidden, encoder.patch, encoder.field
     split: Split = "out" if "split_patch" in style else ""
     out = [Linear("patch_embed", hidden, encoder.patch_pixels, "patch_bias" in style, split)]
     positions = field("num_position_embeddings", 0)
@@ -231,9 +231,9 @@ def _embedding(encoder: _Encoder) -> list[Linear]:
     return out + [encoder.norm(name, hidden) for name in ("pre_norm", "post_norm") if name in style]
 
 
-def _blocks(encoder: _Encoder, layers: int) -> list[Linear]:
+def _encoder_blocks(encoder: _Encoder, layers: int) -> list[Linear]:
     """Attention and feed-forward blocks. vLLM splits them over the tensor-parallel ranks like a decoder's."""
-    style, hidden, inner = encoder.style, encoder.hidden, encoder.inner
+    style, hidden, inner = encoder.styles, encoder.hidden, encoder.mlp_width
     qkv = encoder.field("qkv_hidden_size", hidden)
     parts, gates = 3 if "split_qkv" in style else 1, 2 if "split_gate" in style else 1
     pairs = {"four_norms": ("norm3", "norm4"), "qk_norm": ("q_norm", "k_norm"), "layer_scale": ("ls1", "ls2")}
@@ -271,20 +271,20 @@ def _resampler(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _phi4mm(encoder: _Encoder) -> list[Linear]:
+def _phi4mm_projector(encoder: _Encoder) -> list[Linear]:
     """Separators of tiles, the projector, and the speech encoder, which is loaded beside the tower."""
     hidden, speech = encoder.hidden, Linear("speech", int(encoder.row["speech_parameters"]))
     return [Linear("separators", 2 * hidden), *_pair(hidden, encoder.text_width, split=False), speech]
 
 
-def _mlp(encoder: _Encoder) -> list[Linear]:
+def _mlp_projector(encoder: _Encoder) -> list[Linear]:
     tapped = encoder.config.get("vision_feature_layer")
     levels = len(tapped) if isinstance(tapped, (list, tuple)) else int(encoder.row.get("projector_inputs", 1))
     bias = bool(encoder.config.get("multimodal_projector_bias", True))
     return _pair(encoder.hidden * levels, encoder.text_width, bias)
 
 
-def _merger(encoder: _Encoder) -> list[Linear]:
+def _qwen_merger(encoder: _Encoder) -> list[Linear]:
     """Qwen-VL: merge squares of patches, then two linears; DeepStack adds one merger a tapped layer."""
     hidden, width = encoder.hidden, encoder.text_width
     wide = hidden * encoder.field("spatial_merge_size", 2) ** 2
@@ -298,7 +298,7 @@ def _merger(encoder: _Encoder) -> list[Linear]:
     return out
 
 
-def _moonshot(encoder: _Encoder) -> list[Linear]:
+def _moonshot_merger(encoder: _Encoder) -> list[Linear]:
     """Moonshot: like Qwen-VL's merger, but replicated on every rank."""
     hidden, wide = encoder.hidden, 4 * encoder.hidden
     return [
@@ -309,13 +309,13 @@ def _moonshot(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _mistral3(encoder: _Encoder) -> list[Linear]:
+def _mistral3_projector(encoder: _Encoder) -> list[Linear]:
     hidden, merge = encoder.hidden, int(encoder.config.get("spatial_merge_size") or 2)
     merging = [Linear("projector.norm", hidden), Linear("projector.merge", hidden, hidden * merge**2)]
     return merging + _pair(hidden, encoder.text_width, bool(encoder.config.get("multimodal_projector_bias", False)))
 
 
-def _cohere(encoder: _Encoder) -> list[Linear]:
+def _cohere_projector(encoder: _Encoder) -> list[Linear]:
     """Pixel shuffle, then a gated pair: the first makes two halves, the second takes their product."""
     factor = int(encoder.config.get("downsample_factor") or 2)
     inner = int(encoder.config.get("alignment_intermediate_size") or 36864)
@@ -325,14 +325,14 @@ def _cohere(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _minimax(encoder: _Encoder) -> list[Linear]:
+def _minimax_projector(encoder: _Encoder) -> list[Linear]:
     """A projector, then a merger of two by two patches."""
     width = encoder.text_width
     merging = [Linear("merge_1", width, 4 * width, True, "out"), Linear("merge_2", width, width, True, "in")]
     return _pair(encoder.hidden, width) + merging
 
 
-def _internvl(encoder: _Encoder) -> list[Linear]:
+def _internvl_projector(encoder: _Encoder) -> list[Linear]:
     width, wide = encoder.text_width, int(encoder.hidden / float(encoder.config.get("downsample_ratio") or 0.5) ** 2)
     return [
         Linear("projector.norm", wide, bias=True),
@@ -341,7 +341,7 @@ def _internvl(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _glm(encoder: _Encoder) -> list[Linear]:
+def _glm_projector(encoder: _Encoder) -> list[Linear]:
     """A convolution that merges two by two patches, then a gated block of the language model's width."""
     out = encoder.field("out_hidden_size", encoder.text_width)
     inner = int(encoder.vision.get("intermediate_size") or 13696)
@@ -354,7 +354,7 @@ def _glm(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _llama4(encoder: _Encoder) -> list[Linear]:
+def _llama4_projector(encoder: _Encoder) -> list[Linear]:
     into, out = encoder.field("projector_input_dim", 4096), encoder.field("projector_output_dim", 4096)
     return [
         Linear("adapter.fc1", into, encoder.field("intermediate_size", 5632), split="out"),
@@ -363,31 +363,31 @@ def _llama4(encoder: _Encoder) -> list[Linear]:
     ]
 
 
-def _pixel_shuffle(encoder: _Encoder) -> list[Linear]:
+def _pixel_shuffle_projector(encoder: _Encoder) -> list[Linear]:
     factor = int(encoder.config.get("scale_factor") or 2)
     return [Linear("connector", encoder.text_width, encoder.hidden * factor**2)]
 
 
 _PROJECTORS: dict[str, Callable[[_Encoder], list[Linear]]] = {
     "none": lambda encoder: [],
-    "mlp": _mlp,
-    "merger": _merger,
-    "patch_merger": _moonshot,
-    "mistral3": _mistral3,
+    "mlp": _mlp_projector,
+    "merger": _qwen_merger,
+    "patch_merger": _moonshot_merger,
+    "mistral3": _mistral3_projector,
     "gemma": lambda encoder: [
         Linear("projector", encoder.hidden, encoder.text_width),
         Linear("projector.norm", encoder.hidden),
     ],
     "gemma4": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden)],
-    "minimax": _minimax,
-    "internvl": _internvl,
-    "llama4": _llama4,
-    "glm": _glm,
-    "cohere": _cohere,
-    "pixel_shuffle": _pixel_shuffle,
+    "minimax": _minimax_projector,
+    "internvl": _internvl_projector,
+    "llama4": _llama4_projector,
+    "glm": _glm_projector,
+    "cohere": _cohere_projector,
+    "pixel_shuffle": _pixel_shuffle_projector,
     "linear": lambda encoder: [Linear("projector", encoder.text_width, encoder.hidden, True)],
     "resampler": _resampler,
-    "phi4mm": _phi4mm,
+    "phi4mm": _phi4mm_projector,
     # Two by two patches joined, then two linears; a row for line ends and one between the views.
     "deepseek_vl2": lambda encoder: [
         *_pair(4 * encoder.hidden, encoder.text_width, split=False),

@@ -57,10 +57,12 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         vocab_size=int_field(text, "vocab_size"),
         max_position_embeddings=derived_max_len(config, text),
         layers=layers,
-        tie_word_embeddings=_tied(config, text),
+        tie_word_embeddings=_ties_embeddings(config, text),
         quantization=quantization(config),
         modalities=modalities(config),
-        encoder_layers=tuple(Layer(mixer, block) for mixer, block in zip(*_encoder(text, architecture), strict=True)),
+        encoder_layers=tuple(
+            Layer(mixer, block) for mixer, block in zip(*_encoder_parts(text, architecture), strict=True)
+        ),
         draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
         is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),
         known=architecture in architecture_table()[1],
@@ -94,7 +96,7 @@ def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     return "bfloat16"
 
 
-def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+def _ties_embeddings(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     """tie_word_embeddings, from the top level or the text config."""
     nested = nested_text_config(config)
     if nested is not None and nested.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is None:
@@ -103,7 +105,7 @@ def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     return bool(text.get("tie_word_embeddings", False)) if value is None else bool(value)
 
 
-def _encoder(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], tuple[Any, ...]]:
+def _encoder_parts(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], tuple[Any, ...]]:
     mixed = encoder_mixers(text, architecture)
     if not mixed:
         return (), ()
@@ -133,13 +135,13 @@ def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_
     `yarn_multiplies`: older releases compute YaRN lengths as original length x factor; newer ones use
     max_position_embeddings unscaled.
     """
-    lengths = {key: _length(text, key) for key in LENGTH_NAMES if text.get(key) is not None}
+    lengths = {key: _config_length(text, key) for key in LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
         return _FALLBACK_LEN
     derived: float = lengths.get("model_max_length") or min(lengths.values())
     ropes = list(_rope_parameters(text))
     if "gemma3" not in str(text.get("model_type")):
-        derived = _scaled(derived, ropes, yarn_multiplies)
+        derived = _rope_scaled_length(derived, ropes, yarn_multiplies)
     if any(_rope_type(rope) in ("longrope", "su") for rope in ropes):
         original = text.get("original_max_position_embeddings")
         # 0.11.1+ starts LongRoPE models at their original length by default.
@@ -148,7 +150,7 @@ def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_
     return int(derived)
 
 
-def _length(text: Mapping[str, Any], key: str) -> int:
+def _config_length(text: Mapping[str, Any], key: str) -> int:
     value = text[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
         raise LegroomError(f"{key} in the model config is {value!r}, not a length", "check the config.json")
@@ -170,7 +172,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def _scaled(length: float, ropes: list[Mapping[str, Any]], yarn_multiplies: bool) -> float:
+def _rope_scaled_length(length: float, ropes: list[Mapping[str, Any]], yarn_multiplies: bool) -> float:
     factor = 1.0
     for rope in ropes:
         kind = _rope_type(rope)

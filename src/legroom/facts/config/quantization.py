@@ -16,10 +16,10 @@ LINEAR_ATTENTION = "re:.*linear_attn.*"
 
 def quantization(config: Config) -> Quantization | None:
     """The quantization of a checkpoint from its config.json or nested text config; None where it is unquantized."""
-    section = _section(config)
+    section = _quantization_section(config)
     if section is None:
         return None
-    method = _method(section)
+    method = _method_name(section)
     reader = _READERS.get(method)
     if reader is None:
         raise LegroomError(
@@ -60,7 +60,7 @@ def _text_configs(config: Config) -> list[Config]:
     return [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
 
 
-def _section(config: Config) -> Config | None:
+def _quantization_section(config: Config) -> Config | None:
     for candidate in _text_configs(config):
         for key in ("quantization_config", "compression_config"):
             section = candidate.get(key)
@@ -69,7 +69,7 @@ def _section(config: Config) -> Config | None:
     return None
 
 
-def _method(section: Config) -> str:
+def _method_name(section: Config) -> str:
     method = str(section.get("quant_method") or "").lower()
     if not method:
         if "quant_algo" in section:
@@ -83,7 +83,7 @@ def _method(section: Config) -> str:
     return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(method, method)
 
 
-def _int(section: Config, *names: str, default: int) -> int:
+def _first_int(section: Config, *names: str, default: int) -> int:
     for name in names:
         value = section.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -91,7 +91,7 @@ def _int(section: Config, *names: str, default: int) -> int:
     return default
 
 
-def _ignored(section: Config, *names: str) -> tuple[str, ...]:
+def _unquantized_modules(section: Config, *names: str) -> tuple[str, ...]:
     for name in names:
         value = section.get(name)
         if isinstance(value, (list, tuple)) and value:
@@ -99,30 +99,30 @@ def _ignored(section: Config, *names: str) -> tuple[str, ...]:
     return ()
 
 
-def _group(size: int) -> int | None:
+def _group_size(size: int) -> int | None:
     return size if size > 0 else None
 
 
-def _awq(section: Config) -> Quantization:
+def _awq_scheme(section: Config) -> Quantization:
     return Quantization(
         "awq",
-        _int(section, "bits", "w_bit", default=4),
-        _group(_int(section, "group_size", "q_group_size", default=128)),
+        _first_int(section, "bits", "w_bit", default=4),
+        _group_size(_first_int(section, "group_size", "q_group_size", default=128)),
         zero_point=bool(section.get("zero_point", True)),
-        ignored=_ignored(section, "modules_to_not_convert"),
+        ignored=_unquantized_modules(section, "modules_to_not_convert"),
         quantizes_lm_head=bool(section.get("lm_head", False)),
     )
 
 
-def _gptq(section: Config) -> Quantization:
+def _gptq_scheme(section: Config) -> Quantization:
     base = Quantization(
         "gptq",
-        _int(section, "bits", default=4),
-        _group(_int(section, "group_size", default=128)),
+        _first_int(section, "bits", default=4),
+        _group_size(_first_int(section, "group_size", default=128)),
         # GPTQ checkpoints always have zero points; vLLM loads them even where the kernel drops them.
         zero_point=not section.get("sym", True),
         act_order=bool(section.get("desc_act", False)),
-        ignored=_ignored(section, "modules_to_not_convert"),
+        ignored=_unquantized_modules(section, "modules_to_not_convert"),
         quantizes_lm_head=bool(section.get("lm_head", False)),
     )
     dynamic = section.get("dynamic")
@@ -133,8 +133,8 @@ def _gptq(section: Config) -> Quantization:
                 "re:" + str(k).removeprefix("+:"),
                 replace(
                     base,
-                    weight_bits=_int(v, "bits", default=base.weight_bits),
-                    group_size=_group(_int(v, "group_size", default=base.group_size or -1)),
+                    weight_bits=_first_int(v, "bits", default=base.weight_bits),
+                    group_size=_group_size(_first_int(v, "group_size", default=base.group_size or -1)),
                 ),
             )
             for k, v in dynamic.items()
@@ -144,7 +144,7 @@ def _gptq(section: Config) -> Quantization:
     return base
 
 
-def _fp8(section: Config) -> Quantization:
+def _fp8_scheme(section: Config) -> Quantization:
     block = section.get("weight_block_size")
     static = str(section.get("activation_scheme", "dynamic")) == "static"
     return Quantization(
@@ -154,7 +154,7 @@ def _fp8(section: Config) -> Quantization:
         scale_bits=8 if str(section.get("scale_fmt", "")) == "ue8m0_packed" else 32,
         dynamic_activations=not static,
         static_activations=static,
-        ignored=_ignored(section, "ignored_layers", "modules_to_not_convert"),
+        ignored=_unquantized_modules(section, "ignored_layers", "modules_to_not_convert"),
         number="float",
         strategy="block" if block else "tensor",
     )
@@ -166,7 +166,7 @@ def _weights_scheme(group: Config, method: str) -> Quantization:
     size = weights.get("group_size")
     strategy = str(weights.get("strategy") or ("group" if size and int(size) > 0 else "tensor"))
     number = str(weights.get("type") or "int")
-    bits = _int(weights, "num_bits", default=8)
+    bits = _first_int(weights, "num_bits", default=8)
     block = weights.get("block_structure")
     return Quantization(
         method,
@@ -183,11 +183,11 @@ def _weights_scheme(group: Config, method: str) -> Quantization:
     )
 
 
-def _compressed(section: Config) -> Quantization:
+def _compressed_tensors_scheme(section: Config) -> Quantization:
     groups = section.get("config_groups") or {}
     values = list(groups.values()) if isinstance(groups, Mapping) else list(groups)
     schemes = [(group, _weights_scheme(group, "compressed-tensors")) for group in values if group.get("weights")]
-    ignored = _ignored(section, "ignore")
+    ignored = _unquantized_modules(section, "ignore")
     kv = section.get("kv_cache_scheme")
     kv_dtype = "fp8" if isinstance(kv, Mapping) and kv.get("type") == "float" else None
     if not schemes:
@@ -219,16 +219,16 @@ _MODELOPT: dict[str, Quantization] = {
 }
 
 
-def _modelopt(section: Config) -> Quantization:
+def _modelopt_scheme(section: Config) -> Quantization:
     inner = section.get("quantization") if isinstance(section.get("quantization"), Mapping) else section
     assert inner is not None
     algo = str(inner.get("quant_algo") or "NVFP4").upper()
-    ignored = _ignored(inner, "exclude_modules", "ignore")
+    ignored = _unquantized_modules(inner, "exclude_modules", "ignore")
     kv = inner.get("kv_cache_quant_algo")
     kv_scheme = inner.get("kv_cache_scheme")
     kv_dtype = "fp8" if kv == "FP8" or (isinstance(kv_scheme, Mapping) and kv_scheme.get("num_bits") == 8) else None
     if algo == "MIXED_PRECISION":
-        return _mixed(inner, ignored, kv_dtype)
+        return _mixed_precision_scheme(inner, ignored, kv_dtype)
     if algo not in _MODELOPT:
         raise LegroomError(f"modelopt algorithm {algo!r} is not known", f"known: {', '.join(_MODELOPT)}")
     unlisted = algo == "NVFP4" and not ignored
@@ -240,7 +240,7 @@ def _modelopt(section: Config) -> Quantization:
     return replace(scheme, group_size=int(size)) if scheme.group_size and isinstance(size, int) and size > 0 else scheme
 
 
-def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
+def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):
@@ -262,62 +262,62 @@ def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Q
     return replace(base, ignored=ignored, kv_cache_dtype=kv_dtype, list_assumed=unlisted)
 
 
-def _mxfp4(section: Config) -> Quantization:
+def _mxfp4_scheme(section: Config) -> Quantization:
     return Quantization(
         "mxfp4",
         4,
         32,
         scale_bits=8,
-        ignored=_ignored(section, "modules_to_not_convert"),
+        ignored=_unquantized_modules(section, "modules_to_not_convert"),
         number="float",
         # vLLM's gpt-oss loader quantizes the experts only.
         targets=("experts",),
     )
 
 
-def _bitsandbytes(section: Config) -> Quantization:
+def _bitsandbytes_scheme(section: Config) -> Quantization:
     eight = bool(section.get("load_in_8bit"))
     return Quantization(
         "bitsandbytes",
         8 if eight else 4,
         None if eight else 64,
         scale_bits=32,
-        ignored=_ignored(section, "llm_int8_skip_modules"),
+        ignored=_unquantized_modules(section, "llm_int8_skip_modules"),
         number="int" if eight else "float",
         strategy="channel" if eight else "group",
     )
 
 
-def _gguf(section: Config) -> Quantization:
-    return Quantization("gguf", _int(section, "bits", default=4), 32, quantizes_lm_head=True)
+def _gguf_scheme(section: Config) -> Quantization:
+    return Quantization("gguf", _first_int(section, "bits", default=4), 32, quantizes_lm_head=True)
 
 
-def _auto_round(section: Config) -> Quantization:
+def _auto_round_scheme(section: Config) -> Quantization:
     packing = str(section.get("packing_format") or section.get("backend") or "")
-    base = _awq(section) if "awq" in packing else _gptq(section)
-    return replace(base, ignored=_ignored(section, "modules_to_not_convert"))
+    base = _awq_scheme(section) if "awq" in packing else _gptq_scheme(section)
+    return replace(base, ignored=_unquantized_modules(section, "modules_to_not_convert"))
 
 
-def _int8(section: Config) -> Quantization:
+def _int8_scheme(section: Config) -> Quantization:
     return Quantization("experts_int8", 8, strategy="channel", targets=("experts",), online=True)
 
 
 _READERS: dict[str, Callable[[Config], Quantization]] = {
-    "awq": _awq,
-    "gptq": _gptq,
-    "fp8": _fp8,
-    "compressed-tensors": _compressed,
-    "modelopt": _modelopt,
-    "modelopt_fp4": _modelopt,
-    "modelopt_mixed": _modelopt,
-    "mxfp4": _mxfp4,
-    "gpt_oss_mxfp4": _mxfp4,
-    "bitsandbytes": _bitsandbytes,
-    "gguf": _gguf,
-    "auto-round": _auto_round,
-    "inc": _auto_round,
-    "experts_int8": _int8,
-    "deepseek_v4_fp8": _fp8,
+    "awq": _awq_scheme,
+    "gptq": _gptq_scheme,
+    "fp8": _fp8_scheme,
+    "compressed-tensors": _compressed_tensors_scheme,
+    "modelopt": _modelopt_scheme,
+    "modelopt_fp4": _modelopt_scheme,
+    "modelopt_mixed": _modelopt_scheme,
+    "mxfp4": _mxfp4_scheme,
+    "gpt_oss_mxfp4": _mxfp4_scheme,
+    "bitsandbytes": _bitsandbytes_scheme,
+    "gguf": _gguf_scheme,
+    "auto-round": _auto_round_scheme,
+    "inc": _auto_round_scheme,
+    "experts_int8": _int8_scheme,
+    "deepseek_v4_fp8": _fp8_scheme,
     "fbgemm_fp8": lambda s: Quantization(
         "fbgemm_fp8",
         8,
@@ -325,7 +325,7 @@ _READERS: dict[str, Callable[[Config], Quantization]] = {
         strategy="channel",
         dynamic_activations=True,
         scale_bits=32,
-        ignored=_ignored(s, "modules_to_not_convert"),
+        ignored=_unquantized_modules(s, "modules_to_not_convert"),
     ),
 }
 
@@ -333,10 +333,10 @@ _ONLINE: dict[str, Quantization] = {
     "fp8": Quantization(
         "fp8", 8, number="float", strategy="tensor", dynamic_activations=True, scale_bits=32, online=True
     ),
-    "bitsandbytes": replace(_bitsandbytes({}), online=True),
-    "experts_int8": _int8({}),
+    "bitsandbytes": replace(_bitsandbytes_scheme({}), online=True),
+    "experts_int8": _int8_scheme({}),
     "ptpc_fp8": Quantization(
         "ptpc_fp8", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32, online=True
     ),
-    "mxfp4": replace(_mxfp4({}), online=True),
+    "mxfp4": replace(_mxfp4_scheme({}), online=True),
 }

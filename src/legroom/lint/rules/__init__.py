@@ -22,5 +22,5 @@ def all_checks() -> tuple[Check, ...]:
 
 
 @cache
-def rules() -> dict[str, Rule]:
+def rules_by_id() -> dict[str, Rule]:
     return {rule.id: rule for check in all_checks() for rule in check.rules}

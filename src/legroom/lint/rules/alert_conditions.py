@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.facts.metrics import releases_of
 from legroom.lint.expressions import COMPARED, Expression
-from legroom.lint.promql_reader import NO_LEVEL, Operand, operands, roles_behind, roles_in, series_names
+from legroom.lint.promql_reader import NO_LEVEL, Operand, operands, roles_in, roles_in_recorded, series_names
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 FULL_POOL = Rule(
@@ -35,11 +35,15 @@ _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "tim
 
 
 @checks(Expression, FULL_POOL)
-def full_pool(alert: Expression, context: Context) -> Findings:
-    if alert.owner != "alert" or roles_behind(alert.text, context) & _PRESSURE:
+def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
+    if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _PRESSURE:
         return
     for operand in operands(alert.text):
-        if "kv_use" in roles_in(operand.text, context) and not operand.functions & NO_LEVEL and _is_upper(operand):
+        if (
+            "kv_use" in roles_in(operand.text, context)
+            and not operand.functions & NO_LEVEL
+            and _fires_above_level(operand)
+        ):
             message = (
                 f"{_lead(alert)}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
             )
@@ -52,7 +56,7 @@ def _lead(alert: Expression) -> str:
     return f"{alert.name} " if alert.name else ""
 
 
-def _is_upper(operand: Operand) -> bool:
+def _fires_above_level(operand: Operand) -> bool:
     """Whether the alert fires above a level. A sum above one is over many servers and counts the pools in use."""
     adds_up = "sum" in operand.functions
     return any(
@@ -62,13 +66,13 @@ def _is_upper(operand: Operand) -> bool:
 
 
 @checks(Expression, NEVER)
-def never(expression: Expression, context: Context) -> Findings:
+def alert_that_never_fires(expression: Expression, context: Context) -> Findings:
     for operand in operands(expression.text) if expression.owner in COMPARED else ():
         if not operand.functions & (NO_LEVEL | {"sum", "sum_over_time"}):
-            yield from _out_of_range(expression, operand, context)
+            yield from _threshold_out_of_range(expression, operand, context)
 
 
-def _out_of_range(expression: Expression, operand: Operand, context: Context) -> Findings:
+def _threshold_out_of_range(expression: Expression, operand: Operand, context: Context) -> Findings:
     used = roles_in(operand.text, context)
     for comparison in operand.comparisons():
         if comparison.operator not in (">", ">=") or comparison.scaled:
@@ -88,9 +92,9 @@ def _out_of_range(expression: Expression, operand: Operand, context: Context) ->
 
 
 @checks(Expression, NO_TRAFFIC)
-def no_traffic(alert: Expression, context: Context) -> Findings:
+def alert_without_traffic(alert: Expression, context: Context) -> Findings:
     """`rate(success) == 0` without a condition that requests run."""
-    if alert.owner != "alert" or roles_behind(alert.text, context) & _LOAD:
+    if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _LOAD:
         return
     progress = [operand for operand in operands(alert.text) if roles_in(operand.text, context) & _PROGRESS]
     compared = [comparison for operand in progress for comparison in operand.comparisons()]

@@ -40,15 +40,15 @@ def allocator_settings(server: StartedServer, context: Context) -> Findings:
         if "expandable_segments:true" in word.text.replace(" ", "").lower():
             # vLLM asserts only on this spelling in this variable.
             is_asserted = name == "PYTORCH_CUDA_ALLOC_CONF" and "expandable_segments:True" in word.text
-            yield from _expandable_segments(server, context, place, is_asserted)
+            yield from _expandable_segments_findings(server, context, place, is_asserted)
         if "garbage_collection_threshold" in word.text:
             yield finding(USELESS, place, "garbage_collection_threshold does not fix fragmentation", "leave it out")
 
 
-def _expandable_segments(server: StartedServer, context: Context, place: Place, is_asserted: bool) -> Findings:
+def _expandable_segments_findings(server: StartedServer, context: Context, place: Place, is_asserted: bool) -> Findings:
     is_certain = is_asserted and context.is_release_certain(server)
     release = context.release_of(server)
-    ranks = context.parsed(server).args.tensor_parallel_size or 1
+    ranks = context.parsed_args(server).args.tensor_parallel_size or 1
     sleeps = flag_word(server, "--enable-sleep-mode")
     if sleeps and release.before("0.20.1"):
         message = f"sleep mode of vLLM {release} asserts against expandable segments (they go together from 0.20.1 on)"

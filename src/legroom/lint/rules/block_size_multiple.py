@@ -15,8 +15,8 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def block_size(server: StartedServer, context: Context) -> Findings:
-    size = context.parsed(server).args.block_size
+def unsupported_block_size(server: StartedServer, context: Context) -> Findings:
+    size = context.parsed_args(server).args.block_size
     word = flag_word(server, "--block-size")
     if size is not None and word is not None and size % 16:
         message = (

@@ -16,8 +16,8 @@ RULE = Rule(
 
 
 @checks(StartedServer, RULE)
-def eager(server: StartedServer, context: Context) -> Findings:
-    if not context.parsed(server).args.enforce_eager:
+def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findings:
+    if not context.parsed_args(server).args.enforce_eager:
         return
     plan = context.plan_of(server)
     graphs = plan.layout.cuda_graph_bytes if plan else 0

@@ -14,7 +14,7 @@ RULE = Rule(
 
 
 @checks(InvokedCommand, RULE)
-def empty_cache(command: InvokedCommand, context: Context) -> Findings:
+def empty_cache_in_other_process(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-c"):
         if "empty_cache" in word.text:
             message = "empty_cache() frees the cache of the process that calls it, and this one has just started"

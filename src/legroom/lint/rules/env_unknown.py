@@ -18,7 +18,7 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
 @checks(StartedServer, RULE)
-def env_unknown(server: StartedServer, context: Context) -> Findings:
+def unknown_variables(server: StartedServer, context: Context) -> Findings:
     """VLLM_* variables of another release, and misspelled ones."""
     release = context.release_of(server)
     for name, word in server.env.items():
@@ -27,9 +27,12 @@ def env_unknown(server: StartedServer, context: Context) -> Findings:
         history = env_history(name)
         if history is None:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
-            if near and _is_typo(name, near[0]):
-                message = f"no vLLM release reads {name}"
-                yield finding(RULE, server.place_of(word), message, f"write {near[0]}", len(name))
+            is_typo = bool(near) and _is_typo(name, near[0])
+            # Env files set variables of other programs too. vLLM itself warns of every such name (0.18.0).
+            is_given_to_vllm = server.runs != "config" and context.runs_vllms_own(server)
+            if is_typo or (is_given_to_vllm and name not in context.used_variables):
+                message, suggestion = f"no vLLM release reads {name}", f"write {near[0]}" if is_typo else "leave it out"
+                yield finding(RULE, server.place_of(word), message, suggestion, len(name))
             continue
         if any(not release.before(first) and not release.after(last) for first, last in history):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts.flags import advice, companion_of
@@ -14,6 +15,7 @@ from legroom.lint.rule import (
     Rule,
     checks,
     finding,
+    flag_value,
     flag_word,
     has_same_words,
     similarity,
@@ -69,10 +71,10 @@ _FORK = frozenset({"unknown", "bad_choice"})
 
 
 @checks(StartedServer, UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
-def flag_problems(server: StartedServer, context: Context) -> Findings:
+def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings:
     if any(word.text.startswith("--help") for word in server.words):
         return
-    problems = context.parsed(server).problems
+    problems = context.parsed_args(server).problems
     given = frozenset(plain_name(word.text) for word in server.words if word.text.startswith("--"))
     if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
         yield finding(OTHER, server.place, f"flags of {program} are not judged: it reads this command line itself")
@@ -83,24 +85,25 @@ def flag_problems(server: StartedServer, context: Context) -> Findings:
     for problem in problems:
         if (problem.flag, problem.kind) in reported or problem.kind not in _BY_KIND:
             continue
-        if not _is_accepted(server, problem, strays, extension):
+        if not _is_no_mistake(server, problem, strays, extension):
             reported.add((problem.flag, problem.kind))
-            yield _finding(server, context, problem)
+            yield _finding_of_problem(server, context, problem)
     if extension:
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding(OTHER, server.place, message)
-    yield from _percent_share(server, context)
+    yield from _utilization_above_one(server, context)
+    yield from _device_of_another_build(server)
 
 
 @checks(InvokedCommand, OTHER)
-def extension_module(command: InvokedCommand, context: Context) -> Findings:
+def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-m"):
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
             yield finding(OTHER, command.locate(word.offset), message, length=len(word.text))
 
 
-def _is_accepted(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
+def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
     """Whether a problem of the command line is no mistake of its author."""
     is_stray = not problem.flag.startswith("-")
     if is_stray and (strays > 2 or server.runs in ("config", "python")):
@@ -118,7 +121,7 @@ def _is_accepted(server: StartedServer, problem: FlagProblem, strays: int, exten
     return _is_placeholder(server, problem)
 
 
-def _finding(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
+def _finding_of_problem(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
     word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
     message, is_certain = problem.message, True
     if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
@@ -133,10 +136,10 @@ def _finding(server: StartedServer, context: Context, problem: FlagProblem) -> L
         is_certain = False  # programs often check the version and have a call for each
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
-    return finding(rule, place, message, _suggestion(problem), length, is_certain=is_certain)
+    return finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
 
 
-def _suggestion(problem: FlagProblem) -> str:
+def _suggested_flag(problem: FlagProblem) -> str:
     if not problem.instead:
         return "leave it out"
     if problem.kind == "unknown" and advice(problem.flag) is None:
@@ -149,8 +152,9 @@ def _depends_on_release(server: StartedServer, context: Context, problem: FlagPr
     if problem.kind in _OTHER_RELEASE:
         return not context.is_release_certain(server)
     if problem.kind in _FORK:
-        is_typo = problem.kind == "unknown" and _is_typo(server, problem)
-        return not context.runs_published_build(server) and not is_typo
+        if problem.kind == "unknown" and (_is_typo(server, problem) or context.runs_vllms_own(server)):
+            return False
+        return not context.runs_published_build(server)
     return not context.is_release_certain(server) and not context.is_refused_by_all(server, problem.flag, problem.kind)
 
 
@@ -197,9 +201,9 @@ def _is_emptied(server: StartedServer, flag: str) -> bool:
     )
 
 
-def _percent_share(server: StartedServer, context: Context) -> Findings:
+def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     """A share of GPU memory above 1, which every release refuses."""
-    share = context.parsed(server).args.gpu_memory_utilization
+    share = context.parsed_args(server).args.gpu_memory_utilization
     word = flag_word(server, _SHARE, "--device-memory-utilization")
     if share is None or share <= 1 or word is None:
         return
@@ -207,6 +211,17 @@ def _percent_share(server: StartedServer, context: Context) -> Findings:
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
     is_certain = server.runs != "config"  # it may be another program's percent
     yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
+
+
+def _device_of_another_build(server: StartedServer) -> Findings:
+    """`--device cpu` in vLLM's CUDA image: its worker ends with 'Not support device type' (until 0.10.0, which drops
+    the flag)."""
+    word = flag_word(server, "--device")
+    if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
+        return
+    if (value := flag_value(server, word)) in ("cpu", "tpu", "hpu", "xpu", "neuron"):
+        message = f"{server.image} is built for CUDA, and --device asks for {value}: vLLM does not start"
+        yield finding(VALUE, server.place_of(word), message, f"use vLLM's image for {value}, or leave it out", 8)
 
 
 def _gives_flag(word: str, flag: str) -> bool:

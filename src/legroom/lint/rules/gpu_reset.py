@@ -15,7 +15,7 @@ RULE = Rule(
 
 
 @checks(InvokedCommand, RULE)
-def gpu_reset(command: InvokedCommand, context: Context) -> Findings:
+def gpu_reset_to_free_memory(command: InvokedCommand, context: Context) -> Findings:
     if context.configures_mig:
         return  # a GPU changes its MIG mode only with a reset
     texts = [text.rpartition("/")[2] for text in command.texts()]

@@ -21,11 +21,11 @@ _SIZES = tuple(f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "pre
 
 
 @checks(StartedServer, RULE)
-def gpus_too_few(server: StartedServer, context: Context) -> Findings:
+def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
     if server.launcher or context.release_of(server).before("0.11.1"):
         return  # a launcher spreads ranks over nodes itself
     gpus = server.gpu_count
-    args = context.parsed(server).args
+    args = context.parsed_args(server).args
     ranks = args.engine_ranks if flag_word(server, *_DATA_PARALLEL_NODES) else args.gpus_needed
     if not gpus or ranks <= gpus or flag_word(server, *_MULTI_NODE):
         return

@@ -22,7 +22,7 @@ _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
 @checks(InvokedCommand, RULE)
-def metric_grep(command: InvokedCommand, context: Context) -> Findings:
+def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
     if "/metrics" not in command.line or not command.words:
         return
     if ".metrics.k8s.io" in command.line:
@@ -30,7 +30,7 @@ def metric_grep(command: InvokedCommand, context: Context) -> Findings:
     if command.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or _is_renamed(command):
         return
     shown = context.series | context.declared
-    for word in _patterns(command):
+    for word in _grep_patterns(command):
         names = _NAME.findall(word.text)
         unknown = [name for name in names if not any(name in series for series in shown)]
         rights = {name: name.replace("vllm_", "vllm:", 1) for name in unknown}
@@ -47,7 +47,7 @@ def metric_grep(command: InvokedCommand, context: Context) -> Findings:
             )
 
 
-def _patterns(command: InvokedCommand) -> Iterator[Word]:
+def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
     """The patterns of -e, or the first argument that is not an option."""
     given = list(command.values_of("-e", "--regexp"))
     words = given or [

@@ -46,7 +46,7 @@ _ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
 
 
 @checks(Expression, HIDDEN)
-def hidden(expression: Expression, context: Context) -> Findings:
+def hidden_metric(expression: Expression, context: Context) -> Findings:
     if expression.owner in NAMES_ONLY or context.any_release:
         return
     declared = metrics_of(context.release)
@@ -62,8 +62,8 @@ def hidden(expression: Expression, context: Context) -> Findings:
 
 
 @checks(Expression, UNKNOWN, FOREIGN)
-def unknown(expression: Expression, context: Context) -> Findings:
-    known = context.series | _families(expression, context)
+def unknown_metric(expression: Expression, context: Context) -> Findings:
+    known = context.series | _metric_families(expression, context)
     is_query = expression.owner not in NAMES_ONLY
     named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
     has_alternatives = any(token.text == "or" for token in tokens(expression.text)) and any(
@@ -95,10 +95,10 @@ def unknown(expression: Expression, context: Context) -> Findings:
                 else ", unless something beside vLLM shows it"
             )
             suggestion = f"leave it out{reason}"
-        message = f"{name} {_why(spans, context)}"
+        message = f"{name} {_releases_sentence(spans, context)}"
         # A program may be written for several releases.
         is_certain = is_query and (
-            rule is FOREIGN or _is_certain(expression, context, name, instead, bool(spans), has_alternatives)
+            rule is FOREIGN or _is_certainly_wrong(expression, context, name, instead, bool(spans), has_alternatives)
         )
         found = finding(rule, expression.locate(series.offset), message, suggestion, len(name), is_certain=is_certain)
         if not is_query and f"{name}_total" in known:  # the program may add the ending itself
@@ -106,14 +106,14 @@ def unknown(expression: Expression, context: Context) -> Findings:
         yield found
 
 
-def _families(expression: Expression, context: Context) -> set[str]:
+def _metric_families(expression: Expression, context: Context) -> set[str]:
     """Family names that a program may use: it often adds `_sum` and `_count` to a histogram's name itself."""
     kinds = {"text": ("histogram",), "family": ("histogram", "counter")}.get(expression.owner, ())
     metrics = (metric for metric in metrics_of(context.release) if metric.type in kinds)
     return {metric.name.removesuffix("_total") if metric.type == "counter" else metric.name for metric in metrics}
 
 
-def _is_certain(
+def _is_certainly_wrong(
     expression: Expression, context: Context, name: str, instead: str, is_of_other_release: bool, has_alternatives: bool
 ) -> bool:
     if instead == f"{name}_bucket" and _may_be_native_histogram(expression.text):
@@ -130,7 +130,7 @@ def _may_be_native_histogram(expression: str) -> bool:
     return "le" not in words and any(word.startswith("histogram_") for word in words)
 
 
-def names_exporter(expression: Expression) -> bool:
+def is_series_of_exporter(expression: Expression) -> bool:
     """Whether it queries a `vllm_` series that vLLM has under no spelling."""
     names = (series.text for series in series_names(expression.text) if series.text.startswith("vllm_"))
     return expression.owner not in NAMES_ONLY and any(_base_name(name) not in _base_names() for name in names)
@@ -159,7 +159,7 @@ def _releases_with(name: str, is_query: bool) -> tuple[tuple[str, str], ...]:
     return next((spans for ending in endings if (spans := releases_of(name + ending))), ())
 
 
-def _why(spans: tuple[tuple[str, str], ...], context: Context) -> str:
+def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> str:
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)

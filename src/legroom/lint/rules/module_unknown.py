@@ -20,7 +20,7 @@ _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 
 
 @checks(InvokedCommand, RULE)
-def module_unknown(command: InvokedCommand, context: Context) -> Findings:
+def unknown_python_module(command: InvokedCommand, context: Context) -> Findings:
     for word in command.values_of("-m"):
         module = word.text.lower()
         if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:

@@ -16,6 +16,6 @@ RULE = Rule(
 
 
 @checks(UnclaimedFlags, RULE)
-def not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
+def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
     message = f"{flags.flag} is vLLM's, and what it is given to was not understood ({plural(flags.lines, 'line')})"
     yield finding(RULE, flags.place, message, "lint the command itself, or what the tool makes of this file")

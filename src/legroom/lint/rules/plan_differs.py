@@ -24,10 +24,10 @@ _COMPARED = (
 
 
 @checks(StartedServer, RULE)
-def plan_differs(server: StartedServer, context: Context) -> Findings:
+def flags_differ_from_plan(server: StartedServer, context: Context) -> Findings:
     if (plan := context.plan_of(server)) is None:
         return
-    args = context.parsed(server).args
+    args = context.parsed_args(server).args
     for dest in _COMPARED:
         given, planned = getattr(args, dest), plan.args.get(dest)
         if given is None or planned is None or given in (planned, -1):

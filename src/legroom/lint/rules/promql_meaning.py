@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.facts.metrics import type_of
 from legroom.lint.expressions import NAMES_ONLY, Expression
-from legroom.lint.promql_reader import Token, series_names, skip, tokens
+from legroom.lint.promql_reader import Token, after_bracket, series_names, tokens
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
 RATE_OF_GAUGE = Rule(
@@ -36,7 +36,7 @@ def rate_of_gauge(expression: Expression, context: Context) -> Findings:
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":
             continue
-        inner = stream[i + 2 : skip(stream, i + 1, "(", ")") - 1]
+        inner = stream[i + 2 : after_bracket(stream, i + 1, "(", ")") - 1]
         if not inner or any(function.text in _COUNTING for function in inner):
             continue
         series = tuple(series_names(expression.text[inner[0].offset : inner[-1].offset + len(inner[-1].text)]))
@@ -54,12 +54,12 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
     for i, token in enumerate(stream):
         if token.text != "histogram_quantile" or i + 1 >= len(stream) or stream[i + 1].text != "(":
             continue
-        inner = stream[i + 2 : skip(stream, i + 1, "(", ")") - 1]
+        inner = stream[i + 2 : after_bracket(stream, i + 1, "(", ")") - 1]
         series = next((name for name in inner if name.text.startswith("vllm:")), None)
         if series is None:
             continue
         place, length = expression.locate(series.offset), len(series.text)
-        if (dropped := _drops_le(inner)) is not None:
+        if (dropped := _aggregation_that_drops_le(inner)) is not None:
             suggestion = f"write {dropped.text} by (le) (...)"
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
             # Prometheus can convert histograms to native ones, which have no buckets and no le.
@@ -83,24 +83,24 @@ def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int)
     """Whether the aggregation is over buckets."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
-        first = skip(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
-    inner = stream[first : skip(stream, first, "(", ")")] if first < len(stream) else ()
+        first = after_bracket(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
+    inner = stream[first : after_bracket(stream, first, "(", ")")] if first < len(stream) else ()
     names = [token.text for token in inner if token.text.startswith("vllm:")]
     return not names or not any(map(type_of, names)) or any(name.endswith("_bucket") for name in names)
 
 
-def _drops_le(stream: tuple[Token, ...]) -> Token | None:
+def _aggregation_that_drops_le(stream: tuple[Token, ...]) -> Token | None:
     """The aggregation inside a quantile that drops the label le."""
     for i, token in enumerate(stream):
         if token.text not in _AGGREGATIONS or i + 1 >= len(stream):
             continue
         start = i + 1
         if stream[start].text == "(":
-            start = skip(stream, start, "(", ")")  # `sum(...) by (le)`
+            start = after_bracket(stream, start, "(", ")")  # `sum(...) by (le)`
         keyword = stream[start].text.lower() if start < len(stream) else ""
         if not _aggregates_buckets(stream, i, start):
             continue
-        end = skip(stream, start + 1, "(", ")")
+        end = after_bracket(stream, start + 1, "(", ")")
         labels = [label for label in stream[start + 2 : end] if label.kind in ("name", "variable")]
         if any(label.kind == "variable" for label in labels):
             return None

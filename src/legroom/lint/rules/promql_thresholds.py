@@ -77,7 +77,7 @@ class _Compared:
 
 
 @checks(Expression, COUNTER_LEVEL, UNITS, RATIO)
-def thresholds(expression: Expression, context: Context) -> Findings:
+def wrong_thresholds(expression: Expression, context: Context) -> Findings:
     sides = list(operands(expression.text)) if expression.owner in COMPARED else []
     for operand in sides:
         named = tuple(series for series in series_names(operand.text) if type_of(series.text))
@@ -89,19 +89,19 @@ def thresholds(expression: Expression, context: Context) -> Findings:
 def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
         if compared.is_alone or compared.comparison.operator not in _UP:  # otherwise it asks whether there is traffic
-            yield _ratio(expression, compared)
-    elif not compared.is_over_time and compared.kinds <= {"counter", "histogram"} and _is_level(compared):
-        yield _counter_level(expression, compared)
+            yield _percent_finding(expression, compared)
+    elif not compared.is_over_time and compared.kinds <= {"counter", "histogram"} and _compares_counter_value(compared):
+        yield _counter_level_finding(expression, compared)
     elif compared.kinds == {"histogram"} and len(compared.roles) == 1 and "_seconds" in compared.first:
-        yield from _units(expression, compared)
+        yield from _unit_findings(expression, compared)
 
 
 def _as_share(compared: _Compared) -> float:
     """The threshold as a ratio, also where the expression is multiplied by 100."""
-    return compared.comparison.number / (100 if _factor(compared.operand) == 100 else 1)
+    return compared.comparison.number / (100 if _scale_factor(compared.operand) == 100 else 1)
 
 
-def _ratio(expression: Expression, compared: _Compared) -> LintFinding:
+def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -112,7 +112,7 @@ def _ratio(expression: Expression, compared: _Compared) -> LintFinding:
     return finding(RATIO, expression.locate(compared.comparison.offset), message, suggestion)
 
 
-def _is_level(compared: _Compared) -> bool:
+def _compares_counter_value(compared: _Compared) -> bool:
     """Whether the value of the counters themselves is compared."""
     if "histogram_quantile" in compared.operand.functions or compared.subtracts:
         return False
@@ -123,7 +123,7 @@ def _is_level(compared: _Compared) -> bool:
     )
 
 
-def _counter_level(expression: Expression, compared: _Compared) -> LintFinding:
+def _counter_level_finding(expression: Expression, compared: _Compared) -> LintFinding:
     number, name = compared.comparison.number, compared.first
     place = expression.locate(compared.comparison.offset)
     suggestion = f"write increase({name}[...])"
@@ -140,9 +140,9 @@ def _counter_level(expression: Expression, compared: _Compared) -> LintFinding:
     return finding(COUNTER_LEVEL, place, message, suggestion, is_certain=False)
 
 
-def _units(expression: Expression, compared: _Compared) -> Findings:
-    comparison, factor = compared.comparison, _factor(compared.operand)
-    if comparison.operator not in _UP or not _is_time(compared.operand):
+def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
+    comparison, factor = compared.comparison, _scale_factor(compared.operand)
+    if comparison.operator not in _UP or not _is_duration(compared.operand):
         return
     place, name, role = expression.locate(comparison.offset), compared.first, min(compared.roles)
     if factor == 1000 and comparison.number < 1:
@@ -154,7 +154,7 @@ def _units(expression: Expression, compared: _Compared) -> Findings:
         yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}", is_certain=is_certain)
 
 
-def _factor(operand: Operand) -> float:
+def _scale_factor(operand: Operand) -> float:
     """The number that the series are multiplied by; 0 where there are several, or a division by a number."""
     stream = tokens(operand.text)
     factor = 1.0
@@ -168,7 +168,7 @@ def _factor(operand: Operand) -> float:
     return factor
 
 
-def _is_time(operand: Operand) -> bool:
+def _is_duration(operand: Operand) -> bool:
     """Whether the expression is a duration: a quantile, or a sum divided by a count."""
     if "histogram_quantile" in operand.functions:
         return True

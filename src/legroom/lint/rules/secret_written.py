@@ -21,7 +21,7 @@ _PLACEHOLDER = re.compile(
 
 
 @checks(StartedServer, RULE)
-def secret_written(server: StartedServer, context: Context) -> Findings:
+def secret_written_in_file(server: StartedServer, context: Context) -> Findings:
     for name in _NAMES:
         word = server.env.get(name)
         if word is not None and not _PLACEHOLDER.search(word.text):

@@ -22,9 +22,9 @@ _SUGGESTIONS = {
 
 
 @checks(StartedServer, RULE)
-def shm_missing(server: StartedServer, context: Context) -> Findings:
-    ranks = context.parsed(server).args.engine_ranks
-    if not server.in_container or ranks < 2:
+def too_little_shared_memory(server: StartedServer, context: Context) -> Findings:
+    ranks = context.parsed_args(server).args.engine_ranks
+    if not server.in_container or ranks < 2 or not server.runs_on_gpus:
         return
     suggestion = _SUGGESTIONS.get(server.runs, "")
     if server.shm is None:

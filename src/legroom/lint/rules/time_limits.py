@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.deployments.subjects import StartedServer, TimeLimit
+from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
-from legroom.lint.server_plan import ServerPlan, plan_of_server
+from legroom.lint.server_plan import plan_of_server
+from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
@@ -31,45 +32,35 @@ _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
 
 
 @checks(StartedServer, START)
-def start_limit(server: StartedServer, context: Context) -> Findings:
+def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
     limit = server.start_limit
     if limit is None:
         return
-    plan = context.plan_of(server)
-    own = plan_of_server(server, context.release_of(server)) if plan is None else None
-    if own is not None:
-        yield from _shorter_than_load(limit, own, is_restarted=server.runs != "compose")
-        return
-    needed_s, why = float(_SHORTEST_START_S), f"imports alone take about {IMPORT_S} s, and no weights are loaded then"
+    plan, own = context.plan_of(server), plan_of_server(server, context.release_of(server))
+    is_restarted = server.runs != "compose"  # Compose only marks the container unhealthy; it keeps serving.
+    size = own.checkpoint_bytes if own is not None else 0
+    least_s = _SHORTEST_START_S + size / _FASTEST_DISK_BYTES_S
+    needed_s, why = least_s, f"imports alone take about {IMPORT_S} s, and no weights are loaded then"
+    if plan is None and own is not None and is_restarted:
+        plan = plan_document(own.plan)
     if plan is not None:
         times = planned_server(plan).times
-        needed_s, why = (times.expected_s, times.sentence()) if times else (needed_s, "")
+        if "LLMInferenceService" in server.read_as:  # KServe downloads the model in an init container
+            times = replace(times, download_bytes_s=0.0)
+        needed_s, why = times.expected_s, times.sentence()
+    elif size:
+        needed_s = _SHORTEST_START_S + size / _NVME_BYTES_S
+        why = f"imports take about {IMPORT_S} s, and {human_bytes(size)} are read from a local NVMe drive"
     if limit.seconds < needed_s:
-        about = "about" if plan else "at least"
+        about = "about" if size or plan else "at least"
         message = f"a start is given {limit.seconds:.0f} s and takes {about} {needed_s:.0f} s: {why}"
-        suggestion = f"allow at least {2 * needed_s:.0f} s" + ("" if context.plan else "; --plan FILE computes it")
-        yield finding(START, limit.place, message, suggestion)
-
-
-def _shorter_than_load(limit: TimeLimit, own: ServerPlan, is_restarted: bool) -> Findings:
-    """Compare the limit with the time to read the weights of the model that the file names."""
-    size = own.checkpoint_bytes
-    least_s, usual_s = (_SHORTEST_START_S + size / speed for speed in (_FASTEST_DISK_BYTES_S, _NVME_BYTES_S))
-    if limit.seconds >= usual_s:
-        return
-    # Compose only marks the container unhealthy; it keeps serving.
-    message = (
-        f"a start is given {limit.seconds:.0f} s, and {human_bytes(size)} of weights alone take "
-        f"{size / _NVME_BYTES_S:.0f} s from a local NVMe drive, after imports of about {IMPORT_S} s"
-    )
-    suggestion = f"allow at least {SAFETY * usual_s:.0f} s; --plan FILE computes it"
-    found = finding(START, limit.place, message, suggestion)
-    yield replace(found, severity="error") if limit.seconds < least_s and is_restarted else found
+        found = finding(START, limit.place, message, f"allow at least {SAFETY * needed_s:.0f} s")
+        yield replace(found, severity="error") if size and limit.seconds < least_s and is_restarted else found
 
 
 @checks(StartedServer, STOP)
-def stop_limit(server: StartedServer, context: Context) -> Findings:
-    limit, drain_s = server.stop_limit, other_value(context.parsed(server).args, "--shutdown-timeout")
+def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
+    limit, drain_s = server.stop_limit, other_value(context.parsed_args(server).args, "--shutdown-timeout")
     if limit is None or drain_s is None or not drain_s.isdigit() or flag_word(server, "--shutdown-timeout") is None:
         return
     if limit.seconds <= int(drain_s):

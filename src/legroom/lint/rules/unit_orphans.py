@@ -15,7 +15,7 @@ RULE = Rule(
 
 
 @checks(Unit, RULE)
-def unit_orphans(unit: Unit, context: Context) -> Findings:
+def unit_that_leaves_workers(unit: Unit, context: Context) -> Findings:
     if "vllm" not in unit.settings["ExecStart"].text.lower():
         return
     mode = unit.settings.get("KillMode")

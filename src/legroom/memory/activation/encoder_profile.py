@@ -202,7 +202,7 @@ def encoder_batch(model: Model, settings: EngineSettings) -> EncoderBatch | None
         return None
     largest = max(items, key=lambda item: (item.tokens, item.kind))
     count = items_per_batch(largest, encoder_budget(items, settings), settings)
-    if replicates_encoders(settings.given):
+    if replicates_encoders(settings.given, model):
         return EncoderBatch(largest, cdiv(count, settings.tensor_parallel_size), 1)
     return EncoderBatch(largest, count, settings.tensor_parallel_size)
 

@@ -1,4 +1,4 @@
-"""The weights of speculative decoding: MTP layers, an EAGLE head, or a draft model."""
+"""The weights of speculative decoding: MTP layers, an EAGLE head, Medusa heads, or a draft model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ EAGLE3_STATES = 3
 """Hidden states of the target model that an EAGLE-3 head reads."""
 
 
-def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
-    """The modules of MTP layers or an EAGLE head; embeddings are shared with the target model."""
+def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks, tokens: int) -> Iterator[Module]:
+    """The modules of MTP layers, an EAGLE head, or a Medusa head per speculative token; embeddings are shared with the
+    target model."""
     if predicts_itself(method):
         for layer in model.draft_layers:
             yield Module("draft", "mtp.eh_proj", model.hidden_size, 2 * model.hidden_size)
@@ -29,6 +30,9 @@ def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> It
                 yield from norm("draft", name, model.hidden_size, shape)
     elif method in HEADS:
         yield from _head(model, method, shape, ranks)
+    elif method == "medusa":  # a linear layer on every rank, and an output layer of its own
+        yield Module("draft", "medusa.blocks", model.hidden_size, model.hidden_size, copies=tokens)
+        yield Module("draft", "medusa.lm_heads", cdiv(model.vocab_size, ranks.tensor), model.hidden_size, copies=tokens)
 
 
 def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:

@@ -101,10 +101,19 @@ def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms:
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
     if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
-        return Figure(total, "estimated", total - band, total + band, tuple(terms))
+        low = total - max(band, _tables_if_quantized(model, terms) if model.assumed else 0)
+        return Figure(total, "estimated", low, total + band, tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
     exactly = encoders and not _is_loose(model, settings, gpu)
     return Figure(total, "exact" if exactly else "estimated", terms=tuple(terms))
+
+
+def _tables_if_quantized(model: Model, terms: list[Term]) -> int:
+    """What the checkpoint saves if its embeddings are quantized too: a name does not say."""
+    scheme = model.quantization
+    bits = scheme.weight_bits if scheme else 16
+    tables = sum(term.bytes for term in terms if term.label in ("embeddings", "lm_head"))
+    return tables * (16 - bits) // 16
 
 
 def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:

@@ -158,7 +158,8 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
             yield replace(drafted, module=replace(drafted.module, part=part), in_layer=False)
         return
     own = predicts_itself(method)
-    for module in draft_modules(model, head_kind(settings.given.speculative_config), build.shape, build.ranks):
+    kind, tokens = head_kind(settings.given.speculative_config), settings.num_speculative_tokens
+    for module in draft_modules(model, kind, build.shape, build.ranks, tokens):
         yield StoredModule(
             module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context)
         )

@@ -22,6 +22,7 @@ from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.setting_checks import RefusedByVllm
 
 _TOKENS_LINE = {
     "slots": "blocks x block size",
@@ -205,7 +206,10 @@ def upgrade(
 ) -> Upgrade:
     """Plan a command on two releases and compare the plans. `every_release`: also on all releases between them.
     `advice`: add changes of flags where the new release does not start it."""
-    before = make_plan(args, old, machine, advice=False)
+    try:
+        before = make_plan(args, old, machine, advice=False)
+    except RefusedByVllm as error:
+        raise _refused_by_old(error, args, (old, new), machine) from None
     after = with_notes(_plan_on_release(before, new))
     if advice and after.verdict == "does_not_fit":
         from legroom.planning.advice import with_advice  # only for what does not start
@@ -226,6 +230,21 @@ def upgrade(
         kept=kept_capacity(before, after),
         steps=tuple(_steps(before, after)) if every_release else (),
     )
+
+
+def _refused_by_old(
+    error: RefusedByVllm, args: ServeArgs, releases: tuple[Release, Release], machine: Machine
+) -> LegroomError:
+    """The old release's refusal, and whether the new one takes the command."""
+    old, new = releases
+    own = args_on_release(args, new)
+    try:
+        make_plan(own, new, machine, advice=False)
+    except LegroomError as other:
+        then = f"nor does {new}: {other.message}"
+    else:
+        then = f"{new} takes it" + ("" if own == args else " with the flags that it has")
+    return LegroomError(f"vLLM {old} does not take this command: {error.message}; {then}", error.hint, ANSWER_IS_NO)
 
 
 def _plan_on_release(before: Plan, release: Release) -> Plan:

@@ -35,7 +35,7 @@ def main() -> None:
     used_before = _used_by_others()
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
-        _write(args.results, "no_gpu", {"torch": torch.__version__})
+        _append_result(args.results, "no_gpu", {"torch": torch.__version__})
         return
     steps: dict[str, Callable[[], Any]] = {
         "card": lambda: _card_facts(torch, used_before),
@@ -51,10 +51,10 @@ def main() -> None:
             finding = step()
         except Exception as error:  # a failed measurement does not stop the others
             finding = {"error": f"{type(error).__name__}: {error}"[:500]}
-        _write(args.results, name, finding)
+        _append_result(args.results, name, finding)
 
 
-def _write(path: str, name: str, finding: dict[str, Any]) -> None:
+def _append_result(path: str, name: str, finding: dict[str, Any]) -> None:
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - plain Python that runs anywhere
         file.write(json.dumps({"finding": name, **finding}) + "\n")
 
@@ -148,10 +148,10 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
     tensor = torch.zeros(1024, device="cuda")
     taken_bytes = []
     for nodes in _GRAPH_NODES:
-        _capture(torch, tensor, 8)  # the first capture also loads modules
+        _capture_graph(torch, tensor, 8)  # the first capture also loads modules
         torch.cuda.synchronize()
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
-        graphs = [_capture(torch, tensor, nodes) for _ in range(_GRAPHS)]
+        graphs = [_capture_graph(torch, tensor, nodes) for _ in range(_GRAPHS)]
         for graph in graphs:
             graph.replay()
         torch.cuda.synchronize()
@@ -164,7 +164,7 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
     return {"node_bytes": int(max(0.0, each))}
 
 
-def _capture(torch: Any, tensor: Any, nodes: int) -> Any:
+def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(nodes):

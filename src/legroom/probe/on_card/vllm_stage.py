@@ -60,9 +60,9 @@ def main() -> None:
         if served:
             _start_deployment(served, args.results)
         else:
-            _start(args.ranks, args.results)
+            _start_tiny_model(args.ranks, args.results)
     except Exception as error:
-        _write(args.results, {"finding": "vllm", "error": f"{type(error).__name__}: {error}"[:500]})
+        _append_result(args.results, {"finding": "vllm", "error": f"{type(error).__name__}: {error}"[:500]})
         raise SystemExit(1) from error
     finally:
         print(f"vLLM stage: {time.monotonic() - started:.1f} s", file=sys.stderr)
@@ -70,7 +70,7 @@ def main() -> None:
     os._exit(0)  # an engine's shutdown can take minutes, and the results are written
 
 
-def _start(ranks: int, results: str) -> None:
+def _start_tiny_model(ranks: int, results: str) -> None:
     vllm = importlib.import_module("vllm")
     torch = importlib.import_module("torch")
     nvml_total = _total_bytes()
@@ -91,7 +91,7 @@ def _start(ranks: int, results: str) -> None:
             disable_log_stats=True,
         )
     versions = {"vllm": vllm.__version__, "torch": torch.__version__}
-    _write(results, {"finding": "vllm_started", "ranks": ranks, **versions})
+    _append_result(results, {"finding": "vllm_started", "ranks": ranks, **versions})
 
 
 def _start_deployment(words: list[str], results: str) -> None:
@@ -108,7 +108,7 @@ def _start_deployment(words: list[str], results: str) -> None:
     # `vllm serve` has larger defaults of max_num_seqs and max_num_batched_tokens than the LLM class.
     served = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(args, usage_context=served)
-    _write(results, {"finding": "vllm_started", "vllm": vllm.__version__, "served": words})
+    _append_result(results, {"finding": "vllm_started", "vllm": vllm.__version__, "served": words})
 
 
 def _has_parser(name: str) -> bool:
@@ -129,7 +129,7 @@ def _total_bytes() -> int | None:
         return None
 
 
-def _write(path: str, line: dict[str, Any]) -> None:
+def _append_result(path: str, line: dict[str, Any]) -> None:
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

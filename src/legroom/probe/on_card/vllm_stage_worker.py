@@ -33,13 +33,12 @@ class ProbedWorker(_Worker):  # type: ignore[misc]
         finally:
             _module.memory_profiling = profile_memory
         with contextlib.suppress(Exception):  # a failed record must not stop the engine
-            _write(
-                {"rank": getattr(self, "rank", 0), **_finding(self, profiles[-1]), "available_kv_bytes": int(available)}
-            )
+            result = _profile_result(self, profiles[-1]) | {"available_kv_bytes": int(available)}
+            _append_result({"rank": getattr(self, "rank", 0), **result})
         return available
 
 
-def _finding(worker: Any, profile: Any) -> dict[str, Any]:
+def _profile_result(worker: Any, profile: Any) -> dict[str, Any]:
     init = getattr(worker, "init_snapshot", None) or profile.before_create
     return {
         "finding": "vllm",
@@ -56,6 +55,6 @@ def _finding(worker: Any, profile: Any) -> dict[str, Any]:
     }
 
 
-def _write(line: dict[str, Any]) -> None:
+def _append_result(line: dict[str, Any]) -> None:
     with Path(os.environ["LEGROOM_PROBE_RESULTS"]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

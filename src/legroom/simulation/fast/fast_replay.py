@@ -3,8 +3,8 @@
 Which blocks hold equal tokens is found out without generating tokens where possible. Blocks of a shared prefix are
 equal for all requests that share it. The rest of a prompt is its own, with two exceptions: a prompt that ends with its
 prefix (or a token or two after it) continues with sampled tokens like others of that prefix, and the block where the
-prefix ends may hold only one or two own tokens, which can be equal by chance. Tokens (see `trace.stream`) are generated
-in those cases only: from three tokens on the chance is 1 in 8 billion.
+prefix ends may hold only one or two own tokens, which can be equal by chance. Tokens (see `trace.stream_tokens`) are
+generated in those cases only: from three tokens on the chance is 1 in 8 billion.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from legroom.simulation.fast.rows import (
     rows,
 )
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline, admissible
-from legroom.simulation.trace import NO_PREFIX, Trace, stream
+from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline, admissible_requests
+from legroom.simulation.trace import NO_PREFIX, Trace, stream_tokens
 from legroom.units import cdiv
 
 _FEW = 2
@@ -65,11 +65,11 @@ class _ContentStreams:
         known = self.prefix_tokens.get(group, [])
         if place >= len(known):
             parts = self.trace.prefix_segments(group, 2 * place + 16)
-            known = [token for name, start, end in parts for token in stream("P" + name, end)[start:]]
+            known = [token for name, start, end in parts for token in stream_tokens("P" + name, end)[start:]]
             self.prefix_tokens[group] = known
         return known[place]
 
-    def of_request(self, r: int) -> tuple[int, int, int, int]:
+    def streams_of_request(self, r: int) -> tuple[int, int, int, int]:
         """(prefix, prefix blocks, boundary, suffix) of one request."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
@@ -80,13 +80,13 @@ class _ContentStreams:
         if own == 0:
             return group, prefix_len // self.block_size, NONE, self.stream_number((group, prefix_len, ()))
         if own <= _FEW:
-            prefix_len, few = self.trim(group, prefix_len, self.own_tokens(r, own))
+            prefix_len, few = self.extend_prefix(group, prefix_len, self.own_tokens(r, own))
         suffix = self.stream_number((group, prefix_len, few)) if own <= _FEW else NONE
         left = self.block_size - prefix_len % self.block_size
         boundary = NONE
         if group != NO_PREFIX and left <= _FEW and left < own:
             meeting = few[:left] if few else self.own_tokens(r, left)
-            place, meeting = self.trim(group, prefix_len, meeting)
+            place, meeting = self.extend_prefix(group, prefix_len, meeting)
             if meeting:
                 boundary = self.stream_number((group, place, meeting, "block"))
             else:
@@ -94,9 +94,9 @@ class _ContentStreams:
         return group, prefix_len // self.block_size, boundary, suffix
 
     def own_tokens(self, r: int, count: int) -> tuple[int, ...]:
-        return tuple(stream("U" + self.trace.id_of(r), count))
+        return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
-    def trim(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         """Own tokens that happen to continue the prefix count as prefix."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
@@ -104,6 +104,7 @@ class _ContentStreams:
 
 
 def shared_contents(trace: Trace, block_size: int) -> SharedContents:
+    """Which prefixes and own contents of the requests can fill equal blocks."""
     count = len(trace)
     prefix, prefix_blocks = [NONE] * count, [0] * count
     boundary, suffix = [NONE] * count, [NONE] * count
@@ -111,7 +112,7 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
     for r, (group, prompt_len) in enumerate(zip(trace.prefix_groups, trace.prompt_lens, strict=True)):
         if group == NO_PREFIX and prompt_len > _FEW:
             continue
-        prefix[r], prefix_blocks[r], boundary[r], suffix[r] = streams.of_request(r)
+        prefix[r], prefix_blocks[r], boundary[r], suffix[r] = streams.streams_of_request(r)
     _drop_unshared(trace, prefix, prefix_blocks, boundary, suffix)
     columns = {
         "prefix": prefix,
@@ -171,26 +172,26 @@ class FastReplay:
     ) -> None:
         self.trace, self.settings, self.use_numba = trace, settings, use_numba
         self.cost = cost or _NO_COST
-        accepted, self.rejections = admissible(trace, settings)
+        accepted, self.rejections = admissible_requests(trace, settings)
         contents = SharedContents({}, 0)
         if settings.enable_prefix_caching:
             contents = shared_contents(trace, settings.block_size)
-        self.rules = _rules(trace, settings, contents)
-        self.sim = self._sim(contents.columns)
+        self.rules = _kernel_rules(trace, settings, contents)
+        self.sim = self._initial_sim(contents.columns)
         if self.rejections:
             states = [WAITING if is_accepted else REJECTED for is_accepted in accepted]
             fill(self.sim.requests, "state", states, use_numba)
 
-    def _sim(self, contents: dict[str, list[int]]) -> Sim:
+    def _initial_sim(self, contents: dict[str, list[int]]) -> Sim:
         rules, numba = self.rules, self.use_numba
         seqs = rules.max_num_seqs + 1
         spare_slots = numbers(seqs, numba)
         for slot in range(rules.max_num_seqs):
             spare_slots[slot] = slot
         return Sim(
-            state=self._state(),
-            requests=self._requests(contents),
-            blocks=self._blocks(),
+            state=self._state_row(),
+            requests=self._request_rows(contents),
+            blocks=self._block_rows(),
             hash_slots=rows(HashSlotRow, rules.hash_mask + 1, numba),
             samples=rows(SampleRow, MAX_SAMPLES, numba),
             running=numbers(seqs, numba),
@@ -202,17 +203,17 @@ class FastReplay:
             shared_decodes_by_phase=numbers(rules.block_size, numba),
             spare_slots=spare_slots,
             table=numbers(seqs * rules.row_width, numba),
-            streams=self._streams(),
+            streams=self._stream_rows(),
         )
 
-    def _streams(self) -> Any:
+    def _stream_rows(self) -> Any:
         streams = numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
         for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
             streams[2 * group] = parent
             streams[2 * group + 1] = parent_len // self.rules.block_size
         return streams
 
-    def _state(self) -> Any:
+    def _state_row(self) -> Any:
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
         for name, value in (
             ("free_uncached", rules.usable_blocks),
@@ -224,7 +225,7 @@ class FastReplay:
             fill(state, name, [value], self.use_numba)
         return state
 
-    def _requests(self, contents: dict[str, list[int]]) -> Any:
+    def _request_rows(self, contents: dict[str, list[int]]) -> Any:
         trace, numba = self.trace, self.use_numba
         requests = rows(RequestRow, len(trace), numba)
         priority_ranks = _priority_ranks(trace)
@@ -245,7 +246,7 @@ class FastReplay:
             fill(requests, name, values, numba)
         return requests
 
-    def _blocks(self) -> Any:
+    def _block_rows(self) -> Any:
         ids, numba = self.rules.num_ids, self.use_numba
         blocks = rows(BlockRow, 2 * ids + 1, numba)
         fill(blocks, "spare_id", range(ids), numba)
@@ -319,7 +320,7 @@ def _max_block_ids(trace: Trace, settings: SchedulerSettings, shared_blocks: lis
     return max(len(blocks), sum(map(min, blocks, shared_blocks)))
 
 
-def _rules(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> Rules:
+def _kernel_rules(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> Rules:
     width = ids = 0
     hash_size = 16
     if settings.enable_prefix_caching:

@@ -59,7 +59,7 @@ class FileLookups:
         self._of_request.setdefault(access, set()).add(key)
         return answer.is_file
 
-    def answer_open(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
+    def answer_pending(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
         for key in self._open:
             answer = self._answers.get(key)
             if answer is not None and answer.is_file is None:
@@ -67,7 +67,7 @@ class FileLookups:
         self.has_new_answers = bool(self._open)
         self._open = []
 
-    def forget(self, access: ChunkAccess) -> None:
+    def drop_answers(self, access: ChunkAccess) -> None:
         for key in self._of_request.pop(access, ()):
             answer = self._answers[key]
             answer.requests.discard(access)
@@ -136,7 +136,7 @@ class DiskBackedTier(HostTier):
         self._pin(keys)
         self._submit(FileJob(list(keys), True, access))
         access.stores_in_progress -= 1
-        self._forget(access)
+        self._drop_answers(access)
 
     def end_schedule(self) -> None:
         self._poll()
@@ -145,12 +145,12 @@ class DiskBackedTier(HostTier):
         self._promotions = {}
         for job in self.submitted_loads:
             self._submit(job)
-        self._lookups.answer_open(self._file_at_s, self.now_s)
+        self._lookups.answer_pending(self._file_at_s, self.now_s)
 
     def end_request(self, access: ChunkAccess) -> None:
         super().end_request(access)
         access.is_finished = True
-        self._forget(access)
+        self._drop_answers(access)
 
     def file_tally(self) -> FileTally:
         return FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
@@ -180,10 +180,10 @@ class DiskBackedTier(HostTier):
             super().complete_store(job.keys, job.access)
             del self.jobs[job]
 
-    def _forget(self, access: ChunkAccess) -> None:
+    def _drop_answers(self, access: ChunkAccess) -> None:
         # A store in progress may still write files for its request.
         if access.is_finished and not access.stores_in_progress:
-            self._lookups.forget(access)
+            self._lookups.drop_answers(access)
 
 
 def host_tier(settings: TierSettings) -> HostTier:

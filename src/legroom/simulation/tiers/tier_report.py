@@ -41,7 +41,7 @@ def hit_curve(
 ) -> tuple[CurvePoint, ...]:
     """Hit ratios of a tier that never evicts and of tiers of half its size, a quarter and so on; smallest first."""
     report = progress or (lambda _share: None)
-    unlimited = _unlimited(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
+    unlimited = _unlimited_tier(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
     points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
     sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
     task: CurveTask = (trace, settings, replayed.tier, cost)
@@ -53,7 +53,7 @@ def hit_curve(
     return tuple(sorted(points))
 
 
-def _unlimited(
+def _unlimited_tier(
     trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
 ) -> TieredTimeline:
     """A tier with room for everything: the one replayed already, if it evicted nothing."""
@@ -79,7 +79,7 @@ def tier_hit_ratio(replayed: TieredTimeline) -> float:
     return replayed.tally.hit_tokens / prompt_tokens if prompt_tokens else 0.0
 
 
-def chunks_for(curve: tuple[CurvePoint, ...], share: float) -> int | None:
+def chunks_for_hit_share(curve: tuple[CurvePoint, ...], share: float) -> int | None:
     """Chunks that reach this share of all hits, interpolated."""
     if not curve or not curve[-1].hit_ratio:
         return None
@@ -142,14 +142,14 @@ class TierReport:
             return None
         return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]
 
-    def _most_hits(self) -> dict[str, Any] | None:
+    def _size_for_most_hits(self) -> dict[str, Any] | None:
         """The size that reaches `HIT_SHARE`; None without a curve or without hits."""
-        enough = chunks_for(self.curve, HIT_SHARE)
+        enough = chunks_for_hit_share(self.curve, HIT_SHARE)
         if enough is None:
             return None
         return {"share_of_hits": HIT_SHARE, "chunks": enough, "bytes": self.tier_bytes(enough)}
 
-    def _files(self) -> dict[str, Any] | None:
+    def _files_json(self) -> dict[str, Any] | None:
         files = self.replayed.files
         if files is None:
             return None
@@ -192,8 +192,8 @@ class TierReport:
                 {"chunks": point.num_chunks, "bytes": self.tier_bytes(point.num_chunks), "hit_ratio": point.hit_ratio}
                 for point in self.curve
             ],
-            "most_hits": self._most_hits(),
-            "files": self._files(),
+            "most_hits": self._size_for_most_hits(),
+            "files": self._files_json(),
         }
         if self.first_tokens_s:
             for name, waits in zip(("with", "without"), self.first_tokens_s, strict=True):

@@ -32,7 +32,7 @@ class CsvFormat:
         """Arrivals count from the first request."""
         trace = Trace(name, in_seconds=True)
         start: float | None = None
-        for line, (time, prompt, output) in self._rows(lines, name):
+        for line, (time, prompt, output) in self._numbered_rows(lines, name):
             output_len = _token_count(output, self.columns[2], name, line)
             if output_len == 0 and self.skips_empty_outputs:
                 continue
@@ -44,7 +44,7 @@ class CsvFormat:
             trace.add(_token_count(prompt, self.columns[1], name, line), max(1, output_len), max(0.0, at - start))
         return trace
 
-    def _rows(self, lines: Iterable[str], file: str) -> Iterator[tuple[int, list[str]]]:
+    def _numbered_rows(self, lines: Iterable[str], file: str) -> Iterator[tuple[int, list[str]]]:
         """Line number and the named cells of every row."""
         reader = csv.reader(lines)
         header = [cell.strip().lower() for cell in next(reader, [])]

@@ -37,17 +37,17 @@ def read(spec: str, seed: int = 0) -> Trace:
         raise LegroomError(f"a synthetic mix has no {min(unknown)!r}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
-    return _generate(process, words, random.Random(seed))
+    return _generate_trace(process, words, random.Random(seed))
 
 
-def _generate(process: str, words: dict[str, str], rng: random.Random) -> Trace:
-    rate = _number(words.get("rate", "1"), "rate")
-    count = int(_number(words.get("requests", "1000"), "requests"))
+def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> Trace:
+    rate = _parse_number(words.get("rate", "1"), "rate")
+    count = int(_parse_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
         raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
-    prompt = _distribution(words.get("prompt", "lognormal(500,0.8)"))
-    output = _distribution(words.get("output", "lognormal(150,0.8)"))
-    burst = int(_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
+    prompt = _length_distribution(words.get("prompt", "lognormal(500,0.8)"))
+    output = _length_distribution(words.get("output", "lognormal(150,0.8)"))
+    burst = int(_parse_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
     long_share, long_length = _number_pair(words.get("long", "0,1"), "long")
     groups, prefix_len = _number_pair(words.get("prefix", "0,0"), "prefix")
     trace = Trace("synthetic", in_seconds=True)
@@ -68,12 +68,14 @@ def _generate(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     return trace
 
 
-def _distribution(text: str) -> Draw:
+def _length_distribution(text: str) -> Draw:
     call = _CALL.fullmatch(text)
     if not call:
-        value = _number(text, "a length")
+        value = _parse_number(text, "a length")
+        if value < 1:
+            raise LegroomError(f"a prompt or an output has at least 1 token, not {text}", _EXAMPLE)
         return lambda rng: value
-    numbers = [_number(part, text) for part in call[2].split(",")]
+    numbers = [_parse_number(part, text) for part in call[2].split(",")]
     if call[1] == "lognormal" and len(numbers) == 2 and numbers[0] > 0:
         median, sigma = math.log(numbers[0]), numbers[1]
         return lambda rng: rng.lognormvariate(median, sigma)
@@ -86,7 +88,7 @@ def _distribution(text: str) -> Draw:
     )
 
 
-def _number(text: str, what: str) -> float:
+def _parse_number(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -100,7 +102,7 @@ def _number_pair(text: str, what: str) -> tuple[float, float]:
     parts = text.strip("()").split(",")
     if len(parts) != 2:
         raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)
-    return _number(parts[0], what), _number(parts[1], what)
+    return _parse_number(parts[0], what), _parse_number(parts[1], what)
 
 
 def _bounded_tokens(length: float) -> int:

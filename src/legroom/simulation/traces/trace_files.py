@@ -49,7 +49,9 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
         with Path(path).open(encoding="utf-8", errors="strict") as file:
             return _read_open_file(file, path, os.fstat(file.fileno()).st_size, format_name, limit)
     except OSError as error:
-        raise LegroomError(f"cannot read {path}: {error.strerror}") from None
+        is_file = Path(path).suffix[1:].isalpha()  # a model's name ends in a size, like llama-3.1-8b
+        hint = "" if is_file else f"name a model with --model {path}, and the load with a file or --synthetic"
+        raise LegroomError(f"cannot read the trace {path}: {error.strerror}", hint) from None
     except UnicodeDecodeError:
         raise LegroomError(f"{path} is not text", "a trace is JSONL, CSV, JSON or a log") from None
 

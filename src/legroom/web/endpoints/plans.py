@@ -25,7 +25,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 def math(request: dict[str, Any]) -> dict[str, Any]:
     """The terms of every part, as `legroom plan --explain-math` prints them."""
-    from legroom.render.plan_parts import certainty, parts
+    from legroom.render.plan_parts import certainty_text, layout_parts
     from legroom.units import human_bytes
 
     planned = plan_of_request(request, advice=False)
@@ -35,10 +35,10 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
             "title": part.name,
             "meaning": part.meaning,
             "bytes": part.figure.bytes,
-            "kind": certainty(part.figure),
+            "kind": certainty_text(part.figure),
             "lines": [_math_line(term.label, human_bytes(term.bytes), term.how) for term in part.figure.terms],
         }
-        for part in parts(planned.layout)
+        for part in layout_parts(planned.layout)
         if part.figure is not None
     ]
     kv = planned.memory.kv
@@ -126,9 +126,10 @@ _SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "ma
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom.api.simulate_request import scheduler_settings
+    from legroom.api.simulate_request import requested_settings
     from legroom.simulation.from_plan import hardware
-    from legroom.simulation.step_time import fixed, roofline
+    from legroom.simulation.replay_outcome import load_verdict
+    from legroom.simulation.step_time import fixed_cost, roofline
     from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
 
@@ -137,16 +138,16 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     plan = plan_of_request(planned, advice=False) if planned is not None else None
     given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
     # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
-    settings = replace(scheduler_settings(trace, plan, given), async_scheduling=False)
+    settings = replace(requested_settings(trace, plan, given), async_scheduling=False)
     step_ms = request.get("step_ms")
-    cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
+    cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
         raise LegroomError(
             "arrivals are in seconds, and how long a step takes is not known",
             "give `plan` to have it estimated, or `step_ms`",
         )
     timeline = replay(trace, settings, cost=cost)
-    return {**timeline.as_json(), "timeline": pool_curves_json(timeline)}
+    return {**timeline.as_json(), **load_verdict(timeline).as_json(), "timeline": pool_curves_json(timeline)}
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:

@@ -124,10 +124,10 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
-    from legroom.fragments.fragment_sources import read_content
+    from legroom.fragments.fragment_sources import readings_of_content
 
     try:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise LegroomError("the file is not in base64") from error
-    return read_content(content, name, _MAX_SNAPSHOT_BYTES)[0]
+    return readings_of_content(content, name, _MAX_SNAPSHOT_BYTES)[0]

@@ -1,0 +1,45 @@
+"""How often answers on this kind of evidence were right at first sight: the confidence of a diagnosis."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+from legroom.diagnosis.case import Case
+from legroom.facts import read_data
+
+EvidenceKind = Literal[
+    "black_box", "message", "disputed_message", "lookalike", "placed_oom", "unplaced_oom", "broken_off"
+]
+"""What the first cause of an answer rests on."""
+
+_DISPUTED_MARGIN = 0.25
+"""A second cause with nearly the weight of the first; of the answers of diagnosis_confidence.json none lies between
+0.16 and 0.3."""
+
+
+def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
+    """The kind of evidence for the first of some causes with these weights."""
+    if case.black_box is not None:
+        return "black_box"
+    if case.is_oom:
+        return "placed_oom" if case.site else "unplaced_oom"
+    if is_incomplete:
+        return "broken_off"
+    if not is_memory or (case.first_failure is not None and case.first_failure.id == "exception"):
+        return "lookalike"
+    is_disputed = len(weights) > 1 and weights[0] - weights[1] < _DISPUTED_MARGIN
+    return "disputed_message" if is_disputed else "message"
+
+
+@cache
+def share_right(kind: EvidenceKind) -> float:
+    """The share of right answers on this kind of evidence, by the rule of succession."""
+    counts = read_data("diagnosis_confidence.json")["answers"][kind]
+    return float((counts["right"] + 1) / (counts["given"] + 2))
+
+
+def confidences(weights: list[float], first: float) -> list[float]:
+    """The probability of each cause: the first as measured, the others share the rest by their weights."""
+    rest = max(sum(weights[1:]), 1.0)
+    return [first, *((1 - first) * weight / rest for weight in weights[1:])] if weights else []

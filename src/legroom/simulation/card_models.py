@@ -1,0 +1,181 @@
+"""Which bundled models a card serves: a full plan each, the users that it holds, and the speed that one user sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.facts.bundled import Bundled, find
+from legroom.planning.plan import Target, ready_command
+from legroom.planning.sizing import Fit, fewest_gpus
+from legroom.records import dataclass
+from legroom.simulation.fast.accounting import step_seconds
+from legroom.simulation.from_plan import hardware
+from legroom.simulation.step_time import roofline, step_band, why_untrusted
+from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.vllm.resolve import served_model
+from legroom.vllm.traits import is_pooling
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.releases import Release
+    from legroom.planning.plan import Plan
+    from legroom.planning.search_space import CapacityGoal
+    from legroom.vllm.args import ServeArgs
+
+_QUANTIZED_BYTES = 0.5
+"""Of a weight in the smallest bundled checkpoints: 4 bits (AWQ, GPTQ, NVFP4, MXFP4)."""
+
+
+@dataclass(frozen=True)
+class CardQuestion:
+    """So many cards of one kind, and the users and context that they must hold."""
+
+    gpu: Gpu
+    gpus: int
+    release: Release
+    args: ServeArgs
+    goal: CapacityGoal
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRate:
+    """Tokens a second that one user sees, alone on the server at the full context."""
+
+    low: float
+    estimate: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class CardModel:
+    """One bundled model on the cards of the question."""
+
+    bundled: Bundled
+    fit: Fit
+    longest_len: int = 0
+    """The longest request that one user can send."""
+    rate: DecodeRate | None = None
+
+    @property
+    def family(self) -> str:
+        """The model that a quantized checkpoint was made from."""
+        return self.bundled.base or self.bundled.name
+
+    def as_json(self) -> dict[str, Any]:
+        """An entry of `legroom models --gpu --json`."""
+        plan, rate = self.fit.plan, self.rate
+        return {
+            **self.bundled.as_json(),
+            "verdict": plan.verdict if plan else "does_not_fit",
+            "weights_bytes": plan.layout.weights.bytes if plan else None,
+            "max_concurrency": self.fit.holds if plan else None,
+            "longest_len": self.longest_len or None,
+            "tokens_per_s": {"low": rate.low, "estimate": rate.estimate, "high": rate.high} if rate else None,
+            "gives_up": list(self.fit.losses),
+            "limiting": self.fit.limiting,
+            "short_bytes": self.fit.short_bytes,
+            "command": ready_command(plan) if plan else None,
+        }
+
+
+@dataclass(frozen=True)
+class CardModels:
+    """The answer: what fits, the largest models first, and what lacks least."""
+
+    question: CardQuestion
+    fitting: tuple[CardModel, ...]
+    too_large: tuple[CardModel, ...]
+    """Models that would start with more memory, those that lack the least first."""
+
+    @property
+    def best_of_each(self) -> list[CardModel]:
+        """Of each model the checkpoint with the largest weights that gives up the least."""
+        best: dict[str, CardModel] = {}
+        for each in sorted(self.fitting, key=_preference):
+            best.setdefault(each.family, each)
+        return sorted(best.values(), key=_largest_first)
+
+    @property
+    def nearest_missing(self) -> list[CardModel]:
+        """Of each model without a fitting checkpoint the one that lacks the least."""
+        served = {each.family for each in self.fitting}
+        missing: dict[str, CardModel] = {}
+        for each in self.too_large:
+            if each.family not in served:
+                missing.setdefault(each.family, each)
+        return list(missing.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `legroom models --gpu --json` prints."""
+        asked = self.question
+        return {
+            "vllm": asked.release.version,
+            "gpu": asked.gpu.name,
+            "gpus": asked.gpus,
+            "context": asked.goal.context,
+            "users": asked.goal.concurrency,
+            "models": [each.as_json() for each in self.fitting],
+            "too_large": [each.as_json() for each in self.too_large],
+        }
+
+
+def _preference(each: CardModel) -> tuple[int, float]:
+    weights = each.fit.plan.layout.weights.bytes if each.fit.plan else 0
+    return len(each.fit.losses), -weights
+
+
+def _largest_first(each: CardModel) -> tuple[int, str]:
+    root = find(each.family)
+    return -(root.parameters if root else each.bundled.parameters), each.family
+
+
+def models_on_card(
+    models: Sequence[Bundled],
+    question: CardQuestion,
+    executor: SweepExecutor | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> CardModels:
+    """Every model that the cards serve at the wanted context, and those that are too large for them."""
+    total = question.gpus * question.gpu.total_bytes
+    near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
+    answers: list[CardModel] = []
+    with closing((executor or ProcessExecutor()).run(card_model, question, near)) as results:
+        for _, answer in results:
+            answers.append(answer)
+            if progress:
+                progress(len(answers) / len(near))
+    fitting = sorted((each for each in answers if each.fit.plan), key=_largest_first)
+    too_large = sorted((each for each in answers if each.fit.short_bytes), key=lambda each: each.fit.short_bytes)
+    return CardModels(question, tuple(fitting), tuple(too_large))
+
+
+def _least_weights_bytes(bundled: Bundled) -> float:
+    """A lower bound of the weights, without reading the config."""
+    root = find(bundled.base) if bundled.base else bundled
+    is_quantized = bundled.base is not None or "quantiz" in str(bundled.entry)
+    return (root.parameters if root else 0) * (_QUANTIZED_BYTES if is_quantized else 2.0)
+
+
+def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
+    """The plan of one model with the wanted users and context, and its speed."""
+    args = replace(question.args, model=bundled.ids[0] if bundled.ids else bundled.name)
+    target = Target(served_model(args), question.gpu, question.gpus, question.release)
+    fit = fewest_gpus(target, args, question.goal)
+    if fit.plan is None:
+        return CardModel(bundled, fit)
+    limit = max(target.model.max_position_embeddings, question.goal.context)
+    longest = min(fit.plan.memory.kv.longest_len, limit)
+    return CardModel(bundled, fit, longest, decode_rate(fit.plan, question.goal.context))
+
+
+def decode_rate(plan: Plan, context: int) -> DecodeRate | None:
+    """The speed of one user; None where no time is estimated, and for models that generate nothing."""
+    work = hardware(plan)
+    if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(work):
+        return None
+    seconds = float(step_seconds(roofline(work), 1, context, 1))  # type: ignore[no-untyped-call]
+    band = step_band(plan, work)
+    return DecodeRate(1 / (seconds * band.high), 1 / seconds, 1 / (seconds * band.low))

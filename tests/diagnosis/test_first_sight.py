@@ -1,0 +1,126 @@
+"""General knowledge that failures seen for the first time asked for: platforms, siblings, ranks and short texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from legroom.diagnosis.finding import Finding
+from legroom.diagnosis.log_diagnosis import read_log
+from legroom.diagnosis.verdict import Diagnosis
+
+
+def diagnosis(log: str) -> Diagnosis:
+    return read_log([log.encode()], "log").runs[0]
+
+
+def first(log: str) -> Finding:
+    return diagnosis(log).findings[0]
+
+
+def oom(
+    total: float, free: float, allocated: float, unused: float, wanted: str = "60.00 MiB", device: str = "NPU"
+) -> str:
+    return (
+        f"RuntimeError: {device} out of memory. Tried to allocate {wanted} ({device} 0; {total:.2f} GiB total "
+        f"capacity; {allocated:.2f} GiB already allocated; {free:.2f} GiB free; {allocated + unused:.2f} GiB reserved "
+        "in total by PyTorch)\n"
+    )
+
+
+@pytest.mark.parametrize("available", [0, -1073741824])
+def test_an_npu_prints_what_is_left_in_bytes(available: int) -> None:
+    log = (
+        f"(Worker_TP0 pid=7) INFO 10-28 21:14:48 [worker_v1.py:259] Available memory: {available}, total memory: "
+        "65452113920\n(EngineCore_DP0 pid=4) ERROR 10-28 21:14:49 [core.py:708] EngineCore failed to start.\n"
+    )
+    assert first(log).cause == "no_cache_blocks"
+
+
+def test_expandable_segments_of_an_npu_have_their_own_variable() -> None:
+    fix = first(oom(60.96, 2.0, 40.0, 12.0, "9.00 GiB")).fixes[0]
+    assert fix.env == {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_torch_s_own_hint_is_no_setting_even_where_it_is_wrapped() -> None:
+    hint = "If reserved but unallocated memory is large try setting\nPYTORCH_ALLOC_CONF=expandable_segments:True{}\n"
+    log = oom(79.18, 5.0, 64.7, 7.6, "6.00 GiB", "CUDA")
+    assert first(log + hint.format(" to avoid fragmentation.")).fixes[0].kind == "allocator_conf"
+    assert first(hint.format("") + log).fixes[0].kind != "allocator_conf"
+
+
+def test_equal_shards_with_unequal_pools_share_a_card() -> None:
+    line = "(Worker_TP{} pid=1) INFO 12-10 03:24:48 [gpu_worker.py:298] Available KV cache memory: {} GiB\n"
+    failed = "(EngineCore_DP0 pid=4) ERROR 12-10 03:24:49 [core.py:708] EngineCore failed to start.\n"
+    found = first(line.format(0, 9.9) + line.format(1, -3.86) + failed)
+    assert found.cause == "gpu_shared_or_not_free"
+    assert "13.76 GiB on the card of rank 1" in found.why
+    assert first(line.format(0, -3.5) + line.format(1, -3.86) + failed).cause == "no_cache_blocks"
+
+
+@pytest.mark.parametrize(("loaded", "kind"), [(26.47, "lower_util"), (3.0, "free_gpu_or_kill_orphans")])
+def test_the_stage_of_the_same_server_is_no_orphan(loaded: float, kind: str) -> None:
+    log = (
+        "(Worker pid=2) ERROR 03-12 08:22:28 [multiproc_executor.py:800] ValueError: Free memory on device cuda:0 "
+        "(111.99/139.8 GiB) on startup is less than desired GPU memory utilization (0.95, 132.81 GiB).\n"
+        f"INFO 03-12 08:22:28 [model_runner.py:133] Model loading took {loaded} GiB and 13.1 seconds\n"
+    )
+    assert first(log).fixes[0].kind == kind
+
+
+def test_a_training_step_is_the_trainer_s() -> None:
+    log = "  File 'x.py', line 4, in fit\n    loss.backward()\n" + oom(79.18, 1.0, 70.0, 1.0, "3.79 GiB", "CUDA")
+    assert first(log).cause == "sleep_mode_or_rlhf_colocation"
+
+
+def test_parameters_are_created_under_a_device_context() -> None:
+    frame = '  File "/x/torch/utils/_device.py", line 103, in __torch_function__\n    return func(*args)\n'
+    assert first(frame + oom(60.96, 0.01, 59.36, 1.09)).cause == "weights_too_big"
+
+
+def test_pytest_s_summary_is_no_traceback() -> None:
+    line = "FAILED spec_decode/e2e/test_eagle.py::test_greedy[1] - torch.OutOfMemoryError: "
+    assert first(line + oom(22.05, 0.1, 21.5, 0.1, device="CUDA")).cause != "lora_or_spec_decode_extra"
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ('[rank1]:     assert camem_available, "camem allocator is not available"\n', "allocator"),
+        ("AssertionError: cumem allocator is not available\n", "allocator"),
+        (
+            "[ERROR] HCCL(27,python3):2025-07-23 [hccl_socket.cc:100] socket type[1], listen on ip[10.0.0.1] and "
+            "specific port[16666] fail.\n",
+            "port 16666",
+        ),
+        ("[rank1]: EI0006: [PID: 12] Getting socket times out. Reason: Remote Rank did not send the data\n", "rank"),
+    ],
+)
+def test_the_npus_messages_and_a_missing_allocator_are_named(line: str, word: str) -> None:
+    found = diagnosis(line)
+    assert found.verdict == "not a memory problem"
+    assert word in found.findings[0].why
+
+
+def test_torch_s_nvml_assertion_alone_is_not_sure() -> None:
+    line = 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154\n'
+    assert first(line).confidence < 0.85
+    assert first("NVIDIA Jetson AGX Orin\n" + line).cause == "unified_memory_or_wsl"
+
+
+def test_flags_of_a_newer_release_are_not_put_in_place_of_each_other() -> None:
+    steps = " ".join(
+        first("vllm: error: unrecognized arguments: --enable-reasoning --reasoning-parser r1\n").fixes[0].steps
+    )
+    assert "in place of" not in steps
+    assert "pip install -U vllm" in steps
+
+
+def test_media_larger_than_the_dummy_batch_are_a_possibility_where_the_text_ends() -> None:
+    line = (
+        "WARNING 03-31 16:53:11 [profiling.py:222] The sequence length used for profiling (max_num_batched_tokens / "
+        "max_num_seqs = 16384) is too short to hold the multi-modal embeddings in the worst case (32768 tokens in "
+        "total, out of which {'image': 16384} are reserved for multi-modal embeddings).\n"
+    )
+    found = diagnosis(line)
+    assert (found.verdict, found.findings[0].cause) == ("cause above", "multimodal_inputs")
+    assert not diagnosis(line + "INFO:     Application startup complete.\n").findings

@@ -1,0 +1,101 @@
+"""Mistakes that lint made in strangers' files, and mistakes in them that it did not see."""
+
+import pytest
+
+from legroom.lint.linter import LintOptions, lint_texts
+
+SERVE = "vllm serve Qwen/Qwen3-8B"
+
+
+def judged(text, path="start.sh", *more):
+    report = lint_texts([(path, text), *more], LintOptions())
+    assert not report.unread, report.unread
+    return [(finding.rule, finding.severity) for finding in report.findings if finding.severity != "note"]
+
+
+COPY = """\
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+from vllm.engine.arg_utils import EngineArgs
+from vllm.logger import init_logger
+engine_args = EngineArgs(model=model, swap_space=swap_space)
+"""
+
+
+def test_a_copy_of_a_module_of_vllm_is_not_a_start_of_it_and_one_of_its_examples_is():
+    assert judged(COPY, "patches/llm.py") == []
+    assert judged(COPY.replace("from vllm.logger import init_logger", ""), "app.py") == [("flag-removed", "warning")]
+
+
+PINS = {
+    "an argument": "FROM python:3.12\nARG VLLM_VERSION=0.8.5\nRUN pip install vllm==${VLLM_VERSION}\n",
+    "an argument with a v": 'FROM python:3.12\nARG VLLM_TAG="v0.8.5"\nRUN pip install "vllm==$VLLM_TAG"\n',
+    "a tag of git": "FROM cuda\nARG VLLM_REF=0.8.5\nRUN git clone -b v${VLLM_REF} https://github.com/vllm-project/vllm\n",
+    "a wheel": "FROM cuda\nRUN pip install https://x/v0.8.5/vllm-0.8.5+cu118-cp38-abi3-manylinux1_x86_64.whl\n",
+}
+
+
+@pytest.mark.parametrize("how", PINS)
+def test_a_release_that_a_file_pins_is_the_one_it_is_judged_by(how):
+    command = f"CMD {SERVE} --swap-space 4"  # until 0.17.1
+    assert judged(PINS[how] + command, "Dockerfile") == []
+    assert judged(PINS[how].replace("0.8.5", "0.20.0") + command, "Dockerfile") == [("flag-removed", "error")]
+
+
+def test_keys_of_a_chart_are_no_flags():
+    values = "model: Qwen/Qwen3-8B\nmax_model_len: 4096\nport: 8000\nhost: 0.0.0.0\nreplicas: 3\nlabels: {a: b}\n"
+    assert judged(values, "values.yaml") == []
+    assert judged(values.replace("replicas: 3\n", ""), "config.yaml") == []
+    assert judged(values, "config.yaml") == [("flag-unknown", "warning")]
+
+
+def pod(image, resource="nvidia.com/gpu", flags='"--max-model-len", "4096"'):
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: x}}
+spec:
+  containers:
+  - name: v
+    image: {image}
+    command: ["vllm", "serve", "Qwen/Qwen3-8B", "--tensor-parallel-size", "4", {flags}]
+    resources: {{limits: {{{resource}: "4"}}}}
+"""
+
+
+def test_ranks_on_tpus_share_no_memory():
+    assert judged(pod("registry.local/vllm:nightly", "google.com/tpu"), "pod.yaml") == []
+    assert judged(pod("registry.local/vllm:nightly"), "pod.yaml") == [("shm-missing", "warning")]
+
+
+def test_a_version_below_any_in_use_is_the_images_own_and_the_server_is_judged():
+    found = judged(pod("ghcr.io/acme/vllm-server:0.1.0", flags='"--max-modle-len", "4096"'), "pod.yaml")
+    assert ("shm-missing", "warning") in found
+    assert ("flag-unknown", "warning") in found
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        (f"{SERVE} --totally-made-up", "error"),
+        ("docker run vllm/vllm-openai:latest --model Qwen/Qwen3-8B --totally-made-up", "error"),
+        ("docker run vllm/vllm-openai:nightly --model Qwen/Qwen3-8B --totally-made-up", "warning"),
+        ("docker run acme/vllm-fork:prod --model Qwen/Qwen3-8B --totally-made-up", "warning"),
+    ],
+)
+def test_a_flag_of_no_release_is_an_error_where_vllm_itself_reads_it(text, severity):
+    assert judged(text) == [("flag-unknown", severity)]
+
+
+def test_the_cuda_image_has_no_other_device():
+    line = "docker run --gpus all IMAGE --model Qwen/Qwen3-8B --device cpu"
+    assert judged(line.replace("IMAGE", "vllm/vllm-openai:v0.8.5")) == [("flag-value", "error")]
+    assert judged(line.replace("IMAGE", "vllm/vllm-openai:v0.8.5").replace("cpu", "cuda")) == []
+    assert judged(line.replace("IMAGE", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.8.5")) == []
+
+
+@pytest.mark.parametrize("name", ["VLLM_LOG_LEVEL", "VLLM_MY_OWN_SWITCH"])
+def test_a_variable_that_no_release_reads_is_reported_unless_the_files_read_it(name):
+    assert judged(f"export {name}=1\n{SERVE}") == [("env-unknown", "warning")]
+    assert judged(f"export {name}=1\n{SERVE} --port ${name}") == []
+    assert judged(f"{name}=1 {SERVE}", "start.sh", ("entry.py", f'import os\nos.environ["{name}"]\n')) == []
+    assert judged(f"docker run -e {name}=1 acme/vllm-fork:prod --model Qwen/Qwen3-8B") == []

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from legroom.cli.main import main
+from legroom.facts.bundled import find
+from legroom.facts.gpus import gpu
+from legroom.facts.releases import latest
+from legroom.planning.search_space import CapacityGoal
+from legroom.simulation.card_models import CardModels, CardQuestion, models_on_card
+from legroom.sweeps.executors import ProcessExecutor
+from legroom.vllm.args import ServeArgs
+
+NAMES = ("llama-3.1-8b", "llama-3.1-8b-nvidia-fp8", "qwen3-0.6b", "qwen3-14b", "bge-large-en-v1.5", "deepseek-v3")
+
+
+@pytest.fixture(scope="module")
+def on_rtx4090() -> CardModels:
+    models = [model for name in NAMES if (model := find(name))]
+    goal = CapacityGoal(8192, 4.0, (1,), "balanced")
+    question = CardQuestion(gpu("rtx4090"), 1, latest(), ServeArgs(), goal)
+    return models_on_card(models, question, ProcessExecutor(1))
+
+
+def test_every_model_that_fits_holds_the_users(on_rtx4090: CardModels) -> None:
+    generating = [each for each in on_rtx4090.fitting if each.bundled.name != "bge-large-en-v1.5"]
+    assert {each.bundled.name for each in generating} >= {"llama-3.1-8b-nvidia-fp8", "qwen3-0.6b"}
+    assert all(each.fit.holds >= 4 and each.longest_len >= 8192 for each in generating)
+
+
+def test_a_model_is_listed_once_with_the_checkpoint_that_gives_up_least(on_rtx4090: CardModels) -> None:
+    families = [each.family for each in on_rtx4090.best_of_each]
+    assert len(families) == len(set(families))
+    best = {each.family: each for each in on_rtx4090.best_of_each}["llama-3.1-8b"]
+    others = [each for each in on_rtx4090.fitting if each.family == "llama-3.1-8b"]
+    assert len(best.fit.losses) == min(len(each.fit.losses) for each in others)
+
+
+def test_what_lacks_memory_says_how_much(on_rtx4090: CardModels) -> None:
+    missing = {each.bundled.name: each.fit.short_bytes for each in on_rtx4090.nearest_missing}
+    weights_bytes = 27 * 2**30
+    assert missing["qwen3-14b"] > weights_bytes - on_rtx4090.question.gpu.total_bytes
+
+
+def test_a_faster_card_has_a_faster_user(on_rtx4090: CardModels) -> None:
+    rates = {each.bundled.name: each.rate for each in on_rtx4090.fitting}
+    small, large = rates["qwen3-0.6b"], rates["llama-3.1-8b-nvidia-fp8"]
+    assert small is not None and large is not None
+    assert large.low < large.estimate < large.high < small.high
+    assert rates.get("bge-large-en-v1.5") is None
+
+
+def test_the_command_lists_what_the_gpu_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "qwen3-0.6b", "--gpu", "t4", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {"vllm", "gpu", "gpus", "context", "users", "models", "too_large"} <= set(document)
+    assert document["models"][0]["command"][:2] == ["vllm", "serve"]
+    assert main(["models", "deepseek-v3", "--gpu", "t4"]) == 1
+    assert main(["models", "qwen3-0.6b", "--gpu", "t4", "--users", "0"]) == 2

@@ -1,0 +1,1 @@
+"""What a vLLM release answers, one module a part of `facts/data/vllm/RELEASE.json`."""
