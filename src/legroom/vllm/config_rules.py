@@ -405,7 +405,8 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
         yield message, "leave --prefill-context-parallel-size out"
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
     packed = settings.kv_cache_dtype not in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
-    if packed and any(attention.v_head_dim != attention.head_dim for attention in attentions):
+    by_triton = "TRITON_ATTN_DIFFKV" in known_names("attention_backends", release)
+    if packed and by_triton and any(attention.v_head_dim != attention.head_dim for attention in attentions):
         yield (
             "TritonAttentionDiffKVBackend supports only fp8/fp8_e4m3 quantized KV cache (got "
             f"kv_cache_dtype='{settings.kv_cache_dtype}').",
