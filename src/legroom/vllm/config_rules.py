@@ -240,6 +240,14 @@ def _context_parallel(settings: EngineSettings, model: Model, release: Release) 
     """Decode context parallelism of grouped-query attention needs copies of the KV heads to split."""
     context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, attention_heads(model)
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    groups = has_state(model) and not is_attention_free(model)
+    # In 0.20.2 to 0.25.1, not in 0.28.0.
+    if groups and context * settings.prefill_context_parallel_size > 1 and release.before("0.26.0"):
+        yield (
+            "Hybrid KV cache groups with multiple block sizes do not support context parallelism "
+            "(dcp_world_size/pcp_world_size > 1).",
+            "leave context parallelism out",
+        )
     if context <= 1:
         return
     if is_compressed_mla(model):
