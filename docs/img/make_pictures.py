@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from legroom import api
+import legroom as api
 from legroom.drawing.svg import COLOURS, Svg
 from legroom.drawing.terminal import Style
-from legroom.render.plan_parts import parts, scale_bytes
+from legroom.render.plan_parts import layout_parts, scale_bytes
 from legroom.units import GIB, gib
 
 HERE = Path(__file__).parent
@@ -98,7 +98,7 @@ def cards_svg(title: str, cards: Sequence[tuple[str, api.PlanReport]]) -> str:
     for label, report in cards:
         y = card(page, label, report, y, scale)
     x = LEFT
-    for part in parts(cards[0][1].layout):
+    for part in layout_parts(cards[0][1].layout):
         if part.figure:
             page.box(x, y + 4, 12, 12, fill=part.segment.colour, round_=2)
         else:
@@ -114,7 +114,7 @@ def card(page: Svg, label: str, report: api.PlanReport, y: float, scale: int) ->
     page.text(LEFT + BAR, y + 12, outcome(report), f"sans {VERDICT_CSS[report.verdict]}", anchor="end", bold=True)
     top, x = y + 22, LEFT
     page.box(LEFT, top, layout.total_bytes / scale * BAR, height, css="room", round_=3)
-    for part in parts(layout):
+    for part in layout_parts(layout):
         width = part.segment.amount / scale * BAR
         if part.figure is not None and width > 0:
             page.box(

@@ -14,7 +14,7 @@ from legroom.guard.request.media import image_pixels, media_of
 from legroom.guard.request.prompts import MOST_PROMPTS, MOST_WALKED
 from legroom.guard.weight.engine_limits import EngineLimits
 from legroom.guard.weight.guarded_request import weight_of
-from legroom.guard.weight.usage_learner import ModelTokens
+from legroom.guard.weight.learnt_tokens import ModelTokens
 
 
 def completion(**body):

@@ -8,7 +8,8 @@ import pytest
 from legroom.guard.request.body import demand_of
 from legroom.guard.request.endpoints import Kind
 from legroom.guard.weight.guarded_request import GuardedRequest
-from legroom.guard.weight.usage_learner import FEWEST, SAMPLE_EVERY, UsageLearner, usage_in
+from legroom.guard.weight.learnt_tokens import FEWEST
+from legroom.guard.weight.usage_learner import SAMPLE_EVERY, UsageLearner, usage_in
 
 TEXT = "x" * 400
 

@@ -21,7 +21,7 @@ from legroom.guard.weight.engine_limits import (
     read_limits,
 )
 from legroom.guard.weight.guarded_request import weight_of
-from legroom.guard.weight.usage_learner import FEWEST, GENERATION, BoundedCache, ModelTokens, Quantiles, RecentMaximum
+from legroom.guard.weight.learnt_tokens import FEWEST, GENERATION, BoundedCache, ModelTokens, Quantiles, RecentMaximum
 from legroom.planning.plan_document import plan_from_json
 from legroom.units import cdiv
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from legroom.guard.pool.admission import Admission
 from legroom.guard.pool.admission_pool import Pool, PoolLimits
+from legroom.guard.pool.prefix_ledger import PrefixLedger
 from legroom.guard.pool.projection import BlockNeed, Reservation, ReservationState
 from legroom.guard.request.body import demand_of
 from legroom.guard.request.endpoints import Kind
-from legroom.guard.request.prefixes import MOST_KEYS, PrefixLedger, PrefixUnit, chain_of_ids
+from legroom.guard.request.prefixes import MOST_KEYS, PrefixUnit, chain_of_ids
 from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
 
 UNIT = PrefixUnit(16)

@@ -9,7 +9,7 @@ from legroom.guard.pool.admission_pool import Pool, PoolLimits
 from legroom.guard.pool.engine_usage import StepClock, steps_of_page, steps_of_registry
 from legroom.guard.pool.projection import BlockNeed, Growth, Projection, ReservationState, progress_of
 from legroom.guard.weight.guarded_request import Weight, need_of
-from legroom.guard.weight.usage_learner import AnswerLengths, LikelyLengths, prior_quantiles
+from legroom.guard.weight.learnt_tokens import AnswerLengths, LikelyLengths, prior_quantiles
 
 GROWING = BlockNeed(10, 1, Growth(1, 10, 100, 100))
 

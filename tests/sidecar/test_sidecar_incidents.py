@@ -13,7 +13,7 @@ from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.decisions import first_accepted_change
 from legroom.sidecar.notifier import Notifier, Webhook
 from legroom.sidecar.open_incidents import IncidentKeeper
-from legroom.sidecar.sidecar_http import SidecarMetrics
+from legroom.sidecar.sidecar_metrics import SidecarMetrics
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):

@@ -75,7 +75,7 @@ def test_without_nvml_the_allocator_still_speaks(monkeypatch):
 
 def shown(folder):
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(folder))
+    registry.register(WorkerCollector(folder.read))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 

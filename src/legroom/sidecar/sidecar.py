@@ -30,7 +30,8 @@ from legroom.sidecar.decisions import RemedySearch
 from legroom.sidecar.notifier import IncidentReporter, Notifier
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_leftovers, left_open
 from legroom.sidecar.server_restart import ActionContext
-from legroom.sidecar.sidecar_http import SidecarMetrics, make_app
+from legroom.sidecar.sidecar_http import make_app
+from legroom.sidecar.sidecar_metrics import SidecarMetrics
 from legroom.sidecar.sources import Source, combined_source
 from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import endpoint, is_loopback
@@ -14,9 +15,9 @@ from legroom.records import dataclass
 from legroom.verify.load_run import (
     KvPool,
     Load,
+    LoadMonitor,
     LoadRequest,
     LoadRun,
-    LoadSender,
     MemoryReader,
     memory_reader,
     read_load,
@@ -258,6 +259,85 @@ class VerificationRun:
                 return await self.server.complete(self.served.model, prompt, request.output_len)
         except TimeoutError:
             return RequestOutcome(error=_TIMED_OUT)
+
+
+class LoadSender:
+    """Sends one request at a time at first, and `concurrency` after the first third."""
+
+    def __init__(self, run: VerificationRun, load: Load, concurrency: int) -> None:
+        self.verification, self.load, self.concurrency = run, load, concurrency
+        self.outcomes: list[RequestOutcome] = []
+        self.open: set[asyncio.Task[RequestOutcome]] = set()
+
+    async def run(self) -> LoadRun:
+        run = self.verification
+        interval = 0.25 if is_loopback(run.request.url) else 1.0
+        monitor = LoadMonitor(run.server, interval, run.memory, lambda: len(self.open))
+        first = await monitor.sample()
+        monitoring = asyncio.create_task(monitor.run())
+        started_s, interrupted = time.monotonic(), ""
+        try:
+            async with asyncio.timeout(max(0.0, run.deadline_s - started_s)):
+                await self._send_all()
+        except TimeoutError:
+            interrupted = f"the time was up (--timeout {run.request.timeout_s:g} s)"
+        except asyncio.CancelledError:
+            interrupted, run.interrupted = "interrupted", True
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+        seconds = time.monotonic() - started_s
+        await self._cancel_open()
+        monitoring.cancel()
+        with suppress(asyncio.CancelledError):
+            await monitoring
+        # vLLM counts a preemption when its request runs again, so the last sample waits until nothing runs.
+        if not await monitor.drained() and not monitor.problem:
+            run.notes.append("the server had not finished when the last reading was taken")
+        if monitor.problem and first is not None:  # otherwise it was reported at the start
+            run.notes.append(f"a look at the metrics failed: {monitor.problem}")
+        preemptions = _preemptions_between(first, monitor.last)
+        return LoadRun(
+            self.load.name,
+            len(self.load.requests),
+            self.concurrency,
+            tuple(self.outcomes),
+            tuple(monitor.samples),
+            seconds,
+            preemptions,
+            interrupted,
+        )
+
+    async def _send_all(self) -> None:
+        requests = self.load.requests
+        ramp = max(1, len(requests) // 3)
+        for number, request in enumerate(requests):
+            allowed = min(self.concurrency, 1 + (self.concurrency - 1) * number // ramp)
+            while len(self.open) >= allowed:
+                await self._wait_for_one()
+            self.open.add(
+                asyncio.create_task(self.verification.send(request, 1000 + number + self.verification.request.seed))
+            )
+        while self.open:
+            await self._wait_for_one()
+
+    async def _wait_for_one(self) -> None:
+        done, self.open = await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
+        self.outcomes += (task.result() for task in done)
+        self.verification.progress(len(self.outcomes) / len(self.load.requests))
+
+    async def _cancel_open(self) -> None:
+        """Close the connections; vLLM then aborts the requests and frees their blocks."""
+        for task in self.open:
+            task.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+        self.open = set()
+
+
+def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:
+    if first is None or last is None or first.preemptions is None or last.preemptions is None:
+        return None
+    return round(last.preemptions - first.preemptions)
 
 
 def _duration_text(outcome: RequestOutcome, tokens: int) -> str:

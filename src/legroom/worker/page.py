@@ -6,14 +6,15 @@ Import it after vLLM has imported `prometheus_client`, which chooses its storage
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from legroom.worker.telemetry import TelemetryFolder
 from legroom.worker.worker_memory import WorkerMemory
 
+ReadWorkers = Callable[[float], tuple[WorkerMemory, ...]]
+"""The figures that workers wrote within so many seconds: `TelemetryFolder.read`."""
 MAX_AGE_S = 30.0
 """Older figures are not exported: their worker hangs."""
 LABELS = ("rank", "gpu")
@@ -34,16 +35,16 @@ MEASURES = {
 }
 
 
-def export_gauges(folder: TelemetryFolder) -> None:
+def export_gauges(read: ReadWorkers) -> None:
     """Add the workers' gauges to the metrics page of this process."""
-    REGISTRY.register(WorkerCollector(folder))
+    REGISTRY.register(WorkerCollector(read))
 
 
 class WorkerCollector:
     """Reads the workers' files at each scrape, in a server with one API server process."""
 
-    def __init__(self, folder: TelemetryFolder) -> None:
-        self._folder = folder
+    def __init__(self, read: ReadWorkers) -> None:
+        self._read = read
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Families without samples, so that registering reads no files."""
@@ -51,7 +52,7 @@ class WorkerCollector:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One row for each GPU of each worker."""
-        memory = self._folder.read(MAX_AGE_S)
+        memory = self._read(MAX_AGE_S)
         for name in MEASURES:
             family = _gauge_family(name)
             for labels, value in _values_by_device(memory, name).items():

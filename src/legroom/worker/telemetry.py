@@ -204,7 +204,7 @@ def _register_collector(folder: TelemetryFolder, every_s: float = 0.5) -> None:
         time.sleep(every_s)
     from legroom.worker import page
 
-    page.export_gauges(folder)
+    page.export_gauges(folder.read)
 
 
 def report_until_removed(folder: TelemetryFolder, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:

@@ -19,6 +19,7 @@ from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
     USER_ID,
+    ClusterSettings,
     env_entries,
     metadata,
     planned_gpu_note,
@@ -26,7 +27,7 @@ from legroom.exports.deploy.cluster.pod import (
     secret_command,
 )
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
-from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
+from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest

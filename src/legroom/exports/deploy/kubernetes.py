@@ -13,7 +13,9 @@ from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster import autoscaling, pod_groups
 from legroom.exports.deploy.cluster.nodes import NodeSpread, server_of_node, spread_over_nodes
 from legroom.exports.deploy.cluster.pod import (
+    DEFAULT_GPUS_PER_NODE,
     WATCH_PORT_NAME,
+    ClusterSettings,
     check_restricted_pod_security,
     claim_spec,
     metadata,
@@ -28,49 +30,11 @@ from legroom.exports.deploy.flag_comments import WRITTEN
 from legroom.exports.deploy.named_paths import create_commands, paths_on_node
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
-from legroom.records import dataclass
 
 NAME = "kubernetes"
 HELP = "a Deployment (a LeaderWorkerSet or RayCluster where it spans nodes), its Service and the claim for its cache"
 NEEDS_PLAN = True
-DEFAULT_GPUS_PER_NODE = 8
 _ADAPTER = "Helm values for prometheus-adapter: the metrics that the HorizontalPodAutoscaler reads."
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    namespace: str | None = None
-    replicas: int = 1
-    most_replicas: int = 0
-    """The maximum of autoscaling; 0: no autoscaling."""
-    scaler: str = ""
-    prometheus_url: str = ""
-    """The Prometheus that KEDA queries."""
-    cache: str = "claim"
-    """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own, which
-    ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
-    restricted: bool = False
-    network_policy: bool = False
-    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
-
-    @property
-    def many_replicas(self) -> bool:
-        """Whether more than one replica may run."""
-        return max(self.replicas, self.most_replicas) > 1
-
-    @property
-    def own_volumes(self) -> bool:
-        """Whether a new pod starts with an empty volume."""
-        return self.cache in ("pod", "kept")
-
-    @property
-    def home_folder(self) -> str:
-        """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
-        return "/home/vllm" if self.restricted else "/root"
-
-    @property
-    def journal_folder(self) -> str:
-        return containers.JOURNAL.replace("/root", self.home_folder, 1)
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
@@ -81,7 +45,9 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
         hint = f"name more than {replicas}, or leave it out"
         raise LegroomError(f"--autoscale {most} leaves nothing to scale: {replicas} run already", hint)
     pods = max(replicas, most) * nodes
-    cache = options.get("cache") or ("pod" if pods > 1 else "claim")
+    # Each scale-up would download the model again into a volume of its own.
+    several = "shared" if most and nodes == 1 else "pod"
+    cache = options.get("cache") or (several if pods > 1 else "claim")
     if cache == "pod" and keeps_volumes:
         cache = "kept"
     return ClusterSettings(
@@ -121,7 +87,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
         "--cache",
         choices=("shared", "pod"),
         help="where several pods keep downloads: one volume that all of them write to (ReadWriteMany), or one for each "
-        "pod (default: one for each)",
+        "pod (default: one for each, with --autoscale one for all)",
     )
     group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
     group.add_argument(

@@ -11,9 +11,9 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.pod import container, pod_spec, secret_command
+from legroom.exports.deploy.cluster.pod import ClusterSettings, container, pod_spec, secret_command
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
-from legroom.exports.deploy.kubernetes import ClusterSettings, cluster_server
+from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.yaml_text import Commented, without_comments, yaml_text
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.units import GIB

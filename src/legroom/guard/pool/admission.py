@@ -29,7 +29,8 @@ from legroom.guard.request.prompts import Prompt
 from legroom.guard.request.refusals import Refusal, apply_changes, changes_of, refusal_of
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, NULL_BLOCK, EngineLimits, native_flags
 from legroom.guard.weight.guarded_request import GuardedRequest, need_of, weight_of
-from legroom.guard.weight.usage_learner import LikelyLengths, Tokenize, UsageLearner, prior_quantiles
+from legroom.guard.weight.learnt_tokens import LikelyLengths, prior_quantiles
+from legroom.guard.weight.usage_learner import Tokenize, UsageLearner
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20

@@ -16,8 +16,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from legroom.guard.pool.engine_usage import StepClock
+from legroom.guard.pool.prefix_ledger import PrefixLedger
 from legroom.guard.pool.projection import BlockNeed, Progress, Projection, Reservation, ReservationState, progress_of
-from legroom.guard.request.prefixes import PrefixLedger
 from legroom.records import dataclass
 
 LONGEST_RETRY_S = 45

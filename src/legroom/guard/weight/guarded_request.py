@@ -12,7 +12,7 @@ from legroom.guard.request.body import Demand
 from legroom.guard.request.prefixes import CHARS_PER_TOKEN, PrefixChain
 from legroom.guard.request.prompts import Prompt
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits
-from legroom.guard.weight.usage_learner import FEWEST, LikelyLengths, ModelTokens
+from legroom.guard.weight.learnt_tokens import FEWEST, LikelyLengths, ModelTokens
 
 
 class Weight(NamedTuple):

@@ -13,8 +13,8 @@ from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_p
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.cluster.nodes import NodeSpread
+    from legroom.exports.deploy.cluster.pod import ClusterSettings
     from legroom.exports.deploy.exported_server import ExportedServer
-    from legroom.exports.deploy.kubernetes import ClusterSettings
 
 _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 """Metric names of the adapter; Kubernetes allows no colon."""

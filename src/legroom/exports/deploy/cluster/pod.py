@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
@@ -20,23 +21,58 @@ from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import gpu
-from legroom.facts.node_labels import GPU_ANNOTATION
+from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_labels
+from legroom.records import dataclass
 from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
-
-if TYPE_CHECKING:
-    from legroom.exports.deploy.kubernetes import ClusterSettings
 
 _SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
 _WATCH_MEMORY = "512Mi"
 _WATCH_FOLDER, _WATCH_FILE, _WATCH_VOLUME = "/etc/legroom", "watch.toml", "watch"
 WATCH_PORT_NAME = "legroom"
+DEFAULT_GPUS_PER_NODE = 8
 USER_ID = 1000
 NAMED_USER = Commented(
     "PyTorch names a folder by the user, who is in no list of the image.", {"name": "USER", "value": "vllm"}
 )
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 """The security context of a container under the Pod Security Standard `restricted`, with a read-only root."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    namespace: str | None = None
+    replicas: int = 1
+    most_replicas: int = 0
+    """The maximum of autoscaling; 0: no autoscaling."""
+    scaler: str = ""
+    prometheus_url: str = ""
+    """The Prometheus that KEDA queries."""
+    cache: str = "claim"
+    """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own, which
+    ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
+    restricted: bool = False
+    network_policy: bool = False
+    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
+
+    @property
+    def many_replicas(self) -> bool:
+        """Whether more than one replica may run."""
+        return max(self.replicas, self.most_replicas) > 1
+
+    @property
+    def own_volumes(self) -> bool:
+        """Whether a new pod starts with an empty volume."""
+        return self.cache in ("pod", "kept")
+
+    @property
+    def home_folder(self) -> str:
+        """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
+        return "/home/vllm" if self.restricted else "/root"
+
+    @property
+    def journal_folder(self) -> str:
+        return containers.JOURNAL.replace("/root", self.home_folder, 1)
 
 
 def pod_labels(server: ExportedServer) -> dict[str, str]:
@@ -73,7 +109,18 @@ def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
         name = gpu(card.name).name
     except LegroomError:
         name = f"{card.total_bytes // MIB}MiB"
-    return {GPU_ANNOTATION: Commented("What it was planned for; a node selector would keep it there.", name)}
+    return {GPU_ANNOTATION: Commented("What it was planned for.", name)}
+
+
+def node_selector(server: ExportedServer) -> dict[str, Any]:
+    """The planned card as NVIDIA's GPU feature discovery labels its nodes; empty for other cards and slices."""
+    label = "nvidia.com/gpu.product"
+    product = server.plan.gpu.name.replace(" ", "-")
+    is_whole_card = re.match(r"(NVIDIA|Tesla|Quadro)-", product) and "mig" not in product.lower()
+    if not is_whole_card or not gpu_of_labels({label: product}):
+        return {}
+    why = f"The planned card, as NVIDIA's GPU feature discovery labels nodes: kubectl get nodes -L {label}"
+    return {"nodeSelector": Commented(why, {label: product})}
 
 
 def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -95,6 +142,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
+    pod |= node_selector(server)
     sidecar = [_sidecar_container(server, settings)] if server.options.sidecar else []
     pod["containers"] = [first or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)

@@ -12,8 +12,8 @@ from legroom.exports.deploy.cluster.pod import claim_spec, container, metadata, 
 from legroom.exports.deploy.yaml_text import Commented, manifest
 
 if TYPE_CHECKING:
+    from legroom.exports.deploy.cluster.pod import ClusterSettings
     from legroom.exports.deploy.exported_server import ExportedServer
-    from legroom.exports.deploy.kubernetes import ClusterSettings
 
 LEADER = {"app.kubernetes.io/component": "leader"}
 WORKER = {"app.kubernetes.io/component": "worker"}
