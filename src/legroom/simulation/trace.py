@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from legroom.errors import LegroomError
+from legroom.units import round_up
 
 NO_PREFIX = -1
 
@@ -175,12 +177,17 @@ def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int
 
 
 SAMPLED_TOKEN = 7
-_VOCABULARY = range(10, 2000)
+_HIGH_BYTE = bytes(1 + value % 7 for value in range(256))
+"""Tokens are 256 to 2,047: ordinary ones of every vocabulary."""
 
 
 def stream_tokens(name: str, length: int) -> list[int]:
     """The first `length` tokens of a named stream; longer reads begin with the shorter ones."""
-    return random.Random(name).choices(_VOCABULARY, k=length) if length else []
+    words = round_up(length, 4)  # randbytes draws whole words of 4 bytes, the first ones first
+    tokens = bytearray(2 * words)
+    tokens[::2] = random.Random(name).randbytes(words)
+    tokens[1::2] = random.Random(f"high {name}").randbytes(words).translate(_HIGH_BYTE)
+    return [*struct.unpack(f"<{words}H", tokens)][:length]
 
 
 def prompt_tokens(request: TraceRequest) -> list[int]:
