@@ -69,7 +69,8 @@ def test_prediction_layers_that_a_model_lacks_are_refused():
 def test_size_says_which_gpus_hold_a_model_and_shows_itself():
     report = legroom.size("llama-3.1-8b", context="8k", concurrency=16, gpus=["h100", "l4"])
     assert report.fits
-    assert [row["count"] for row in report.json()["rows"]] == [1, 2]
+    counts = {row["gpu"]: row["count"] for row in report.json()["rows"]}
+    assert counts == {"NVIDIA L4": 2, "NVIDIA H100 80GB HBM3": 1}
     assert "16 requests of 8,192 tokens" in str(report)
     with pytest.raises(LegroomError, match="not an engine argument"):
         legroom.size("llama-3.1-8b", max_modle_len=8192)

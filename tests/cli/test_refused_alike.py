@@ -10,7 +10,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.gate.verdict import plan_verdict
 from legroom.lint.linter import LintOptions, lint_texts
-from legroom.run.expectation import Gpus, expect
+from legroom.run.expectation import Gpus, expected_pool
 from legroom.run.server_command import read_command
 from legroom.web.endpoints import call
 
@@ -53,7 +53,7 @@ def test_a_refusal_reads_the_same_everywhere(
     (tmp_path / "vllm").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     command = read_command(["vllm", "serve", MODEL, flag, value], "0.32.0", {"PATH": str(tmp_path)})
-    expected = expect(command, {}, Gpus("h100", 1))
+    expected = expected_pool(command, {}, Gpus("h100", 1))
     assert expected.verdict == "does_not_fit"
     told = {
         "plan": " ".join((shown.out + shown.err).split()),

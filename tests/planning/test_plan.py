@@ -192,12 +192,13 @@ def test_a_name_that_two_cards_share_is_what_makes_a_start_doubtful(target):
 def test_a_peak_above_the_card_at_the_good_end_of_the_range_does_not_fit():
     plan = legroom.plan("qwen3-8b", gpu="h100", vllm="0.32.0", advice=False).plan
     layout = plan.layout
-    over = replace(layout, outside=estimated(3 * GIB, 2 * GIB, 4 * GIB), held_by_others_bytes=layout.headroom_bytes)
+    spare = layout.headroom_bytes + layout.outside.bytes
+    over = replace(layout, outside=estimated(spare + 3 * GIB, spare + 2 * GIB, spare + 4 * GIB))
     memory = plan.memory
     failure = first_failure((over,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu)
     assert failure is not None
     assert failure.id == "runtime_activation_burst"
-    lighter = replace(over, outside=estimated(3 * GIB, 0, 4 * GIB))
+    lighter = replace(over, outside=estimated(spare + 3 * GIB, spare - GIB, spare + 4 * GIB))
     assert first_failure((lighter,), memory.kv, memory.graphs, plan.settings, gpu=plan.target.gpu) is None
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from legroom.facts.gpus import gpu
+from legroom.facts.gpus import GpuPrice, gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.plan import Target
 from legroom.planning.search_space import CapacityGoal
-from legroom.planning.sizing import fewest_gpus
+from legroom.planning.sizing import cheapest_first, fewest_gpus
 from legroom.vllm.args import ServeArgs
 
 COUNTS = (1, 2, 4, 8)
@@ -36,6 +36,20 @@ def test_a_longer_context_never_needs_fewer_gpus():
 
 def test_the_limiting_part_of_a_model_that_fills_the_card_is_its_weights():
     assert fits("llama-3.1-8b", ["rtx 4090"], 4096)[0].limiting == "weights"
+
+
+def test_the_limiting_part_of_many_requests_is_their_kv_cache():
+    fit = fits("qwen3-0.6b", ["h100"], 32768, 16)[0]
+    assert fit.limiting == "KV cache"
+    assert fit.limiting_bytes > fit.plan.layout.weights.bytes
+
+
+def test_the_cheapest_row_comes_first_and_misfits_last():
+    rows = fits("llama-3.1-70b", ["rtx 3060", "h100", "a100-80gb", "h200"], 8192)
+    prices = {name: GpuPrice(name, usd, "", "") for name, usd in (("NVIDIA H200", 9.0), ("NVIDIA A100-SXM4-80GB", 1.0))}
+    names = [fit.gpu.name for fit in cheapest_first(rows, prices)]
+    assert names[:2] == ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]
+    assert names[-1] == "NVIDIA GeForce RTX 3060"
 
 
 def test_a_model_that_no_node_holds_is_spread_over_several():

@@ -179,6 +179,13 @@ def test_the_command_keeps_todays_requests_and_headroom():
     assert list(kept.flags) == ["gpu_memory_utilization"]
 
 
+def test_a_tight_command_is_not_named_where_the_unchanged_one_fits_and_holds_more():
+    told = made("vllm serve qwen3-32b --max-model-len 32768", "0.10.2", "0.32.0", "a100-80gb")
+    assert told.kept.flags == {}
+    assert told.kept.plan.verdict == "fits"
+    assert told.kept.keeps_requests
+
+
 def test_a_command_that_already_keeps_all_stays_as_it_is():
     assert made("vllm serve qwen2.5-7b --max-model-len 16384", "0.7.3", "0.12.0", "rtx4090").kept.flags == {}
 

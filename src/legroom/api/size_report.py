@@ -11,6 +11,7 @@ from legroom.units import parse_length
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
+    from legroom.facts.gpus import GpuPrice
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
     from legroom.planning.search_space import CapacityGoal
@@ -24,6 +25,8 @@ class SizeReport:
     rows: tuple[Fit, ...]
     goal: CapacityGoal
     release: Release
+    prices: Mapping[str, GpuPrice]
+    """Of one card per hour, by the card's name."""
 
     @property
     def fits(self) -> bool:
@@ -33,6 +36,7 @@ class SizeReport:
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`; `matrix` is its --matrix."""
         from legroom.drawing.terminal import PLAIN
+        from legroom.planning.sizing import cheapest_first
         from legroom.render.size_text import matrix_text, size_text
 
         requests = f"{self.goal.concurrency:g} request{'' if self.goal.concurrency == 1 else 's'}"
@@ -40,14 +44,15 @@ class SizeReport:
             f"{requests} of {self.goal.context:,} tokens at once, vLLM {self.release.version}, "
             f"policy {self.goal.policy}"
         )
-        draw = matrix_text if matrix else size_text
-        return draw([(row.model, row) for row in self.rows], title, style or PLAIN)
+        if matrix:
+            return matrix_text([(row.model, row) for row in self.rows], title, style or PLAIN)
+        return size_text(cheapest_first(self.rows, self.prices), self.prices, title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
         from legroom.planning.sizing import size_json
 
-        return size_json(self.rows, self.goal, self.release)
+        return size_json(self.rows, self.goal, self.release, self.prices)
 
     def __str__(self) -> str:
         return self.text()
@@ -71,6 +76,7 @@ def size(
     vLLM's engine arguments as in `plan`.
     """
     from legroom.deployments.described import deployment_from_arguments
+    from legroom.facts.gpus import list_prices
     from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.planning.sizing import named_gpus, size_models
 
@@ -81,4 +87,4 @@ def size(
     models = [model] if isinstance(model, str) else list(model)
     goal = CapacityGoal(tokens, float(concurrency), counts_up_to(max_gpus), policy)
     rows = size_models(models, deployment.release, deployment.args, goal, named_gpus(gpus))
-    return SizeReport(tuple(rows), goal, deployment.release)
+    return SizeReport(tuple(rows), goal, deployment.release, list_prices())

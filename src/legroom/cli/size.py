@@ -31,7 +31,8 @@ USAGE = (
 )
 DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
-how the model is split over them, what stays free, and which part of the memory is the limit. Every row is a full plan.
+how the model is split over them, what stays free, which part needs the most memory, and what the model gives up to fit.
+Every row is a full plan; the cheapest per hour comes first.
 
 With --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one server, serve
 it within --ttft and --tpot, and what they cost per hour and per million output tokens, each with a range."""
@@ -84,7 +85,7 @@ def _add_rate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
     group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
     add_latency_goals(group, "seconds")
-    group.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
+    parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -104,8 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
     from legroom.api.size_report import SizeReport
     from legroom.deployments.described import deployment_from_words, server_env
+    from legroom.facts.gpus import list_prices
     from legroom.facts.releases import release
-    from legroom.planning.sizing import named_gpus, size_models
+    from legroom.planning.sizing import named_gpus, read_price_file, size_models
 
     by_rate = _is_rate(args)
     named = release(args.vllm) if args.vllm else None
@@ -122,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
     goal = _capacity_goal(args)
     with progress_bar("sizing") as bar:
         executor = sweep_executor(args, workers=None if args.matrix else 1)
-        report = SizeReport(tuple(size_models(models, used, serve_args, goal, cards, executor, bar)), goal, used)
+        rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
+        report = SizeReport(rows, goal, used, read_price_file(args.prices) if args.prices else list_prices())
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
 
@@ -142,7 +145,7 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
 
 def _is_rate(args: argparse.Namespace) -> bool:
     """Whether the load is a rate or a trace, and not a number of requests at once."""
-    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "prices")
+    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot")
     given = [name for name in named if getattr(args, name) is not None]
     if given and args.rate is None and args.trace is None:
         raise LegroomError(f"--{given[0]} needs a rate of requests", _EXAMPLE)

@@ -292,8 +292,9 @@ def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings,
 
 
 def _at_peak(rank: Layout, gpu: Gpu) -> Failure | None:
-    """A peak above the card even with the least memory beside the budget; a machine that shares its memory can swap."""
-    least = rank.peak_used_bytes - (rank.outside.bytes - rank.outside.low)
+    """A peak above the card even with the least memory beside the budget and without neighbours, which may leave; a
+    machine whose CPU and GPU share memory can swap."""
+    least = rank.peak_used_bytes - rank.held_by_others_bytes - (rank.outside.bytes - rank.outside.low)
     if least <= gpu.total_bytes or gpu.unified:
         return None
     return Failure("runtime_activation_burst", _oom(gpu, "at the first large batch"), least, gpu.total_bytes)

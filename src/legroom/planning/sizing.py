@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
+from legroom.facts.gpus import Gpu, GpuPrice, all_gpus, list_prices
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
@@ -40,6 +40,8 @@ class Fit:
     """The numbers of GPUs that were tried."""
     short_bytes: int = 0
     """What each card lacks with the largest number tried; 0 where it fits, or where no setting is possible."""
+    limiting_bytes: int = 0
+    """What the largest part takes of one card."""
 
     @property
     def count(self) -> int:
@@ -110,13 +112,17 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> Fit:
     return fewest_gpus(Target(task.models[number], gpu, 1, task.release), task.args[number], task.goal)
 
 
-def size_json(rows: Sequence[Fit], goal: CapacityGoal, release: Release) -> dict[str, Any]:
-    """The document that `legroom size --json` prints."""
+def size_json(
+    rows: Sequence[Fit], goal: CapacityGoal, release: Release, prices: Mapping[str, GpuPrice] | None = None
+) -> dict[str, Any]:
+    """The document that `legroom size --json` prints, the cheapest row first; None: list prices."""
+    prices = list_prices() if prices is None else prices
+    rows = cheapest_first(rows, prices)
     each_args = {"context": goal.context, "concurrency": goal.concurrency, "policy": goal.policy}
-    return {"vllm": release.version, **each_args, "rows": [_row_json(row) for row in rows]}
+    return {"vllm": release.version, **each_args, "rows": [_row_json(row, prices) for row in rows]}
 
 
-def _row_json(fit: Fit) -> dict[str, Any]:
+def _row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
     plan = fit.plan
     split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {
@@ -125,7 +131,9 @@ def _row_json(fit: Fit) -> dict[str, Any]:
         "total_bytes": fit.gpu.total_bytes,
         "count": fit.count,
         "verdict": plan.verdict if plan else "does_not_fit",
+        "usd_per_hour": hourly_usd(fit, prices),
         "limiting": fit.limiting,
+        "limiting_bytes": fit.limiting_bytes or None,
         "gives_up": list(fit.losses),
         **{name: getattr(plan.settings, name) if plan else None for name in split},
         "tried": list(fit.tried),
@@ -146,21 +154,39 @@ def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal) -> Fit:
             continue
         result = search_flags([replace(target, gpus=count)], args, replace(goal, gpus=(count,)), max_answers=1)
         if result.best is not None:
-            limiting, tried = _largest_part(result.best), counts[:number]
-            return Fit(target.model.name, target.gpu, result.best, result.losses, limiting, tried)
+            limiting, limiting_bytes = _largest_part(result.best, goal)
+            fitting, tried = (target.model.name, target.gpu, result.best, result.losses), counts[:number]
+            return Fit(*fitting, limiting, tried, limiting_bytes=limiting_bytes)
         short, lacking_bytes = result.short_by, result.short_bytes
     return Fit(target.model.name, target.gpu, None, (), short, counts, lacking_bytes)
 
 
-def _largest_part(plan: Plan) -> str:
-    layout = plan.layout
+def _largest_part(plan: Plan, goal: CapacityGoal) -> tuple[str, int]:
+    """The part of one card that needs the most for the wanted requests, and its bytes."""
+    layout, requests = plan.layout, goal.concurrency / plan.settings.data_parallel_size
     parts = {
         "weights": layout.weights.bytes,
-        "KV cache": plan.memory.kv.needed_bytes,
+        "KV cache": round(plan.memory.kv.needed_bytes * requests),
         "activations": layout.activation.bytes,
         "outside the budget": layout.outside.bytes,
     }
-    return max(parts, key=lambda name: parts[name])
+    return max(parts.items(), key=lambda part: part[1])
+
+
+def cheapest_first(rows: Sequence[Fit], prices: Mapping[str, GpuPrice]) -> list[Fit]:
+    """Rows of each model by price per hour, then by the memory bought; cards without a price and misfits last."""
+
+    def cost(fit: Fit) -> tuple[bool, float, int]:
+        return fit.plan is None, hourly_usd(fit, prices) or math.inf, fit.count * fit.gpu.total_bytes
+
+    models = dict.fromkeys(fit.model for fit in rows)
+    return [fit for model in models for fit in sorted((each for each in rows if each.model == model), key=cost)]
+
+
+def hourly_usd(fit: Fit, prices: Mapping[str, GpuPrice]) -> float | None:
+    """The price per hour of the GPUs of a row; None where the card has no price."""
+    price = prices.get(fit.gpu.name)
+    return price.usd_per_hour * fit.count if price and fit.count else None
 
 
 _EXAMPLE = "write it like: [h100] and, in the next line, usd_per_hour = 2.49"

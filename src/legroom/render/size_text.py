@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
 from legroom.planning.search_space import NODE_GPUS
+from legroom.planning.sizing import hourly_usd
 from legroom.render.plan_parts import short_model_name
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
+    from legroom.facts.gpus import GpuPrice
     from legroom.planning.sizing import Fit
 
 Rows = Sequence[tuple[str, "Fit"]]
 
 
-def size_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
+def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
     """One table per model."""
     blocks = []
-    for model in dict.fromkeys(name for name, _ in rows):
-        fits = [fit for name, fit in rows if name == model]
+    for model in dict.fromkeys(fit.model for fit in rows):
+        fits = [fit for fit in rows if fit.model == model]
         head = style.paint(f"{short_model_name(model)}: {title}", "bold")
-        blocks.append("\n".join([head, "", *_gpu_table(fits, style)]))
+        blocks.append("\n".join([head, "", *_gpu_table(fits, prices, style)]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _gpu_table(fits: Sequence[Fit], style: Style) -> list[str]:
-    header = ("GPU", "total", "count", "split", "holds", "free", "most of it")
+def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
+    header = ("GPU", "count", "split", "holds", "free", "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
-    rows += [_gpu_row(fit, style) for fit in fits if fit.plan is not None or fit.short_bytes]
-    lines = [f"  {line}" for line in columns(rows, "<>><>><")] if len(rows) > 1 else []
+    rows += [_gpu_row(fit, hourly_usd(fit, prices), style) for fit in fits if fit.plan is not None or fit.short_bytes]
+    lines = [f"  {line}" for line in columns(rows, "<><>>><")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
+    dates = sorted({price.date for fit in fits if fit.plan and (price := prices.get(fit.gpu.name)) and price.date})
+    if dates:
+        footers.append(style.paint(f"  $/h: list prices of {dates[0]} and later; --prices takes yours", "dim"))
     return [*lines, *([""] if lines and footers else []), *footers]
 
 
 def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
-    if any(fit.losses for fit in fits):
-        yield style.paint("  * gives up something: see --json, or legroom plan --want-context ...", "dim")
+    for losses in dict.fromkeys(fit.losses for fit in fits if fit.losses):
+        names = ", ".join(fit.gpu.name for fit in fits if fit.losses == losses)
+        yield from wrap(f"* {names}: {', '.join(losses)}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without = [fit for fit in fits if fit.plan is None]
@@ -59,11 +65,11 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
         yield from wrap(f"{names}: {reason}", style.width, "  ", "    ")
 
 
-def _gpu_row(fit: Fit, style: Style) -> tuple[str, ...]:
+def _gpu_row(fit: Fit, usd: float | None, style: Style) -> tuple[str, ...]:
     plan, nothing = fit.plan, style.pick("·", "-")
     if plan is None:
         missing = style.paint(f"-{human_bytes(fit.short_bytes)}", "red")
-        return (fit.gpu.name, gib(fit.gpu.total_bytes, 1), style.pick("–", "-"), nothing, nothing, missing, "")
+        return (fit.gpu.name, style.pick("–", "-"), nothing, nothing, missing, nothing, "")
     settings = plan.settings
     sizes = {
         "TP": settings.tensor_parallel_size,
@@ -75,12 +81,12 @@ def _gpu_row(fit: Fit, style: Style) -> tuple[str, ...]:
     mark = style.paint("*", "orange") if fit.losses else ""
     return (
         fit.gpu.name + mark,
-        gib(fit.gpu.total_bytes, 1),
         str(fit.count),
         " ".join(split) or nothing,
         nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.1f}",
         gib(plan.layout.headroom_bytes, 1),
-        fit.limiting,
+        nothing if usd is None else f"{usd:,.2f}",
+        f"{fit.limiting} {human_bytes(fit.limiting_bytes)}",
     )
 
 
@@ -176,11 +182,11 @@ def _usd_text(money: Money | None, style: Style) -> str:
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks = []
-    if unmeasured := [fleet.band for fleet in holding if fleet.band and fleet.band.basis == "data_sheet"]:
-        remarks.append(
-            f"~ read from data sheets, not measured: steps may take {unmeasured[0].low:g} to {unmeasured[0].high:g} "
-            "times as long, and the range in brackets follows from that"
-        )
+    for band in dict.fromkeys(fleet.band for fleet in holding if fleet.band):
+        names = ", ".join(fleet.gpu.name for fleet in holding if fleet.band == band)
+        source = f"~ {names}, not measured" if band.basis == "data_sheet" else names
+        why = f": {'; '.join(band.why_wide)}" if band.why_wide else ""
+        remarks.append(f"{source}: steps may take {band.low:g} to {band.high:g} times as long{why}")
     if any(fleet.replicas.high is None for fleet in holding):
         remarks.append(f"? more than {report.most_gpus} GPUs, or no number of them, if steps are that long")
     prices = [price for fleet in holding if (price := report.price_of(fleet))]

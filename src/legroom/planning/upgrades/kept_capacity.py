@@ -40,11 +40,13 @@ class KeptCapacity:
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
     """The smallest change that keeps the full-length requests and the headroom of `old`, else one that keeps the
-    requests with the most headroom."""
+    requests with the most headroom; one that fits before one that is tight."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
     good = [choice for choice in choices if choice.keeps_requests]
+    # A command that may fail within the error band is named only where none is known to start.
+    good = [choice for choice in good if choice.plan.verdict == "fits"] or good
     both = next((choice for choice in good if choice.keeps_headroom), None)
     if both is not None:
         return both
