@@ -86,7 +86,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
-    from legroom.exports.deploy.kubernetes import DEFAULT_GPUS_PER_NODE
+    from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
     from legroom.exports.export_request import ExportRequest
 
     module = args.module
