@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """legroom's seconds against measurements of vLLM that others published, and its error beside what they say of theirs.
 
-    python bench/published_times.py [--all] [--json] [--fit-link]
+    python bench/published_times.py [--runs FILE] [--all] [--json] [--fit-link] [--fit-band]
 
-Every run of `tests/fixtures/published_times.json` is a server under a fixed number of requests at once. The same load
-is replayed with legroom's step times on the plan of that server: decodes first, prompts in chunks of what is left of a
-step. Printed by card and split: the median errors of the time to the first token, of the time a token, and of the whole
-answer, and how many of the whole answers lie in the band that legroom gives. `--all` prints every run. Servers for
-which legroom gives no time are counted, and those with experts shown in brackets, with what it would have said.
-`--fit-link` fits what cards send each other to the split servers on H200 alone and writes `step_link.json`: for the
-other cards, the figures are a forecast.
+Every run of `tests/fixtures/published_times.json` (or FILE) is a server under a fixed number of requests at once. The
+same load is replayed with legroom's step times on the plan of that server: decodes first, prompts in chunks of what is
+left of a step. Printed by class of model, card and split: the median errors of the time to the first token, of the time
+a token, and of the whole answer, and how many of the whole answers lie in the band that legroom gives. `--all` prints
+every run. `--fit-link` fits what cards send each other to the split servers of dense models on H200 alone and writes
+`step_link.json`: for the others, the figures are a forecast. `--fit-band` writes `step_band.json`: the band of every
+class, as wide as it takes for nine of ten loads of a model that took no part (`known` cards), or of a card that did
+not.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import json
 import math
 import statistics
 import sys
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
 from bench_harness import ROOT, arguments
@@ -30,6 +33,9 @@ from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import LinkEfficiency, why_untrusted
 
 LINK = ROOT / "src/legroom/simulation/step_link.json"
+BAND = LINK.with_name("step_band.json")
+INSIDE = 0.9
+WIDENED = tuple(1 + step / 10 for step in range(31))
 FITTED_ON = "h200"
 LATENCIES_S = tuple(step / 1e6 for step in range(4, 15, 2))
 RATIOS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -40,12 +46,55 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "runs": len(rows),
         **{
-            name: round(statistics.median(abs(row[f"{name}_error"]) for row in rows), 3)
+            name: round(statistics.median(errors), 3) if (errors := _errors(rows, name)) else math.nan
             for name in ("ttft", "tpot", "end_to_end")
         },
         "in_band": sum(row["in_band"] for row in rows),
         "took": [round(factors[0], 2), round(statistics.median(factors), 2), round(factors[-1], 2)],
+        "band": [round(statistics.median(row["band"][side] for row in rows), 2) for side in (0, 1)],
     }
+
+
+def _errors(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [abs(row[f"{name}_error"]) for row in rows if row[f"{name}_error"] is not None]
+
+
+def band(rows: Sequence[dict[str, Any]], widened: float) -> tuple[float, float]:
+    """Factors around nine of ten loads, each pair of model and card counting alike, widened from their median."""
+    count = Counter((row["model"], row["gpu"]) for row in rows)
+    ordered = sorted((math.log(row["factor"]), 1 / count[row["model"], row["gpu"]]) for row in rows)
+    below = list(accumulate(weight for _, weight in ordered))
+    low, middle, high = (ordered[bisect_left(below, share * below[-1])][0] for share in (0.05, 0.5, 0.95))
+    return math.exp(middle + (low - middle) * widened), math.exp(middle + (high - middle) * widened)
+
+
+def inside_left_out(rows: Sequence[dict[str, Any]], key: str, widened: float) -> float:
+    """The share of loads inside the band of the others, where a model is left out; the mean share, where a card is."""
+    shares = {}
+    for name in {row[key] for row in rows}:
+        low, high = band([row for row in rows if row[key] != name], widened)
+        shares[name] = statistics.fmean(low <= row["factor"] <= high for row in rows if row[key] == name)
+    return statistics.fmean(shares.values() if key == "card" else (shares[row[key]] for row in rows))
+
+
+def write_band(rows: Sequence[dict[str, Any]]) -> None:
+    document = json.loads(BAND.read_text("utf-8"))
+    document["published"] = {}
+    for name in sorted({row["class"] for row in rows}):
+        mine = [row for row in rows if row["class"] == name and not row["is_elsewhere"]]
+        if min(len({row[key] for row in mine}) for key in ("model", "card")) < 3:
+            continue  # too few to leave one out
+        found: dict[str, Any] = {"gpus": sorted({row["card"] for row in mine}), "loads": len(mine)}
+        widened = 1.0
+        for kind, key in (("known", "model"), ("unknown", "card")):
+            wider = [each for each in WIDENED if each >= widened]
+            widened = next((each for each in wider if inside_left_out(mine, key, each) >= INSIDE), WIDENED[-1])
+            found[kind] = [round(edge, 2) for edge in band(mine, widened)]
+            found[f"{kind}_inside_left_out"] = round(inside_left_out(mine, key, widened), 3)
+        document["published"][name] = found
+    others = [row["factor"] for row in rows if row["is_elsewhere"]]
+    document["elsewhere"] = {"took": [round(min(others), 2), round(max(others), 2)], "loads": len(others)}
+    BAND.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def fit_link(runs: Sequence[dict[str, Any]]) -> LinkEfficiency:
@@ -54,7 +103,7 @@ def fit_link(runs: Sequence[dict[str, Any]]) -> LinkEfficiency:
     split = [
         (plan, run)
         for plan, run in plans
-        if plan.settings.tensor_parallel_size > 1 and not why_untrusted(plan, hardware(plan))
+        if plan.settings.tensor_parallel_size > 1 and not hardware(plan).expert_layers
     ]
 
     def error(link: LinkEfficiency) -> float:
@@ -67,50 +116,53 @@ def fit_link(runs: Sequence[dict[str, Any]]) -> LinkEfficiency:
 def write_link(document: dict[str, Any]) -> None:
     fitted = fit_link(document["runs"])
     source = (
-        f"fitted by bench/published_times.py to the split servers on {FITTED_ON.upper()} that "
+        f"fitted by bench/published_times.py to the split servers of dense models on {FITTED_ON.upper()} that "
         f"{document['sources']['aiconfigurator']['url']} gives; other cards took no part"
     )
     LINK.write_text(json.dumps({"fitted": asdict(fitted), "source": source}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
-    args = arguments(__doc__, all=False, json=False, fit_link=False)
-    document = json.loads(PUBLISHED.read_text("utf-8"))
+    args = arguments(__doc__, runs=PUBLISHED, all=False, json=False, fit_link=False, fit_band=False)
+    document = json.loads(args.runs.read_text("utf-8"))
     if args.fit_link:
         write_link(document)
         return 0
     rows: list[dict[str, Any]] = []
-    with_experts: list[dict[str, Any]] = []
     no_number: dict[str, int] = defaultdict(int)
     for run in document["runs"]:
         plan = plan_of_run(run)
-        work = hardware(plan)
-        if why := why_untrusted(plan, work):
+        if why := why_untrusted(hardware(plan)):
             no_number[why] += len(run["rows"])
-            with_experts += predictions(plan, run) if work.expert_bytes else ()
         else:
             rows += predictions(plan, run)
+    if args.fit_band:
+        write_band(rows)
+        return 0
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[f"{row['gpu']}, {'one card' if row['tensor_parallel_size'] == 1 else 'split'}"].append(row)
+        split = "one card" if row["tensor_parallel_size"] == 1 else "split"
+        groups[f"{row['class']}, {row['gpu']}, {split}"].append(row)
+        groups[f"all, {row['class']}"].append(row)
     groups["all"] = rows
-    for row in with_experts:
-        groups[f"({row['gpu']}, experts)"].append(row)
-    result = {"groups": {name: summary(each) for name, each in sorted(groups.items())}, "no_number": dict(no_number)}
+    result: dict[str, Any] = {
+        "groups": {name: summary(each) for name, each in sorted(groups.items())},
+        "no_number": dict(no_number),
+    }
     if args.json:
-        print(json.dumps({**result, "theirs": document["theirs"]}))
+        print(json.dumps({**result, "theirs": document.get("theirs", [])}))
         return 0
-    if args.all:
-        for row in (*rows, *with_experts):
-            print(_line(row))
+    for row in rows if args.all else ():
+        print(_line(row))
     for name, figures in result["groups"].items():
         print(
-            f"{name:16} {figures['runs']:4} runs  first token {figures['ttft']:6.1%}  a token {figures['tpot']:6.1%}  "
-            f"whole {figures['end_to_end']:6.1%}  in band {figures['in_band']}  took {figures['took']} x"
+            f"{name:26} {figures['runs']:4} runs  first token {figures['ttft']:6.1%}  a token {figures['tpot']:6.1%}  "
+            f"whole {figures['end_to_end']:6.1%}  in band {figures['in_band']}  took {figures['took']} x, "
+            f"band {figures['band']}"
         )
     for why, count in no_number.items():
         print(f"no number for {count}: {why}")
-    for theirs in document["theirs"]:
+    for theirs in document.get("theirs", []):
         print(
             f"{theirs['who']}, {theirs['what']}: first token {theirs['ttft']:.1%}, a token {theirs['tpot']:.1%}, "
             f"whole {theirs['end_to_end']:.1%}"
@@ -120,7 +172,7 @@ def main() -> int:
 
 def _line(row: dict[str, Any]) -> str:
     pairs = "  ".join(
-        f"{truth * 1000:9.1f}/{guess * 1000:9.1f}"
+        f"{math.nan if truth is None else truth * 1000:9.1f}/{guess * 1000:9.1f}"
         for truth, guess in zip(row["measured"], row["predicted"], strict=True)
     )
     where = f"{row['model'][-22:]:22} {row['gpu']:5} tp{row['tensor_parallel_size']}"

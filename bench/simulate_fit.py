@@ -1,13 +1,13 @@
 """Fit the step-time model to measured steps, and show its error on steps and loads that did not make it.
 
-    python bench/simulate_fit.py [--steps FILE] [--json] [--write]
+    python bench/simulate_fit.py [--json] [--write]
 
-FILE: steps of several models with their tokens, requests, context and seconds (`tests/fixtures/h200_steps_0.32.json`
-says how they were measured). The numbers of `Efficiency` are searched for the least mean of |log(predicted/measured)|.
-One model is held out as a whole, and of the others some loads; both are printed apart, and steps of prompts once more
-by whether the GPU or the host decides how long they take: what the host needs for the same step differs by half from
-one time to the next. Then every model is left out of a fit of its own. Two further checks take no part in the fit:
-whole loads, their steps added up, and runs of `LLM.generate` under vLLM 0.26 that were measured earlier.
+The steps are those of `tests/fixtures/h200_steps*_0.32.json`, which say how they were measured. The numbers of
+`Efficiency` are searched for the least mean of |log(predicted/measured)|. Then every model, every family of models and
+every class (dense, experts, latent attention, state-space) is left out of a fit of its own: what is printed for it took
+no part. Steps are printed once more by whether the GPU or the host decides how long they take: what the host needs for
+the same step differs by half from one time to the next. A batch is the recorded steps of one load together. Two further
+checks: whole loads, their steps added up, and runs of `LLM.generate` under vLLM 0.26 that were measured earlier.
 """
 
 from __future__ import annotations
@@ -17,31 +17,38 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from bench_harness import ROOT, arguments
 
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
-from legroom.simulation.fast.accounting import min_host_seconds, step_seconds, weight_read_seconds
+from legroom.simulation.fast.accounting import expert_read_seconds, kv_read_seconds, min_host_seconds, step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.step_time import Efficiency, Hardware, roofline
+from legroom.simulation.step_time import Efficiency, Hardware, class_of, roofline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import StepByStepReplay
 from legroom.vllm.args import ServeArgs
 
 OUT = ROOT / "src/legroom/simulation/step_fit.json"
-STEPS = ROOT / "tests/fixtures/h200_steps_0.32.json"
+STEPS = (ROOT / "tests/fixtures/h200_steps_0.32.json", ROOT / "tests/fixtures/h200_steps_experts_0.32.json")
 GENERATE_RUNS = ROOT / "tests/fixtures/h200_generate_0.26.jsonl"
-HELD_OUT_MODEL = "mistral-7b-v0.3"
-HELD_OUT_LOADS = ("arriving", "prefill 15000", "decode b8 p2048", "decode b16 p128")
-START = Efficiency(0.9, 0.7, 0.75, 0.65, 0.55, 0.5, 4e-5, 5e-6, 2.2e-3, 2e-5, 8e-4, 4e-4, 3.0)
-RATIOS = [name for name in asdict(START) if name.endswith("ratio")]
-ROUNDS, TRIES = 4, 1500
+SAME_LAYERS = {"mistral": "llama"}
+"""Families whose layers are those of another."""
+START = Efficiency(
+    *(0.9, 0.7, 0.75, 0.75, 0.3, 5.0, 0.65, 0.55, 0.3, 0.8, 0.5),
+    *(4e-5, 4e-5, 5e-6, 2.2e-3, 2e-5, 1e-4, 8e-6, 2e-3, 8e-4, 8e-4, 8e-4, 4e-4),
+)
+RATIOS = [name for name in asdict(START) if name.endswith("ratio") and not name.startswith("scan")]
+ROUNDS, TRIES = 4, 1200
 GENERATE_REQUEST_S = 2e-4
 """What `LLM.generate` itself spends on a request, as an earlier fit to those runs found; no server's step has it."""
 
@@ -56,27 +63,29 @@ class Step(NamedTuple):
     seconds: float
 
     @property
-    def is_held_out(self) -> bool:
-        return self.model == HELD_OUT_MODEL or self.load in HELD_OUT_LOADS
+    def family(self) -> str:
+        name = self.model.split("-")[0]
+        return SAME_LAYERS.get(name, name)
 
     @property
     def kind(self) -> str:
         return "prompts" if self.tokens > self.requests else "decode"
 
 
-def machines(document: dict[str, Any]) -> dict[str, Hardware]:
+def machines(document: dict[str, Any]) -> Iterator[tuple[str, Hardware]]:
     """The hardware of every model that was measured."""
-    return {
-        name: replace(
-            hardware(_plan(model, document["gpu"], document["vllm"], {"max_model_len": 16384})),
-            captured_tokens=document["captured_tokens"],
-        )
-        for name, model in document["models"].items()
-    }
+    for name, described in document["models"].items():
+        with TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(described.get("config")), encoding="utf-8")
+            args = {"model": folder} if "config" in described else described
+            work = hardware(_plan(document["gpu"], document["vllm"], {"max_model_len": 16384, **args}))
+        if name in document["one_choice"]:
+            work = replace(work, expert_bytes=work.expert_bytes * work.expert_share, expert_share=1.0)
+        yield name, replace(work, captured_tokens=document["captured_tokens"])
 
 
-def _plan(model: str, gpu: str, vllm: str, args: dict[str, Any]) -> Any:
-    return make_plan(ServeArgs(model=model, **args), release(vllm), Machine(gpu=gpu), advice=False)
+def _plan(gpu: str, vllm: str, args: dict[str, Any]) -> Any:
+    return make_plan(ServeArgs(**args), release(vllm), Machine(gpu=gpu), advice=False)
 
 
 def seconds(step: Step, machine: Hardware, reached: Efficiency) -> float:
@@ -87,19 +96,42 @@ def seconds(step: Step, machine: Hardware, reached: Efficiency) -> float:
 def parts(step: Step, cost: StepCost) -> tuple[float, float]:
     """What the GPU needs, and what the host needs."""
     compute = cost.token * step.tokens + cost.pair * step.pairs
-    read = weight_read_seconds(cost, step.tokens) + cost.kv_token * step.context
-    busy = cost.overhead + cost.request * step.requests + max(compute, read)
+    read = cost.weights + kv_read_seconds(cost, step.context, step.requests)
+    busy = cost.overhead + cost.request * step.requests + max(compute, read) + expert_read_seconds(cost, step.tokens)
     return float(busy), float(min_host_seconds(cost, step.tokens, step.requests))
 
 
-def fit(steps: list[Step], machine: dict[str, Hardware]) -> Efficiency:
+class Took(NamedTuple):
+    """A step against its prediction."""
+
+    name: str
+    step: Step
+    predicted: float
+    is_host_bound: bool
+
+    @classmethod
+    def of(cls, step: Step, work: Hardware, reached: Efficiency) -> Took:
+        gpu, host = parts(step, roofline(work, reached))
+        return cls(class_of(work), step, max(gpu, host), host > gpu)
+
+    @property
+    def factor(self) -> float:
+        return self.step.seconds / self.predicted
+
+
+def fit(steps: Sequence[Step], machine: dict[str, Hardware]) -> Efficiency:
     """A random walk that keeps what is better, with ever smaller steps; the same seed, the same answer."""
 
+    by_model = {name: [step for step in steps if step.model == name] for name in machine}
+
+    @cache
+    def model_loss(model: str, cost: StepCost) -> float:
+        return sum(min(abs(math.log(max(parts(step, cost)) / step.seconds)), 0.5) for step in by_model[model])
+
     def loss(reached: Efficiency) -> float:
-        costs = {model: roofline(hardware, reached) for model, hardware in machine.items()}
-        return statistics.fmean(
-            min(abs(math.log(max(parts(step, costs[step.model])) / step.seconds)), 0.5) for step in steps
-        )
+        # A number that these steps hardly tell stays near where the search begins.
+        moved = sum(math.log(getattr(reached, name) / value) ** 2 for name, value in asdict(START).items())
+        return moved + sum(model_loss(model, roofline(machine[model], reached)) for model in by_model)
 
     draw, best = random.Random(0), START
     least = loss(best)
@@ -115,54 +147,50 @@ def fit(steps: list[Step], machine: dict[str, Hardware]) -> Efficiency:
     return Efficiency(**{name: float(f"{value:.4g}") for name, value in asdict(best).items()})
 
 
-def residuals(steps: list[Step], machine: dict[str, Hardware], reached: Efficiency) -> Iterator[dict[str, Any]]:
-    """Median and worst error by model and kind of step, fitted and held out."""
-    groups = sorted({(step.model, step.kind, step.is_held_out) for step in steps})
-    whole = [("all", kind, True) for kind in ("decode", "prompts")]
-    for model, kind, held_out in [*groups, *whole]:
-        errors = [
-            abs(seconds(step, machine[step.model], reached) / step.seconds - 1)
-            for step in steps
-            if (model in ("all", step.model)) and (step.kind, step.is_held_out) == (kind, held_out)
-        ]
-        if errors:
-            yield {
-                "model": model,
-                "kind": kind,
-                "is_held_out": held_out,
-                "steps": len(errors),
-                "median_error": round(statistics.median(errors), 4),
-                "worst_error": round(max(errors), 4),
-                "over_20_percent": sum(error > 0.2 for error in errors),
-            }
-
-
-def by_decider(steps: Iterable[Step], machine: dict[str, Hardware], reached: Efficiency) -> dict[str, dict[str, Any]]:
-    """Steps of prompts: how far off where the GPU decides, and between which factors where the host does."""
-    took: dict[str, list[float]] = {"gpu": [], "host": []}
-    for step in steps:
-        if step.kind == "prompts":
-            gpu, host = parts(step, roofline(machine[step.model], reached))
-            took["host" if host > gpu else "gpu"].append(step.seconds / max(gpu, host))
+def summary(factors: Iterable[float]) -> dict[str, Any]:
+    """The error of predictions, and between which factors of them nine of ten measurements lie."""
+    took = sorted(factors)
+    errors = [abs(1 / factor - 1) for factor in took]
+    edges = [took[round(share * (len(took) - 1))] for share in (0, 0.05, 0.95, 1)]
     return {
-        decider: {
-            "steps": len(factors),
-            "median_error": round(statistics.median(abs(1 / factor - 1) for factor in factors), 4),
-            "worst_error": round(max(abs(1 / factor - 1) for factor in factors), 4),
-            "took": [round(min(factors), 2), round(max(factors), 2)],
-        }
-        for decider, factors in took.items()
-        if factors
+        "count": len(took),
+        "median_error": round(statistics.median(errors), 4),
+        "worst_error": round(max(errors), 4),
+        "over_25_percent": sum(error > 0.25 for error in errors),
+        "took": [round(edge, 2) for edge in edges],
     }
 
 
-def left_out_models(steps: Sequence[Step], machine: dict[str, Hardware]) -> Iterator[dict[str, Any]]:
-    """Each model by a fit to the others."""
-    for model, hardware_of_model in machine.items():
-        if hardware_of_model.expert_bytes:
-            continue  # the only one with experts: nothing else tells what they take
-        reached = fit([step for step in steps if step.model != model], machine)
-        yield {"model": model, **by_decider((step for step in steps if step.model == model), machine, reached)}
+def by_class(took: Sequence[Took]) -> dict[str, dict[str, Any]]:
+    """The summary of every class: by what decides how long a step takes, and for the steps of a load together."""
+    found = {}
+    for name in dict.fromkeys(each.name for each in took):
+        mine = [each for each in took if each.name == name]
+        loads: dict[tuple[str, str], list[Took]] = defaultdict(list)
+        for each in mine:
+            loads[each.step.model, each.step.load].append(each)
+        found[name] = {
+            "steps": summary(each.factor for each in mine),
+            **{
+                decider: summary(factors)
+                for decider, is_host in (("gpu", False), ("host", True))
+                if (factors := [each.factor for each in mine if each.is_host_bound == is_host])
+            },
+            "batches": summary(
+                sum(each.step.seconds for each in rows) / sum(each.predicted for each in rows)
+                for rows in loads.values()
+            ),
+        }
+    return found
+
+
+def left_out(
+    steps: Sequence[Step], machine: dict[str, Hardware], group: Callable[[Step], str]
+) -> Iterator[tuple[str, list[Took]]]:
+    """Each group of steps by a fit to the others."""
+    for name in dict.fromkeys(map(group, steps)):
+        reached = fit([step for step in steps if group(step) != name], machine)
+        yield name, [Took.of(step, machine[step.model], reached) for step in steps if group(step) == name]
 
 
 def whole_loads(
@@ -179,7 +207,7 @@ def generate_runs(lines: Iterable[str], reached: Efficiency) -> Iterator[dict[st
     """`LLM.generate` over equal prompts that arrive at once, replayed step by step."""
     for line in lines:
         run = json.loads(line)
-        plan = _plan(run["model"], run["gpu"], run["vllm"], run["args"])
+        plan = _plan(run["gpu"], run["vllm"], {"model": run["model"], **run["args"]})
         flags = {**planned_scheduler(plan).flags, "async_scheduling": False, "enable_prefix_caching": False}
         trace = Trace()
         for _ in range(run["requests"]):
@@ -210,17 +238,23 @@ def _row(what: str, measured: float, predicted: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=STEPS, json=False, write=False)
-    document = json.loads(args.steps.read_text(encoding="utf-8"))
-    steps, machine = [Step(**row) for row in document["steps"]], machines(document)
-    reached = fit([step for step in steps if not step.is_held_out], machine)
-    result = {
+    args = arguments(__doc__, json=False, write=False)
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in STEPS]
+    steps = [Step(**row) for document in documents for row in document["steps"]]
+    machine = dict(pair for document in documents for pair in machines(document))
+    reached = fit(steps, machine)
+    models = dict(left_out(steps, machine, lambda step: step.model))
+    families = dict(left_out(steps, machine, lambda step: step.family))
+    classes = dict(left_out(steps, machine, lambda step: class_of(machine[step.model])))
+    result: dict[str, Any] = {
         "fitted": asdict(reached),
-        "measured_on": {"gpu": document["gpu"], "vllm": document["vllm"], "how": document["how"]},
-        "residuals": list(residuals(steps, machine, reached)),
-        "held_out_prompts": by_decider((step for step in steps if step.is_held_out), machine, reached),
-        "left_out_models": list(left_out_models(steps, machine)),
-        "whole_loads": list(whole_loads(document, machine, reached)),
+        "measured_on": [{name: document[name] for name in ("gpu", "vllm", "how")} for document in documents],
+        "fitted_steps": by_class([Took.of(step, machine[step.model], reached) for step in steps]),
+        "left_out_models": by_class([took for rows in models.values() for took in rows]),
+        "left_out_families": by_class([took for rows in families.values() for took in rows]),
+        "left_out_family": {name: summary(took.factor for took in rows) for name, rows in families.items()},
+        "left_out_classes": {name: summary(took.factor for took in rows) for name, rows in classes.items()},
+        "whole_loads": list(whole_loads(documents[0], machine, reached)),
         "generate_runs": list(generate_runs(GENERATE_RUNS.read_text(encoding="utf-8").splitlines(), reached)),
     }
     if args.write:
@@ -229,19 +263,24 @@ def main() -> None:
         json.dump(result, sys.stdout, indent=1)
         return
     print(reached)
-    for row in result["residuals"]:
-        part = "held out" if row["is_held_out"] else "fitted"
-        print(
-            f"{row['model']:28} {row['kind']:8} {part:9} {row['steps']:4} steps"
-            f"  median {row['median_error']:6.1%}  worst {row['worst_error']:6.1%}  over 20 %: {row['over_20_percent']}"
-        )
-    print("held-out prompts, by what decides:", result["held_out_prompts"])
-    for row in result["left_out_models"]:
-        print("left out of the fit:", row)
+    for part in ("fitted_steps", "left_out_models", "left_out_families"):
+        for name, figures in result[part].items():
+            for what, figure in figures.items():
+                print(f"{part:18} {name:16} {what:8} {_line(figure)}")
+    for part in ("left_out_family", "left_out_classes"):
+        for name, figure in result[part].items():
+            print(f"{part:18} {name:25} {_line(figure)}")
     for row in [*result["whole_loads"], *result["generate_runs"]]:
         print(
             f"{row['what']:44} {row['measured_s']:8.3f} s  predicted {row['predicted_s']:8.3f} s  {row['error']:+.0%}"
         )
+
+
+def _line(figure: dict[str, Any]) -> str:
+    return (
+        f"{figure['count']:4}  median {figure['median_error']:6.1%}  worst {figure['worst_error']:6.1%}  over 25 %: "
+        f"{figure['over_25_percent']:3}  took {figure['took']} x"
+    )
 
 
 if __name__ == "__main__":

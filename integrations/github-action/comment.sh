@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes the plan of the changed deployment files into one comment of the pull request, and into the job's summary.
-# Needs gh, BASE_SHA, HEAD_SHA, PR_NUMBER, GITHUB_REPOSITORY and GH_TOKEN; LEGROOM_FAIL=false never fails the check.
+# Needs curl, python3, BASE_SHA, HEAD_SHA, PR_NUMBER, GH_TOKEN and GitHub's own GITHUB_* variables; LEGROOM_FAIL=false
+# never fails the check.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=$(mktemp)
@@ -11,18 +12,38 @@ code=0
 [ "$code" -le 1 ] || exit "$code"
 cat "$report" >>"${GITHUB_STEP_SUMMARY:-/dev/null}"
 
-comments=repos/$GITHUB_REPOSITORY/issues/$PR_NUMBER/comments
+issues=${GITHUB_API_URL:-https://api.github.com}/repos/$GITHUB_REPOSITORY/issues
+ask=(curl --silent --show-error --fail --header "Authorization: Bearer ${GH_TOKEN:-}" --header "Accept: application/vnd.github+json")
+
+own_comment() { # The id of the comment of an earlier push; empty without one.
+  local page=1 listed
+  while listed=$("${ask[@]}" "$issues/$PR_NUMBER/comments?per_page=100&page=$page"); do
+    python3 -c '
+import json, sys
+comments = json.load(sys.stdin)
+own = [comment["id"] for comment in comments if (comment["body"] or "").startswith("<!-- legroom plan -->")]
+print(own[0] if own else "")
+sys.exit(0 if own or len(comments) < 100 else 9)' <<<"$listed" && return
+    page=$((page + 1))
+  done
+  return 1
+}
+
+send() { # METHOD URL
+  python3 -c 'import json, sys; print(json.dumps({"body": sys.stdin.read()}))' <"$report" |
+    "${ask[@]}" --request "$1" --data-binary @- "$2" >/dev/null
+}
 
 comment() {
   local known
-  known=$(gh api --paginate "$comments" --jq '.[] | select(.body | startswith("<!-- legroom plan -->")) | .id') || return
-  known=${known%%$'\n'*}
+  known=$(own_comment) || return
+  known=${known//[!0-9]/}
   if [ -n "$known" ]; then
     # What the comment said of an earlier push may no longer be so.
     grep -q '^<!-- legroom plan -->' "$report" || sed -i '1s/^/<!-- legroom plan -->\n/' "$report"
-    gh api --method PATCH "repos/$GITHUB_REPOSITORY/issues/comments/$known" -F "body=@$report" >/dev/null
+    send PATCH "$issues/comments/$known"
   elif grep -q '^<!-- legroom plan -->' "$report"; then
-    gh api --method POST "$comments" -F "body=@$report" >/dev/null
+    send POST "$issues/$PR_NUMBER/comments"
   fi
 }
 

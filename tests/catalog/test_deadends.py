@@ -122,6 +122,9 @@ def test_an_imported_record_is_found_and_exported_as_it_came(tmp_path, capsys):
     assert main(["catalog", "export", "llm/my-own-story"]) == 0
     assert json.loads(capsys.readouterr().out) == record
     assert main(["catalog", "validate"]) == 0
+    (tmp_path / "vllm.log").write_text("RuntimeError: the flux capacitor overflowed\n", "utf-8")
+    main(["diagnose", str(tmp_path / "vllm.log")])
+    assert "legroom explain llm/my-own-story" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_record_cannot_leave_the_folder_of_the_catalog(tmp_path):

@@ -162,9 +162,12 @@ def test_a_table_with_prices_of_the_user_does_not_call_them_list_prices(capsys, 
     assert "list prices" not in out
 
 
-def test_a_model_with_experts_that_was_not_measured_gets_no_number(capsys):
-    document = answer(capsys, "gpt-oss-20b", *SMALL, "--gpu", "h200", "--max-gpus", "1", code=1)
-    assert "experts" in document["rows"][0]["reason"]
+def test_a_model_with_experts_gets_a_number_with_a_range(capsys):
+    document = answer(capsys, "gpt-oss-120b", *SMALL, "--gpu", "h100", "--tensor-parallel-size", "2")
+    (row,) = rows_that_hold(document)
+    assert row["step_time_band"]["low"] < 0.7
+    assert row["step_time_band"]["high"] > 1.5
+    assert row["gpus"]["low"] <= row["gpus"]["middle"] <= (row["gpus"]["high"] or 32)
 
 
 def test_two_workers_give_the_rows_of_one(capsys):
@@ -177,10 +180,13 @@ def test_a_card_that_is_too_slow_alone_says_so_and_not_that_its_splits_are_unkno
     assert "ms a token" in document["rows"][0]["reason"]
 
 
-def test_cards_that_exchange_data_over_pcie_get_no_number_together(capsys):
-    words = ("--gpu", "l4", "--tensor-parallel-size", "2")
-    document = answer(capsys, "llama-3.1-8b", *SMALL, *words, code=1)
-    assert "exchange data" in document["rows"][0]["reason"]
+def test_cards_that_exchange_data_over_pcie_have_a_wider_range_that_says_why(capsys):
+    words = ("llama-3.1-8b", *SMALL, "--gpu", "l4", "--tensor-parallel-size", "2")
+    (row,) = rows_that_hold(answer(capsys, *words))
+    (known,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h100"))
+    assert row["step_time_band"]["high"] > known["step_time_band"]["high"]
+    assert main(["size", *words]) == 0
+    assert "PCIe is assumed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_whose_steps_wait_for_the_host_has_a_wider_band(capsys):

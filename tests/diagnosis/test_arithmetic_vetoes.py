@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.diagnosis.verdict import Diagnosis
 
@@ -125,3 +126,26 @@ def test_a_message_broken_after_a_space_is_read_whole() -> None:
 )
 def test_a_message_alone_is_enough(line: str, cause: str) -> None:
     assert causes(line + "\n")[0] == cause
+
+
+@pytest.mark.parametrize(("utilization", "is_possible"), [(0.95, True), (0.5, False)])
+def test_torch_above_the_budget_is_not_serving(utilization: float, is_possible: bool) -> None:
+    log = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 23.64 "
+        "GiB of which 100.00 MiB is free. Including non-PyTorch memory, this process has 23.54 GiB memory in use. Of "
+        "the allocated memory 22.00 GiB is allocated by PyTorch, and 900.00 MiB is reserved by PyTorch but "
+        "unallocated.\n"
+    )
+    found = causes(log, f"vllm serve Qwen/Qwen2.5-3B-Instruct --gpu-memory-utilization {utilization}")
+    assert ("runtime_activation_burst" in found) == is_possible
+
+
+def test_a_change_that_moves_no_byte_is_no_fix() -> None:
+    log = "WARNING 10-01 10:00:00 [scheduler.py:1] Sequence group 1 is preempted by PreemptionMode.RECOMPUTE mode\n"
+    command = "vllm serve Qwen/Qwen3-8B --max-model-len 8192"
+    planner = FixPlanner(diagnosis(log, command).case, Hints(command=command, gpu="h100", vllm="0.32.0"))
+    assert planner.failed_plan is not None
+    assert planner.failed_plan.starts
+    assert planner.plan_with({"enable_prefix_caching": True}) is None
+    assert planner.plan_with({"max_num_seqs": planner.failed_plan.settings.max_num_seqs}) is None
+    assert planner.plan_with({"max_num_seqs": 64}) is not None

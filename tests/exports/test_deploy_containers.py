@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planned import SERVERS, planned, request
 
 from legroom import plan
+from legroom.cli.main import main
 from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
@@ -353,3 +354,20 @@ def test_the_drain_of_the_guard_waits_until_nothing_runs():
     with _Server("{}", '{"running": 10, "waiting": 0}', '{"running": 0, "waiting": 0}') as server:
         server.run(guard_drain(planned_server(planned("8b-h100"))))
     assert server.seen == ["/-/legroom/drain", "/-/legroom/status", "/-/legroom/status"]
+
+
+def test_more_cards_than_a_machine_usually_has_are_said_on_stderr(capsys):
+    words = ["deepseek-v3", "--gpu", "h200", "--gpus", "16", "--tensor-parallel-size", "16", "--max-model-len", "16384"]
+    assert main(["export", "docker", *words]) == 0
+    assert "16 GPUs are asked of one machine" in capsys.readouterr().err
+    assert main(["export", "kubernetes", *words]) == 0
+    assert "one machine" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["docker", "compose"])
+def test_without_a_key_the_port_is_published_on_this_machine_alone(kind, capsys):
+    assert main(["export", kind, "llama-3.1-8b", "--gpu", "h100"]) == 0
+    assert "127.0.0.1:8000:8000" in capsys.readouterr().out
+    assert main(["export", kind, "llama-3.1-8b", "--gpu", "h100", "--api-key", "hush"]) == 0
+    out = capsys.readouterr().out
+    assert "127.0.0.1:8000:8000" not in out and "8000:8000" in out

@@ -56,6 +56,21 @@ def test_several_pods_have_a_volume_each_or_share_one_that_all_may_write():
     assert shared["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
+def test_a_pod_that_is_scaled_up_finds_the_download_of_the_others():
+    claim = of_kind("8b-h100", "PersistentVolumeClaim", autoscale="4")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    kinds = [document["kind"] for document in documents("8b-h100", autoscale="4", cache="pod")]
+    assert "PersistentVolumeClaim" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("which", "product"),
+    [("8b-h100", "NVIDIA-H100-80GB-HBM3"), ("0.8.5-tp2", "NVIDIA-A10G"), ("8b-l4-fp8-kv", "NVIDIA-L4")],
+)
+def test_a_pod_asks_for_a_node_with_the_planned_card(which, product):
+    assert pod(which)["nodeSelector"] == {"nvidia.com/gpu.product": product}
+
+
 def test_only_a_fleet_has_a_disruption_budget():
     """With one replica it would block every drain, or protect nothing."""
     assert "PodDisruptionBudget" not in [document["kind"] for document in documents("8b-h100")]

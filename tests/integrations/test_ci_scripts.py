@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import threading
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -114,6 +118,20 @@ def test_a_file_that_cannot_be_read_is_said_and_does_not_fail(repository):
     assert "Not understood:" in done.stdout
 
 
+def test_a_variable_is_no_misspelled_model(repository):
+    base = repository.commit(a__yaml="x: 1\n")
+    repository.commit(start__sh="vllm serve $MODEL_NAME --max-model-len 8192\n")
+    told = repository.run("plan-changes.sh", base, LEGROOM_GPU="l4").stdout
+    assert "known only where it runs" in told
+    assert "nearest bundled" not in told
+
+
+def test_a_length_below_vllms_own_estimate_says_why(repository):
+    base = repository.commit(deploy__yaml=DEPLOYMENT.format(length=8192))
+    repository.commit(deploy__yaml=DEPLOYMENT.format(length=40000))
+    assert "at the low end of the estimated range" in repository.run("plan-changes.sh", base).stdout
+
+
 def test_what_a_file_says_is_no_markup(repository):
     base = repository.commit(a__yaml="x: 1\n")
     hostile = DEPLOYMENT.format(length=8192).replace("name: qwen", 'name: "@team [x](http://e.example) | <b>"')
@@ -135,54 +153,120 @@ def changed(repository):
     return repository, base, repository.commit(deploy__yaml=DEPLOYMENT.format(length=40000))
 
 
-def github(repository, base, head, known="", **env):
-    calls = repository.folder.parent / "calls"
-    script = f'''echo "$@" >>"{calls}"
-case "$*" in
-  *--paginate*) echo "{known}" ;;
-  *body=@*) for last; do :; done; cat "${{last#body=@}}" >>"{calls}" ;;
-esac'''
-    program(repository.folder.parent / "bin" / "gh", script)
-    variables = {
-        "BASE_SHA": base,
-        "HEAD_SHA": head,
-        "PR_NUMBER": "7",
-        "GITHUB_REPOSITORY": "o/r",
-        "GH_TOKEN": "t",
-        **env,
+class Forge:
+    """A stand-in of GitHub's and GitLab's API for comments, asked by the scripts' own curl."""
+
+    def __init__(self, *bodies: str, status: int = 200) -> None:
+        self.comments = dict(enumerate(bodies, 1))
+        self.status = status
+        self.requests: list[tuple[str, str]] = []
+        forge = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                url = urllib.parse.urlsplit(self.path)
+                forge.requests.append((self.command, url.path))
+                given = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
+                token = self.headers.get("authorization") or self.headers.get("private-token")
+                code = forge.status if token in ("Bearer secret", "secret") else 401
+                listed = forge.listed(url.query) if code == 200 and self.command == "GET" else []
+                if code == 200 and self.command != "GET":
+                    forge.write(self.command, url.path, given)
+                answer = json.dumps(listed).encode()
+                self.send_response(code)
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            do_GET = do_POST = do_PATCH = do_PUT = answer
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def listed(self, query: str) -> list[dict[str, object]]:
+        asked = dict(urllib.parse.parse_qsl(query))
+        size, page = int(asked["per_page"]), int(asked.get("page", 1))
+        return [{"id": number, "body": body} for number, body in self.comments.items()][(page - 1) * size : page * size]
+
+    def write(self, method: str, path: str, given: str) -> None:
+        """GitHub takes JSON, GitLab a form."""
+        body = json.loads(given) if given.startswith("{") else dict(urllib.parse.parse_qsl(given))
+        number = len(self.comments) + 1 if method == "POST" else int(path.rpartition("/")[2])
+        self.comments[number] = body["body"]
+
+    @property
+    def writes(self) -> list[tuple[str, str]]:
+        return [request for request in self.requests if request[0] != "GET"]
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+
+
+def github(repository, base, head, forge, **env):
+    """The last step of the action, as a runner runs it: its words, its environment."""
+    action = yaml.safe_load((ROOT / "github-action" / "action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    values = {
+        "inputs.gpu": "",
+        "inputs.paths": "",
+        "inputs.fail": action["inputs"]["fail"]["default"],
+        "inputs.token": "secret",
+        "github.event.pull_request.base.sha": base,
+        "github.event.pull_request.head.sha": head,
+        "github.event.pull_request.number": "7",
     }
-    done = repository.run("github-action/comment.sh", **variables)
-    return done, calls.read_text() if calls.exists() else ""
+    given = {name: values[text.strip("${} ")] for name, text in step["env"].items()}
+    runner = {"GITHUB_REPOSITORY": "o/r", "GITHUB_API_URL": forge.url, "GITHUB_ACTION_PATH": f"{ROOT}/github-action"}
+    return bash(repository, step["run"], {**runner, **given, **env})
 
 
+def bash(repository, script, env):
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=repository.folder,
+        env={**repository.env, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_curl
 def test_the_github_action_comments_and_fails(changed, tmp_path):
-    summary = tmp_path / "summary.md"
-    done, calls = github(*changed, GITHUB_STEP_SUMMARY=str(summary))
+    forge, summary = Forge("a reviewer's words"), tmp_path / "summary.md"
+    done = github(*changed, forge, GITHUB_STEP_SUMMARY=str(summary))
     assert done.returncode == 1, done.stderr
-    assert "--method POST repos/o/r/issues/7/comments" in calls
-    assert "will not start" in calls
+    assert forge.writes == [("POST", "/repos/o/r/issues/7/comments")]
+    assert forge.comments[2].startswith("<!-- legroom plan -->")
+    assert "will not start" in forge.comments[2]
     assert "will not start" in summary.read_text()
 
 
-def test_the_github_action_writes_over_its_own_comment(changed):
-    done, calls = github(*changed, known="4711", LEGROOM_FAIL="false")
+@needs_curl
+def test_the_github_action_writes_over_its_own_comment_among_many(changed):
+    forge = Forge(*["a reviewer's words"] * 120, "<!-- legroom plan -->\nold")
+    done = github(*changed, forge, LEGROOM_FAIL="false")
     assert done.returncode == 0, done.stderr
-    assert "--method PATCH repos/o/r/issues/comments/4711" in calls
+    assert forge.writes == [("PATCH", "/repos/o/r/issues/comments/121")]
+    assert "will not start" in forge.comments[121]
 
 
+@needs_curl
 def test_the_github_action_takes_back_what_no_longer_holds(repository):
-    base = repository.commit(readme__md="x")
-    done, calls = github(repository, base, repository.commit(readme__md="y"), known="4711")
+    base, forge = repository.commit(readme__md="x"), Forge("<!-- legroom plan -->\nold")
+    done = github(repository, base, repository.commit(readme__md="y"), forge)
     assert done.returncode == 0, done.stderr
-    assert "--method PATCH repos/o/r/issues/comments/4711" in calls
-    assert "<!-- legroom plan -->\nNo changed file starts a vLLM server." in calls
+    assert forge.comments == {1: "<!-- legroom plan -->\nNo changed file starts a vLLM server.\n"}
 
 
-def test_a_token_that_may_only_read_does_not_fail_the_github_action(changed):
-    repository, base, head = changed
-    program(repository.folder.parent / "bin" / "gh", "exit 1")
-    variables = {"BASE_SHA": base, "HEAD_SHA": head, "PR_NUMBER": "7", "GITHUB_REPOSITORY": "o/r"}
-    done = repository.run("github-action/comment.sh", LEGROOM_FAIL="false", **variables)
+@needs_curl
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_token_that_may_only_read_does_not_fail_the_github_action(changed, status):
+    done = github(*changed, Forge(status=status), LEGROOM_FAIL="false")
     assert done.returncode == 0, done.stderr
     assert "::warning::the comment was not written" in done.stdout
 
@@ -196,39 +280,48 @@ def test_the_github_action_is_valid_and_names_its_script():
     assert not any("${{" in step["run"] for step in steps)
 
 
-def gitlab(repository, base, head, notes="[]"):
-    calls = repository.folder.parent / "calls"
-    script = f'echo "$@" >>"{calls}"\ncase "$*" in *per_page*) echo \'{notes}\' ;; esac'
-    program(repository.folder.parent / "bin" / "curl", script)
+def gitlab(repository, base, head, forge):
+    """The job's script in a repository that holds copies, as the page says."""
+    job = yaml.safe_load((ROOT / "gitlab" / "legroom-plan.yml").read_text())["legroom-plan"]
+    folder = repository.folder / "ci" / "legroom"
+    folder.mkdir(parents=True)
+    for script in ("plan-changes.sh", "gitlab/comment.sh"):
+        shutil.copy(ROOT / script, folder)
     variables = {
         "CI_MERGE_REQUEST_DIFF_BASE_SHA": base,
         "CI_COMMIT_SHA": head,
-        "CI_API_V4_URL": "https://gitlab.example/api/v4",
+        "CI_API_V4_URL": f"{forge.url}/api/v4",
         "CI_PROJECT_ID": "5",
         "CI_MERGE_REQUEST_IID": "9",
         "LEGROOM_TOKEN": "secret",
+        **job["variables"],
     }
-    return repository.run("gitlab/comment.sh", **variables), calls.read_text()
+    return bash(repository, "\n".join(job["script"]), variables)
 
 
-def test_the_gitlab_snippet_comments_and_fails(changed):
-    done, calls = gitlab(*changed)
+@needs_curl
+def test_the_gitlab_job_comments_and_fails(changed):
+    forge = Forge("a reviewer's words")
+    done = gitlab(*changed, forge)
     assert done.returncode == 1, done.stderr
-    assert "--request POST" in calls
-    assert "https://gitlab.example/api/v4/projects/5/merge_requests/9/notes" in calls
+    assert forge.writes == [("POST", "/api/v4/projects/5/merge_requests/9/notes")]
+    assert "will not start" in forge.comments[2]
 
 
-def test_the_gitlab_snippet_says_nothing_where_no_server_changes(repository):
-    base = repository.commit(readme__md="x")
-    done, calls = gitlab(repository, base, repository.commit(readme__md="y"))
+@needs_curl
+def test_the_gitlab_job_says_nothing_where_no_server_changes(repository):
+    base, forge = repository.commit(readme__md="x"), Forge()
+    done = gitlab(repository, base, repository.commit(readme__md="y"), forge)
     assert done.returncode == 0, done.stderr
-    assert "--request" not in calls
+    assert not forge.writes
 
 
-def test_the_gitlab_snippet_writes_over_its_own_note(changed):
-    _, calls = gitlab(*changed, notes='[{"id": 3, "body": "<!-- legroom plan -->x"}]')
-    assert "--request PUT" in calls
-    assert "/notes/3" in calls
+@needs_curl
+def test_the_gitlab_job_writes_over_its_own_note(changed):
+    forge = Forge("a reviewer's words", "<!-- legroom plan -->\nold")
+    gitlab(*changed, forge)
+    assert forge.writes == [("PUT", "/api/v4/projects/5/merge_requests/9/notes/2")]
+    assert "will not start" in forge.comments[2]
 
 
 def test_the_gitlab_snippet_is_valid():

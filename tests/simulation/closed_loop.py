@@ -17,7 +17,7 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import decode_steps_seconds, step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import LinkEfficiency, StepBand, roofline, step_band
+from legroom.simulation.step_time import LinkEfficiency, StepBand, class_of, roofline, step_band, why_elsewhere
 from legroom.vllm.parse import parse_flags
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/published_times.json"
@@ -124,7 +124,7 @@ def predictions(plan: Plan, run: dict[str, Any], link: LinkEfficiency | None = N
     work = hardware(plan)
     band, cost = step_band(plan, work), roofline(work, exchanged=link)
     settings = plan.settings
-    for clients, prompt, answer, ttft_ms, tpot_ms in run["rows"]:
+    for clients, prompt, answer, *times in run["rows"]:
         loop = ClosedLoop(
             cost,
             plan.memory.kv.tokens,
@@ -135,22 +135,34 @@ def predictions(plan: Plan, run: dict[str, Any], link: LinkEfficiency | None = N
         loop.run(clients)
         ttft, tpot, whole = (statistics.fmean(column) for column in zip(*loop.done, strict=True))
         mean_answer = answer * (1 - run.get("spread", 0.0) / 2)
-        measured = ttft_ms / 1000, tpot_ms / 1000, (ttft_ms + tpot_ms * (mean_answer - 1)) / 1000
+        measured = _measured_seconds(times, mean_answer, clients)
         yield _row(run, plan, (clients, prompt, answer), measured, (ttft, tpot, whole), band)
+
+
+def _measured_seconds(times: Sequence[float | None], answer: float, clients: int) -> tuple[float | None, ...]:
+    """Seconds to the first token, a token, and of the whole answer, which output tokens a second tell as well."""
+    ttft, tpot = (None if time is None else time / 1000 for time in times[:2])
+    if ttft is not None and tpot is not None:
+        return ttft, tpot, ttft + tpot * (answer - 1)
+    return ttft, tpot, clients * answer / times[2] if len(times) > 2 and times[2] else None
 
 
 def _row(
     run: dict[str, Any],
     plan: Plan,
     load: tuple[int, int, int],
-    measured: tuple[float, float, float],
+    measured: tuple[float | None, ...],
     predicted: tuple[float, float, float],
     band: StepBand,
 ) -> dict[str, Any]:
-    errors = [guess / truth - 1 for guess, truth in zip(predicted, measured, strict=True)]
+    errors = [None if truth is None else guess / truth - 1 for guess, truth in zip(predicted, measured, strict=True)]
+    truth, guess = next((truth, guess) for truth, guess in zip(measured[::-1], predicted[::-1], strict=True) if truth)
     return {
         "model": plan.target.model.name,
+        "class": class_of(hardware(plan)),
         "gpu": run["gpu"],
+        "card": plan.target.gpu.name,
+        "is_elsewhere": bool(why_elsewhere(plan)),
         "tensor_parallel_size": plan.settings.tensor_parallel_size,
         "load": load,
         "measured": measured,
@@ -158,6 +170,7 @@ def _row(
         "ttft_error": errors[0],
         "tpot_error": errors[1],
         "end_to_end_error": errors[2],
-        "in_band": band.low * predicted[2] <= measured[2] <= band.high * predicted[2],
-        "factor": measured[2] / predicted[2],
+        "band": (band.low, band.high),
+        "in_band": band.low * guess <= truth <= band.high * guess,
+        "factor": truth / guess,
     }

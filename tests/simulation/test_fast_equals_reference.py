@@ -16,7 +16,7 @@ from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import StepByStepReplay
 
-COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004)
+COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004, 6.5, 0.003)
 
 
 def _same(fast: Timeline, other: Timeline) -> None:
@@ -61,6 +61,8 @@ def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSetting
         st.floats(0, 1),
         *[st.floats(0, 2, allow_subnormal=False) for _ in range(6)],
         st.integers(0, 60).map(float),
+        st.floats(0, 2, allow_subnormal=False),
+        st.floats(0, 40, allow_subnormal=False),
         st.floats(0, 2, allow_subnormal=False),
     ),
     st.integers(1, 50),

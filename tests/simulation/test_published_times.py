@@ -9,7 +9,7 @@ import pytest
 from closed_loop import PUBLISHED, plan_of_run, predictions
 
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import why_untrusted
+from legroom.simulation.step_time import step_band, why_untrusted
 
 DOCUMENT = json.loads(PUBLISHED.read_text("utf-8"))
 
@@ -27,9 +27,22 @@ def test_a_split_server_that_others_measured_takes_what_is_predicted(gpu: str) -
         assert abs(row["end_to_end_error"]) < 0.15
 
 
-def test_models_with_experts_that_were_not_measured_get_no_number() -> None:
-    plan = plan_of_run(_runs("h200", "gpt-oss-120b")[0])
-    assert why_untrusted(plan, hardware(plan))
+def test_models_with_experts_get_a_number_with_a_range() -> None:
+    (run, *_) = _runs("h200", "gpt-oss-120b")
+    plan = plan_of_run(run)
+    assert not why_untrusted(hardware(plan))
+    for row in predictions(plan, {**run, "rows": run["rows"][:2]}):
+        assert row["in_band"]
+        assert abs(row["end_to_end_error"]) < 0.25
+
+
+def test_what_nobody_ran_has_a_wider_range_that_says_why() -> None:
+    (run, *_) = _runs("h200", "gpt-oss-120b")
+    known = plan_of_run({**run, "command": f"{run['command']} --tensor-parallel-size 2"})
+    unknown = plan_of_run({**run, "gpu": "a100 80gb"})
+    narrow, wide = (step_band(plan, hardware(plan)) for plan in (known, unknown))
+    assert wide.low < narrow.low and narrow.high < wide.high
+    assert any("on this card" in why for why in wide.why_wide)
 
 
 def test_every_published_run_names_a_source() -> None:

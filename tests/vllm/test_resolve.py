@@ -452,3 +452,9 @@ def test_prefill_context_parallel_ranks_are_gpus_too() -> None:
 
 def test_chunked_prefill_is_off_without_a_kv_cache() -> None:
     assert not settle("0.32.0", BERT, enable_chunked_prefill=True).enable_chunked_prefill
+
+
+def test_hybrid_models_took_no_context_parallelism_before_0_26() -> None:
+    shared = {"tensor_parallel_size": 16, "decode_context_parallel_size": 2}
+    with pytest.raises(RefusedByVllm, match="Hybrid KV cache groups"):
+        settle("0.22.1", HYBRID, **shared)

@@ -215,6 +215,9 @@ def test_keys_and_values_of_unequal_widths_run_on_triton_below_hopper():
     unequal = replace(PLAIN, layers=tuple(Layer(Attention(32, 8, 192, 128), None) for _ in range(4)))
     assert said("0.32.0", unequal, T4, kv_cache_dtype="fp8").startswith("FP8 KV cache is not supported by the Triton")
     assert refused("0.32.0", unequal, H100, kv_cache_dtype="fp8") is None
+    sinks = replace(unequal, config={"add_swa_attention_sink_bias": True})
+    assert said("0.20.2", sinks, A100) == "Sinks are only supported in FlashAttention 3"
+    assert refused("0.20.2", sinks, H100) is None
 
 
 def test_block_sparse_attention_takes_blocks_of_128():

@@ -44,6 +44,7 @@ FORMATS = {
 }
 """Format -> its module, imported when it is chosen. It has `NAME`, `HELP` and `files(request)`, and optionally
 `add_options(parser)`, `NEEDS_PLAN = True` and `TAKES_ANY = True` (`--vllm any` is accepted and the default)."""
+_ONE_MACHINE = ("systemd", "docker", "compose", "script", "env")
 
 USAGE = "legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]"
 DESCRIPTION = """\
@@ -85,6 +86,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
+    from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
     from legroom.exports.export_request import ExportRequest
 
     module = args.module
@@ -95,6 +97,9 @@ def run(args: argparse.Namespace) -> int:
             f"which server? {module.NAME} is made from a plan",
             f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]",
         )
+    if module.NAME in _ONE_MACHINE and plan is not None and plan.gpu.count > DEFAULT_GPUS_PER_NODE:
+        more = "legroom export kubernetes spreads a server over nodes"
+        note(f"{plan.gpu.count} GPUs are asked of one machine, and most have {DEFAULT_GPUS_PER_NODE}: {more}")
     files = module.files(ExportRequest(release, plan, vars(args), args.secret_names, args.plan is not None))
     deliver(files, args)
     return OK

@@ -11,7 +11,7 @@ from legroom.api.simulate_request import MAX_ASYNC_REQUESTS
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import calibrated, fixed_cost, roofline
+from legroom.simulation.step_time import StepBand, calibrated, fixed_cost, roofline, step_band
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 
@@ -205,15 +205,21 @@ def _planned_settings(
     if args.step_ms is not None:
         cost = fixed_cost(args.step_ms / 1000)
     elif trace.in_seconds:
-        cost = roofline(hardware(plan))
+        work = hardware(plan)
+        cost = roofline(work)
         if args.measured_step_ms is not None:
             cost = calibrated(cost, *_measured_step(args.measured_step_ms))
-        elif cost.experts:
-            notes.append(
-                "seconds of models with experts come from steps of one such model on an H200, and earlier runs that "
-                "compiled kernels took two to five times as long; --measured-step-ms scales them to this server"
-            )
+        else:
+            notes.append(_seconds_note(step_band(plan, work)))
     return _scheduler_settings(args, trace, resolved), cost, notes
+
+
+def _seconds_note(band: StepBand) -> str:
+    why = f" ({'; '.join(band.why_wide)})" if band.why_wide else ""
+    return (
+        f"seconds are estimated: a step may take {band.low:g} to {band.high:g} times as long{why}; --measured-step-ms "
+        "scales them to this server"
+    )
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:

@@ -69,14 +69,6 @@ class Ledger:
         """Whether the request exceeds any card of this size: a wrong shape, not a shortage."""
         return (self.wanted_bytes or 0) > (self.total_bytes or 128 * GIB)
 
-    def above(self, expected: Ledger) -> dict[str, int]:
-        """By how much each known entry exceeds the expected one."""
-        return {
-            name: seen - planned
-            for name in ("other_processes_bytes", "own_non_torch_bytes", "allocated_bytes")
-            if (seen := getattr(self, name)) is not None and (planned := getattr(expected, name)) is not None
-        }
-
 
 def ledger_of(oom: TorchOom | None) -> Ledger:
     """The entries that torch's message prints. A list of one process is this process itself."""
@@ -87,14 +79,10 @@ def ledger_of(oom: TorchOom | None) -> Ledger:
         others = sum(oom.others_bytes)
     elif oom.others_bytes:
         others = sum(sorted(oom.others_bytes)[:-1])
-    entries = Ledger(
-        oom.total_bytes, others, None, oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes
-    )
-    outside = entries.outside_torch_bytes
+    sizes = (oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes)
+    outside = Ledger(oom.total_bytes, others, None, *sizes).outside_torch_bytes
     own = None if outside is None or others is None else max(outside - others, 0)
-    return Ledger(
-        oom.total_bytes, others, own, oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes
-    )
+    return Ledger(oom.total_bytes, others, own, *sizes)
 
 
 def expected_ledgers(layout: Layout) -> dict[str, Ledger]:

@@ -21,6 +21,7 @@ from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
+from legroom.regex import compiled
 from legroom.units import gib
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
@@ -97,7 +98,8 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
         findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
-    return Diagnosis(case, verdict, findings, _notes(planner) if findings else (), wanted, expected, kind)
+    notes = (*(_notes(planner) if findings else ()), *_imported_record_notes(case))
+    return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
 
 
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
@@ -110,6 +112,18 @@ def _notes(planner: FixPlanner) -> tuple[str, ...]:
     # Where a name has two sizes, planning takes the larger one if the weights need it.
     card = planner.failed_plan.target.gpu if planner.failed_plan is not None else card
     return (card.note,)
+
+
+def _imported_record_notes(case: Case) -> list[str]:
+    """The records that the user imported and whose pattern matches an error of this run."""
+    from legroom.explain.deadends import imported_entries
+
+    texts = [item.window or item.text for item in case.evidence if item.role in (*FAILING, "exception")]
+    return [
+        f"Your imported record {record.id} is about this error: legroom explain {record.id}"
+        for record in imported_entries()
+        if any(compiled(signature.pattern).search(text) for signature in record.signatures for text in texts)
+    ]
 
 
 def _other_engine(case: Case) -> Evidence | None:

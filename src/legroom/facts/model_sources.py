@@ -145,6 +145,8 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
 
 
 def _unknown_model_error(name: str, why: str) -> LegroomError:
+    if "$" in name or "{{" in name:
+        return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
     close = nearest(name)
     hint = (
         f"nearest bundled: {', '.join(close)}"

@@ -62,7 +62,7 @@ def plan_sentences(plan: Plan) -> Iterator[str]:
     if why := _failure_text(plan):
         yield why
     for number, advice in enumerate(plan.advice[:MAX_FIXES]):
-        yield f"{'Fix' if number == 0 else 'Or'}: {_advice_text(advice)}."
+        yield f"{'Fix' if number == 0 else 'Or'}: {_advice_text(advice, plan)}."
 
 
 def _failure_text(plan: Plan) -> str:
@@ -76,9 +76,13 @@ def _failure_text(plan: Plan) -> str:
     return f"vLLM stops with: {words}.{missing}"
 
 
-def _advice_text(advice: Advice) -> str:
-    costs = f" ({advice.trades})" if advice.trades else ""
-    return f"{' '.join(any_release_words(advice.flags))}{costs}"
+def _advice_text(advice: Advice, plan: Plan) -> str:
+    longest, failure = advice.flags.get("max_model_len"), plan.memory.failure
+    costs = advice.trades
+    if longest and failure and failure.estimated_max_len and longest < failure.estimated_max_len:
+        # vLLM's own estimate, in the message above it, is of the middle of the range.
+        costs += f"; this fits at the low end of the estimated range, {failure.estimated_max_len:,} in its middle"
+    return f"{' '.join(any_release_words(advice.flags))}{f' ({costs})' if costs else ''}"
 
 
 _SHOWN = {"fits": "fits", "tight": "tight", "does_not_fit": "will not start", "unknown": "not understood", None: "none"}

@@ -182,11 +182,11 @@ def _usd_text(money: Money | None, style: Style) -> str:
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks = []
-    if unmeasured := [fleet.band for fleet in holding if fleet.band and fleet.band.basis == "data_sheet"]:
-        remarks.append(
-            f"~ read from data sheets, not measured: steps may take {unmeasured[0].low:g} to {unmeasured[0].high:g} "
-            "times as long, and the range in brackets follows from that"
-        )
+    for band in dict.fromkeys(fleet.band for fleet in holding if fleet.band):
+        names = ", ".join(fleet.gpu.name for fleet in holding if fleet.band == band)
+        source = f"~ {names}, not measured" if band.basis == "data_sheet" else names
+        why = f": {'; '.join(band.why_wide)}" if band.why_wide else ""
+        remarks.append(f"{source}: steps may take {band.low:g} to {band.high:g} times as long{why}")
     if any(fleet.replicas.high is None for fleet in holding):
         remarks.append(f"? more than {report.most_gpus} GPUs, or no number of them, if steps are that long")
     prices = [price for fleet in holding if (price := report.price_of(fleet))]

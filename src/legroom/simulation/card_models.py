@@ -174,7 +174,7 @@ def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
 def decode_rate(plan: Plan, context: int) -> DecodeRate | None:
     """The speed of one user; None where no time is estimated, and for models that generate nothing."""
     work = hardware(plan)
-    if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(plan, work):
+    if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(work):
         return None
     seconds = float(step_seconds(roofline(work), 1, context, 1))  # type: ignore[no-untyped-call]
     band = step_band(plan, work)

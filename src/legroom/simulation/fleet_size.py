@@ -206,7 +206,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         if plan.verdict == "does_not_fit":
             return replace(unsized, reason=f"does not start ({plan.reason.replace('_', ' ')})")
         work = hardware(plan)
-        if untrusted := why_untrusted(plan, work):
+        if untrusted := why_untrusted(work):
             return replace(unsized, reason=untrusted)
         candidate = Candidate({}, _scheduler_settings(plan, load.trace), roofline(work))
     except LegroomError as error:

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.model import Experts, Quantization
+from legroom.facts.model import Experts, Quantization, latent, recurrent
+from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
 from legroom.simulation.scheduler_settings import LayerGroup
@@ -15,6 +16,9 @@ from legroom.units import cdiv
 from legroom.vllm.args import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from legroom.facts.model import Mixer
     from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
@@ -117,7 +121,7 @@ def _settings_note(flags: dict[str, Any]) -> str:
 def hardware(plan: Plan) -> Hardware:
     """Bytes and operations of one tensor-parallel rank; a token passes all pipeline stages."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
-    weights_bytes = expert_bytes = flops = 0.0
+    weights_bytes = expert_bytes = expert_elements = flops = 0.0
     expert_share = _expert_share(plan)
     for stage in range(settings.pipeline_parallel_size):
         for stored_module in stored_modules(model, settings, gpu, stage):
@@ -127,33 +131,74 @@ def hardware(plan: Plan) -> Hardware:
                 continue
             if part == "experts":
                 expert_bytes += stored
-                flops += 2.0 * stored_module.module.elements * expert_share
+                expert_elements += stored_module.module.elements
                 continue
             weights_bytes += stored
             # Logits are computed only for the last token of a prompt.
             if part not in ("embeddings", "lm_head"):
                 flops += 2.0 * stored_module.module.elements
     split = settings.tensor_parallel_size
-    all_reduces = 2 * len(model.layers) if split > 1 else 0  # after attention, and after the MLP
+    mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also) if mixer is not None]
+    blocks = [layer.feedforward for layer in model.layers if layer.feedforward is not None]
+    experts = [block for block in blocks if isinstance(block, Experts)]
+    states = recurrent(mixers)
+    # Each adds what the ranks computed of it: after attention, and after the MLP.
+    all_reduces = len(mixers) + len(blocks) if split > 1 else 0
     is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
     return Hardware(
         weights_bytes=weights_bytes,
-        kv_bytes_per_token=float(plan.memory.kv.bytes_per_token),
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
         is_fp8=is_fp8,
+        is_block_scaled=is_fp8 and model.quantization is not None and model.quantization.block is not None,
         expert_bytes=expert_bytes,
         expert_share=expert_share,
-        flops_per_pair=_flops_per_pair(plan) / settings.tensor_parallel_size,
+        has_quantized_experts=expert_bytes < 1.5 * expert_elements,  # 8 bits and their scales, or fewer
+        expert_flops_per_token=2.0 * expert_elements * expert_share,
+        # The activation reads two widths and writes one, a sum reads what the second GEMM wrote; 16 bits each.
+        routed_bytes_per_token=sum(
+            2.0 * block.experts_per_token * (2 * block.hidden_size + 3 * block.intermediate_size / split)
+            for block in experts
+        ),
+        **_cache_read(plan),
+        state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
+        flops_per_pair=_flops_per_pair(mixers) / split,
+        decode_flops_per_pair=sum(
+            2.0 * mixer.heads * (mixer.latent_width + mixer.kv_lora_rank) / split
+            for mixer in latent(mixers)
+            if not mixer.index_heads
+        ),
         attention_flops_s=gpu.bf16_flops,
-        layers=len(model.layers),
+        layers=(len(mixers) + len(blocks)) / 2,
+        expert_layers=len(experts),
+        state_layers=len(states),
+        mixers=len(mixers),
+        kv_groups=max(1, len(plan.memory.kv.shape.groups)),
         all_reduces=all_reduces,
         # A ring all-reduce sends each element twice, in 16 bits.
         sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * 2,
         link_bytes_s=gpu.link_bytes_s,
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
     )
+
+
+def _cache_read(plan: Plan) -> dict[str, float]:
+    """Bytes of the cache that a step reads for a token held: all layers' where it sees everything, windows apart."""
+    whole = windowed = reach = 0.0
+    for stage in plan.memory.kv.shape.stages:
+        for spec in stage.specs.values():
+            span = getattr(spec, "window", None) or getattr(spec, "chunk", None)
+            if span:
+                windowed += spec.bytes_of_token
+                reach += spec.bytes_of_token * span
+            else:
+                whole += spec.bytes_of_token
+    return {
+        "kv_bytes_per_token": whole,
+        "window_bytes_per_token": windowed,
+        "window": reach / windowed if windowed else 0.0,
+    }
 
 
 def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> bool:
@@ -169,11 +214,6 @@ def _expert_share(plan: Plan) -> float:
     return chosen / sum(block.num_experts for block in blocks) if blocks else 1.0
 
 
-def _flops_per_pair(plan: Plan) -> float:
+def _flops_per_pair(mixers: Sequence[Mixer]) -> float:
     """Attention operations for one pair of tokens, over all layers without a window."""
-    total = 0.0
-    for layer in plan.target.model.layers:
-        for mixer in (layer.mixer, *layer.also):
-            if mixer is not None and mixer.sees_everything:
-                total += 2.0 * mixer.heads * mixer.score_width
-    return total
+    return sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything)

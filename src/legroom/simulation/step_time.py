@@ -1,10 +1,11 @@
 """The seconds of a step: a roofline and the host's share, fitted to measured steps.
 
-A step reads the weights (of the experts those that its tokens choose) and the KV cache of every token held, and
-computes each scheduled token; the slower of the two decides. Every layer adds the latency of its kernels and, under
-tensor parallelism, two all-reduces. A step takes at least the host's time to launch it: as one CUDA graph, as piecewise
-graphs between the attention layers, or kernel by kernel. The fits are in `step_fit.json` (measured steps,
-`bench/simulate_fit.py`) and `step_link.json` (published multi-GPU runs, `bench/published_times.py`).
+A step reads the weights and the KV cache of every token held (of windows the last tokens alone), and computes each
+scheduled token; the slower of the two decides. Beside that it reads the experts that its tokens choose, and updates the
+recurrent state of every request. Every layer adds the latency of its kernels and, under tensor parallelism, its
+all-reduces. A step takes at least the host's time to launch it: as one CUDA graph, as piecewise graphs between the
+attention layers, or kernel by kernel. The fits are in `step_fit.json` (measured steps, `bench/simulate_fit.py`),
+`step_link.json` and `step_band.json` (published runs, `bench/published_times.py`).
 """
 
 from __future__ import annotations
@@ -29,29 +30,66 @@ Basis = Literal["measured", "data_sheet"]
 
 @dataclass(frozen=True)
 class StepBand:
-    """Factors on the estimated seconds of a step that span the measured errors."""
+    """Factors on the estimated seconds of a step between which nine of ten measurements lie."""
 
     basis: Basis
     low: float
     high: float
+    why_wide: tuple[str, ...] = ()
+
+
+def class_of(work: Hardware) -> str:
+    """The kind of model whose errors are alike."""
+    if work.state_layers:
+        return "state-space"
+    if work.decode_flops_per_pair:
+        return "latent attention"
+    return "experts" if work.expert_layers else "dense"
 
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
-    """The error band of a plan's step time: narrow where measured, wide from data sheets, wider where the host limits
-    even a full step."""
-    data = _fit_data("step_band.json")
-    measured, settings = data["measured"], plan.settings
+    """The error band of a plan's step time: narrow where measured, wider from published loads, and wider still for
+    what neither has."""
+    data, name, settings = _fit_data("step_band.json"), class_of(work), plan.settings
+    measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
+    left_out = _fit_data("step_fit.json")["left_out_families"][name]
+    on_gpu, on_host = (left_out[part]["took"][1:3] for part in ("gpu", "host"))
+    reasons = {
+        f"no run of such a model ({name}) on this card is known": plan.target.gpu.name not in published["gpus"],
+        "the kernels for these weights, or this engine, were not measured": (
+            settings.engine not in measured["engines"] or _weight_format(plan, work) not in measured["weights"]
+        ),
+        "how fast its cards exchange data is not known, and PCIe is assumed": bool(
+            work.all_reduces and not work.link_bytes_s
+        ),
+    }
+    why = [reason for reason, applies in reasons.items() if applies]
     is_measured = (
-        plan.target.gpu.name in measured["gpus"]
+        not why
+        and plan.target.gpu.name in measured["gpus"]
         and settings.tensor_parallel_size in measured["tensor_parallel_sizes"]
-        and settings.engine in measured["engines"]
-        and _weight_format(plan, work) in measured["weights"]
+        and settings.release in measured["releases"]
     )
     basis: Basis = "measured" if is_measured else "data_sheet"
-    low, high = data[basis]["low"], data[basis]["high"]
+    bands = [on_gpu if is_measured else published["unknown" if why else "known"]]
+    if reason := why_elsewhere(plan):
+        bands.append(data["elsewhere"]["took"])
+        why.append(reason)
+    if not is_measured and name not in data["published"]:
+        bands.append(on_gpu)
+        why.append(f"too few loads of models of this kind ({name}) are published")
     if _waits_for_host(roofline(work), settings.max_num_batched_tokens):
-        low, high = min(low, data["host"]["low"]), max(high, data["host"]["high"])
-    return StepBand(basis, low, high)
+        bands.append(on_host)
+        why.append("the host takes longer to start the kernels of a step than the GPU to compute it")
+    return StepBand(basis, min(low for low, _ in bands), max(high for _, high in bands), tuple(why))
+
+
+def why_elsewhere(plan: Plan) -> str:
+    """Why runs of this server differ from those that ranges rest on; empty where they do not."""
+    if not plan.target.gpu.name.startswith("NVIDIA "):
+        return "few runs on cards of other makers than NVIDIA are known"
+    is_old = plan.target.release.before("0.11.0")
+    return "few runs of releases before 0.11 are known, and their kernels differ" if is_old else ""
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
@@ -60,22 +98,18 @@ def _waits_for_host(cost: StepCost, tokens: int) -> bool:
     return bool(step_seconds(on_gpu, tokens, tokens, 1) < min_host_seconds(cost, tokens, 1))  # type: ignore[no-untyped-call]
 
 
-def why_untrusted(plan: Plan, work: Hardware) -> str:
-    """Why no step time is estimated for this plan; empty where one is."""
-    if work.flops_s <= 0:
-        return "how fast it computes is not known, so no time is estimated"
-    if work.all_reduces and not work.link_bytes_s:
-        return str(_fit_data("step_band.json")["split"]["why_untrusted"])
-    experts = _fit_data("step_band.json")["experts"]
-    if work.expert_bytes and plan.target.model.name not in experts["measured_models"]:
-        return str(experts["why_untrusted"])
-    return ""
+def why_untrusted(work: Hardware) -> str:
+    """Why no step time is estimated; empty where one is."""
+    return "" if work.flops_s > 0 else "how fast it computes is not known, so no time is estimated"
 
 
 def _weight_format(plan: Plan, work: Hardware) -> str:
     if work.is_fp8:
         return "fp8"
-    return "quantized" if plan.settings.quantization or plan.target.model.quantization else "16-bit"
+    method = plan.settings.quantization
+    if method is None and plan.target.model.quantization:
+        method = plan.target.model.quantization.method
+    return method or "16-bit"
 
 
 @cache
@@ -91,21 +125,36 @@ class Efficiency:
     bandwidth_ratio: float
     kv_bandwidth_ratio: float
     expert_bandwidth_ratio: float
+    quantized_expert_bandwidth_ratio: float
+    """Of experts stored in 8 bits or fewer."""
+    state_bandwidth_ratio: float
+    """Of a decode that updates recurrent states, as if they had 16 bits."""
+    scan_bandwidth_ratio: float
+    """The same, for every token of a prompt."""
     flops_ratio: float
     fp8_flops_ratio: float
+    fp8_block_flops_ratio: float
+    expert_flops_factor: float
+    """Grouped GEMMs against dense ones."""
     attention_ratio: float
     """Of the card's 16-bit rate, in the attention of prompts."""
     layer_s: float
+    expert_layer_s: float
+    """What routing adds to a layer."""
     request_s: float
     host_s: float
     """Of a step that is one CUDA graph; `host_request_s` more for every request."""
     host_request_s: float
+    host_group_s: float
+    """For every KV cache group after the first; `host_group_request_s` more for every request."""
+    host_group_request_s: float
+    launch_s: float
+    """A step whose kernels the host starts one by one; then every layer adds its own."""
     launch_layer_s: float
-    """A layer whose kernels the host starts one by one."""
+    expert_launch_layer_s: float
+    state_launch_layer_s: float
     captured_launch_layer_s: float
-    """A layer of which all but the attention is in a CUDA graph."""
-    expert_launch_factor: float
-    """How much longer the host takes for a layer of experts."""
+    """An attention or recurrent layer between two CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -115,20 +164,39 @@ class Hardware:
     weights_bytes: float
     """Read in every step."""
     kv_bytes_per_token: float
+    """Of the layers that attend to everything."""
     flops_per_token: float
     bandwidth_bytes_s: float
     flops_s: float
     """At the precision that the linear layers compute in."""
     is_fp8: bool = False
+    is_block_scaled: bool = False
     expert_bytes: float = 0.0
     """All routed experts."""
+    has_quantized_experts: bool = False
     expert_share: float = 1.0
     """Of the routed experts, those that one token chooses."""
+    expert_flops_per_token: float = 0.0
+    routed_bytes_per_token: float = 0.0
+    """Activations between the grouped GEMMs, written and read."""
+    window_bytes_per_token: float = 0.0
+    """KV cache of the layers that attend to the last `window` tokens."""
+    window: float = 0.0
+    state_elements: float = 0.0
+    """Recurrent states of one request."""
     flops_per_pair: float = 0.0
     """Attention of one token to one other, over all layers that attend to everything."""
+    decode_flops_per_pair: float = 0.0
+    """The same in a decode of latent attention, whose heads all multiply the whole latent."""
     attention_flops_s: float = 0.0
     """At the precision of attention; 0: the same as the linear layers."""
-    layers: int = 0
+    layers: float = 0
+    """Mixers and feed-forward blocks, two a layer."""
+    expert_layers: int = 0
+    state_layers: int = 0
+    mixers: int = 0
+    """Attention and recurrent layers: none of them is in a piecewise CUDA graph."""
+    kv_groups: int = 1
     captured_tokens: int = 0
     """The largest CUDA graph; 0 without graphs."""
     all_reduces: int = 0
@@ -144,6 +212,8 @@ class LinkEfficiency:
 
     all_reduce_s: float
     bandwidth_ratio: float
+    pcie_bytes_s: float = 32e9
+    """PCIe 4.0 with 16 lanes, one way: for cards whose link is not known."""
 
 
 def fitted_efficiency() -> Efficiency:
@@ -163,27 +233,46 @@ def roofline(
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
         )
-    bandwidth, flops = hardware.bandwidth_bytes_s, hardware.flops_s
-    rate = flops * (reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio)
-    attention = (hardware.attention_flops_s or flops) * reached.attention_ratio
-    factor = reached.expert_launch_factor if hardware.expert_bytes else 1.0
-    launch = reached.launch_layer_s * hardware.layers * factor
-    link = hardware.link_bytes_s * exchanged.bandwidth_ratio
+    bandwidth = hardware.bandwidth_bytes_s
+    ratio = reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio
+    rate = hardware.flops_s * (reached.fp8_block_flops_ratio if hardware.is_block_scaled else ratio)
+    attention = (hardware.attention_flops_s or hardware.flops_s) * reached.attention_ratio
+    launch = (
+        reached.launch_s
+        + reached.launch_layer_s * hardware.layers
+        + reached.expert_launch_layer_s * hardware.expert_layers
+        + reached.state_launch_layer_s * hardware.state_layers
+    )
+    host = reached.host_s + reached.host_group_s * (hardware.kv_groups - 1)
+    link = (hardware.link_bytes_s or exchanged.pcie_bytes_s) * exchanged.bandwidth_ratio
+    flops = hardware.flops_per_token + hardware.expert_flops_per_token / reached.expert_flops_factor
+    state_bytes = 4 * hardware.state_elements  # 16 bits, read and written
+    kv_read = bandwidth * reached.kv_bandwidth_ratio
+    quantized = hardware.has_quantized_experts
+    expert_ratio = reached.quantized_expert_bandwidth_ratio if quantized else reached.expert_bandwidth_ratio
     return StepCost(
-        overhead=reached.layer_s * hardware.layers + exchanged.all_reduce_s * hardware.all_reduces,
-        token=hardware.flops_per_token / rate if rate > 0 else 0.0,
+        overhead=reached.layer_s * hardware.layers
+        + reached.expert_layer_s * hardware.expert_layers
+        + exchanged.all_reduce_s * hardware.all_reduces,
+        token=(flops / rate if rate > 0 else 0.0)
+        + hardware.routed_bytes_per_token / (bandwidth * reached.expert_bandwidth_ratio)
+        + state_bytes / (bandwidth * reached.scan_bandwidth_ratio),
         weights=hardware.weights_bytes / (bandwidth * reached.bandwidth_ratio),
-        kv_token=hardware.kv_bytes_per_token / (bandwidth * reached.kv_bandwidth_ratio),
-        experts=hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio),
+        kv_token=max(
+            hardware.kv_bytes_per_token / kv_read, hardware.decode_flops_per_pair / attention if attention > 0 else 0.0
+        ),
+        experts=hardware.expert_bytes / (bandwidth * expert_ratio),
         idle=1.0 - hardware.expert_share,
         pair=hardware.flops_per_pair / attention if attention > 0 else 0.0,
-        request=reached.request_s,
-        host=reached.host_s if hardware.captured_tokens else launch,
-        host_request=reached.host_request_s,
+        request=reached.request_s + state_bytes / (bandwidth * reached.state_bandwidth_ratio),
+        host=host if hardware.captured_tokens else launch,
+        host_request=reached.host_request_s + reached.host_group_request_s * (hardware.kv_groups - 1),
         launch=launch,
-        launch_captured=reached.captured_launch_layer_s * hardware.layers * factor,
+        launch_captured=host + reached.captured_launch_layer_s * hardware.mixers,
         captured=float(hardware.captured_tokens),
         exchange=hardware.sent_bytes_per_token / link if link > 0 else 0.0,
+        window=hardware.window,
+        window_token=hardware.window_bytes_per_token / kv_read,
     )
 
 
@@ -204,4 +293,6 @@ def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_he
     if measured_step_s <= 0 or predicted <= 0:
         raise LegroomError("cannot calibrate on a step that takes no time", "measure while the server is busy")
     factor = measured_step_s / predicted
-    return StepCost(*(part * factor for part in cost))._replace(idle=cost.idle, captured=cost.captured)
+    return StepCost(*(part * factor for part in cost))._replace(
+        idle=cost.idle, captured=cost.captured, window=cost.window
+    )

@@ -60,6 +60,9 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
                 yield f"No common block size for {size} (MINIMAX_M3_SPARSE: [128]).", hint
     mixers = with_kv_heads(layer.mixer for layer in model.layers)
     unequal = next((mixer for mixer in mixers if mixer.v_head_dim != mixer.head_dim), None)
+    has_sinks = any(mixer.sinks for mixer in mixers) or bool(model.config.get("add_swa_attention_sink_bias"))
+    if unequal and has_sinks and "TRITON_ATTN_DIFFKV" not in table.names and gpu.compute_capability[0] != 9:
+        yield "Sinks are only supported in FlashAttention 3", "use a Hopper card, or a later release"
     # FlashAttention 3 and 4 take keys and values of unequal widths, other cards run Triton's kernel.
     if unequal and gpu.compute_capability[0] not in (9, 10) and release.at_least("0.24.0"):
         needs = LayerNeeds(unequal.head_dim, settings.dtype, requested_cache_dtype(settings.given, model, gpu, release))

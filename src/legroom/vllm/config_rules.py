@@ -240,6 +240,14 @@ def _context_parallel(settings: EngineSettings, model: Model, release: Release) 
     """Decode context parallelism of grouped-query attention needs copies of the KV heads to split."""
     context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, attention_heads(model)
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
+    groups = has_state(model) and not is_attention_free(model)
+    # In 0.20.2 to 0.25.1, not in 0.28.0.
+    if groups and context * settings.prefill_context_parallel_size > 1 and release.before("0.26.0"):
+        yield (
+            "Hybrid KV cache groups with multiple block sizes do not support context parallelism "
+            "(dcp_world_size/pcp_world_size > 1).",
+            "leave context parallelism out",
+        )
     if context <= 1:
         return
     if is_compressed_mla(model):
@@ -405,7 +413,8 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
         yield message, "leave --prefill-context-parallel-size out"
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
     packed = settings.kv_cache_dtype not in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
-    if packed and any(attention.v_head_dim != attention.head_dim for attention in attentions):
+    by_triton = "TRITON_ATTN_DIFFKV" in known_names("attention_backends", release)
+    if packed and by_triton and any(attention.v_head_dim != attention.head_dim for attention in attentions):
         yield (
             "TritonAttentionDiffKVBackend supports only fp8/fp8_e4m3 quantized KV cache (got "
             f"kv_cache_dtype='{settings.kv_cache_dtype}').",

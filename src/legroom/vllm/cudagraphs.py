@@ -14,7 +14,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, env_flag, named_backend, other_values
-from legroom.vllm.precision import requested_cache_dtype
+from legroom.vllm.precision import activation_dtype, requested_cache_dtype
 from legroom.vllm.traits import (
     has_chunked_attention,
     has_state,
@@ -141,7 +141,8 @@ def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Rel
         return release.within("0.16.0", "0.20.2")
     if num_speculative_tokens(args) and major in (7, 8) and release.at_least("0.16.0"):
         named = named_backend(args, release)
-        by_default = major == 7 and release.before("0.24.0")
+        half = activation_dtype(args, model, gpu, release)[0] != "float32"
+        by_default = major == 7 and half and release.before("0.24.0")
         by_default = by_default or requested_cache_dtype(args, model, gpu, release).startswith("fp8")
         if named == "FLASHINFER" or (not named and by_default and not is_attention_free(model)):
             return True

@@ -21,10 +21,6 @@ def examine(case: Case) -> Assessment | None:
                 "buffers, after the pool had taken the whole budget."
             )
             return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
-        killed = case.first("sigkill", "killed_word")
-        if killed is not None and killed.role == "host" and not case.has("killed_process", "oom_killer"):
-            why = "The process was killed from outside; capture is one of the moments at which memory peaks."
-            return Assessment(0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure
     return Assessment(_confidence(case), proof(case.last("profile_v0"), notice, error), _explanation(case))
@@ -77,7 +73,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
             env={"VLLM_USE_V1": "0"},
-            confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
     room = _lower_utilization_for_graphs(planner, max(need, GIB // 4))

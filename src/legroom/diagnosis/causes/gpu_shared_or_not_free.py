@@ -152,18 +152,13 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         # By style: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
         # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
-        charging = (older and not case.has("available_kv")) or _is_logged_in_late_2024(case)
+        charging = older and not case.has("available_kv")
     why = (
         "Nothing is left for the KV cache. In this generation of vLLM the measurement counted the memory of every "
         "process on the card, so a neighbour or an orphaned worker is charged to this one."
     )
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
-
-
-def _is_logged_in_late_2024(case: Case) -> bool:
-    """0.6.4 appeared in November 2024; its V0 engine logged from `engine.py` without an opening bracket."""
-    return any(item.time[:2] in ("11", "12") and item.at == "engine.py" for item in case.evidence if item.time)
 
 
 def _assess_device_init(case: Case) -> Assessment | None:

@@ -169,7 +169,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "checkpoint_format",
         "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
         steps=("re-save the checkpoint as safetensors with max_shard_size=2GB",),
-        confidence=0.5,
     )
     if case.has("sigkill", "killed_word"):
         yield Fix(
@@ -207,7 +206,7 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     if args.cpu_offload_gb and pinned:
         half = float(int(args.cpu_offload_gb // 2))
         why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
-        yield planner.plan_change("cpu_offload", {"cpu_offload_gb": half or None}, why, confidence=0.6)
+        yield planner.plan_change("cpu_offload", {"cpu_offload_gb": half or None}, why)
 
 
 def _mmap_fix(case: Case) -> Fix:

@@ -96,7 +96,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"max_num_seqs": seqs},
         "Fewer requests at once keep their blocks to the end.",
         trades="more requests wait",
-        confidence=0.6,
     )
     yield planner.pull_lever("raise utilization", "A larger pool, where the card has room.", 0.45)
     yield Fix(

@@ -119,7 +119,7 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
         if length < max_len // 256 * 256:
             flags["max_model_len"] = length
         trades = "less of the card is left for what vLLM does not count"
-        fix = planner.plan_change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades, confidence=0.6)
+        fix = planner.plan_change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades)
         if fix is not None:
             return fix
     return None

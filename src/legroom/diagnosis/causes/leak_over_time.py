@@ -71,7 +71,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "engine_version_or_V0",
         "Leaks are fixed release by release; none that legroom knows fits this log better.",
         steps=("measure growth per 1,000 requests, upgrade to the newest release, and measure again",),
-        confidence=0.5,
     )
     yield Fix(
         "limit_multimodal",
@@ -115,7 +114,6 @@ def _sleep_fixes() -> Iterator[Fix]:
             "parallel)",
             "if it is the engine's: sleep(level=2), and restart the engine every few steps until a newer release is in",
         ),
-        confidence=0.5,
     )
     yield Fix(
         "engine_version_or_V0",

@@ -35,9 +35,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.85
     elif on:
         confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
-    elif large:
-        # No sign of adapters or a draft: only a share that nothing else has makes them more than a possibility.
-        confidence = 0.62 if (non_torch or 0) > 2 * _LARGE_NON_TORCH and not case.has_site_frame else 0.35
+    elif large and (ledger.own_non_torch_bytes or 0) > 2 * _LARGE_NON_TORCH and not case.has_site_frame:
+        confidence = 0.75  # no sign of adapters or a draft, but this process itself holds what only they take
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
@@ -75,14 +74,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "Without the draft model its weights, KV and buffers are gone.",
             flags={"speculative_config": None},
             trades="slower generation for few requests",
-            confidence=0.5,
         )
     if lora:
         yield Fix(
             "other_engine_feature_off",
             "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
             flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
-            confidence=0.5,
         )
     seqs = args.max_num_seqs or 256
     yield planner.plan_change(

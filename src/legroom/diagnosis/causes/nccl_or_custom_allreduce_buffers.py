@@ -54,7 +54,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "cuMem costs memory for every captured graph; the default NCCL_BUFFSIZE is enough.",
             env={"NCCL_CUMEM_ENABLE": "0"},
             steps=(_DEFAULT_BUFFERS,),
-            confidence=0.5,
         )
         yield room
     yield Fix(

@@ -189,7 +189,6 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
             "max_model_len",
             "In the V0 engine the dummy batch is as long as max_model_len.",
             steps=("give --max-model-len explicitly, as short as your requests allow",),
-            confidence=0.5,
         )
     if planner.case.startup.weights_bytes is not None:
         yield _other_release_fix()
@@ -230,7 +229,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     usual = planner.default_utilization
     if planner.utilization_known and planner.utilization < usual - 0.005:
         why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
-        return planner.plan_change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
+        return planner.plan_change("raise_util", {"gpu_memory_utilization": usual}, why)
     if planner.utilization >= _MAX_UTILIZATION:
         return None
     return planner.plan_change(

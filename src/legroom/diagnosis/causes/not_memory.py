@@ -127,7 +127,6 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
             f"search the issues of vllm-project/vllm on GitHub for: {kind} {message[:_QUERY_CHARS]}".strip(),
             f"if it is not there: report it with `vllm collect-env`, the release{release} and the whole log",
         ),
-        confidence=0.5,
     )
 
 

@@ -156,7 +156,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         flags |= smaller_step_flags(planner, _SMALL_STEP)
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
-    return planner.plan_change("max_num_seqs", flags, why, trades=trades, confidence=0.6)
+    return planner.plan_change("max_num_seqs", flags, why, trades=trades)
 
 
 def _reduced(planner: FixPlanner, number: int) -> int:

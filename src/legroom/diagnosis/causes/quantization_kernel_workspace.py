@@ -66,7 +66,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "checkpoint_format",
         "A checkpoint that is already in the kernel's format is not converted on the GPU.",
         steps=("use a published FP8, AWQ or GPTQ checkpoint instead of --quantization on a bf16 one",),
-        confidence=0.5,
     )
     if planner.case.site in ("graph", "serving", "profile"):
         need = planner.case.oom.wanted_bytes if planner.case.oom else GIB

@@ -43,7 +43,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             },
             f"Without chunked prefill a prompt of {tokens_needed:,} tokens must fit into one step.",
             trades="a larger activation peak",
-            confidence=0.6,
         )
     current = planner.known.args.max_model_len or 0
     if isinstance(tokens_needed, int) and tokens_needed > current:

@@ -92,7 +92,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         smaller_step_flags(planner, max(tokens // 2, 1024)),
         "A step of half the tokens needs half of the transient.",
         trades="long prompts take more steps",
-        confidence=0.6,
     )
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
     if not planner.utilization_known:
@@ -104,7 +103,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "request",
             "Log-probabilities of whole prompts take tokens x vocabulary x 4 bytes.",
             steps=("ask for fewer prompt_logprobs, or chunk the prompts (chunked prefill)",),
-            confidence=0.5,
         )
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes

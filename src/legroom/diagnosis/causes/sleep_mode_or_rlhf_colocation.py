@@ -29,7 +29,9 @@ def examine(case: Case) -> Assessment | None:
             "allocator keeps what was freed."
         )
         return Assessment(0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
-    if trainer and (case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom):
+    counts_nothing = any(item.facts.get("weights_bytes") == 0 for item in case.all("weights_loaded"))
+    is_short = case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom
+    if trainer and (is_short or counts_nothing):
         why = (
             "A training framework runs the engine on GPUs that it uses "
             "itself: its weights, gradients and optimizer are on the card too."
@@ -54,7 +56,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "for others, less for a larger trainer.",
         steps=_trainer_setting_step(planner.case, share),
         trades="a smaller KV pool during rollout",
-        confidence=0.6,
     )
     newer = Fix(
         "engine_version_or_V0",
@@ -66,7 +67,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "Weights first, KV cache after the trainer has let go.",
         steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
-        confidence=0.5,
     )
     off: Fix | None = Fix(
         "other_engine_feature_off",

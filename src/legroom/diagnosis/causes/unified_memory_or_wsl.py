@@ -47,7 +47,7 @@ def examine(case: Case) -> Assessment | None:
             proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")),
             why,
         )
-    return _assess_shared_memory(case) or _assess_unnamed_platform(case)
+    return _assess_shared_memory(case)
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
@@ -68,20 +68,6 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
         )
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(confidence, proven, why)
-
-
-def _assess_unnamed_platform(case: Case) -> Assessment | None:
-    """The platform is not named, but the failure is typical of shared memory."""
-    if case.has("free_below_desired_bare", "free_below_desired") or (case.site == "device" and case.is_oom):
-        why = (
-            "If this machine shares its memory between CPU and GPU, "
-            "the page cache counts as used and free memory moves."
-        )
-        return Assessment(0.4, proof(case.first_failure), why)
-    stalled = case.first("rpc_timeout")
-    if stalled:
-        return Assessment(0.25, proof(stalled), "A machine that swaps shared memory stops answering.")
-    return None
 
 
 def _has_much_free(case: Case) -> bool:
@@ -108,7 +94,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "After a stop the memory comes back slowly.",
         steps=("wait until free -g is back before the next start",),
-        confidence=0.5,
     )
     share = round(max(planner.utilization - 0.1, 0.3), 2)
     lower = planner.plan_change(

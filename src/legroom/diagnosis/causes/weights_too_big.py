@@ -65,7 +65,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         planner.pull_lever("quantized weights", fewer_bits, 0.7), fewer_bits, confidence=0.7
     )
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
-    yield _quantization_flag_fix(planner)
     yield smaller
     if smaller is None:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.", 0.5)
@@ -77,17 +76,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         yield more
     yield _cpu_offload_fix(planner)
-
-
-def _quantization_flag_fix(planner: FixPlanner) -> Fix | None:
-    """Releases before 0.4 load a quantized checkpoint in 16 bits unless --quantization is given."""
-    args, startup = planner.known.args, planner.case.startup
-    method = next((name for name in ("awq", "gptq", "squeezellm") if name in args.model.lower()), None)
-    is_given = args.quantization is not None or startup.given.args.quantization is not None
-    if method is None or is_given or not planner.known.release.before("0.4.0") or not planner.known.release_known:
-        return None
-    why = f"The name says {method}, and the engine's line says that nothing is quantized: this release has to be told."
-    return planner.plan_change("checkpoint_format", {"quantization": method}, why, confidence=0.7)
 
 
 def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:

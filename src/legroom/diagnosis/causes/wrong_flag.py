@@ -89,7 +89,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "flag",
         "Take out or correct what was refused.",
         steps=("legroom plan -- vllm serve ... checks every flag against your release",),
-        confidence=0.5,
     )
     yield Fix(
         "engine_version_or_V0",

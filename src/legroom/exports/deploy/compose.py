@@ -44,7 +44,7 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "entrypoint": [literal(word) for word in containers.entrypoint(server)],
         "command": [*commented_words(server.lines, literal)],
         "environment": _environment(server),
-        "ports": [f"{server.port}:{server.port}"],
+        "ports": _ports(server),
         "volumes": _volumes(server),
         "shm_size": Commented(
             "Ranks communicate through /dev/shm, which has only 64 MiB by default.", f"{containers.shm_gib(server)}gb"
@@ -65,6 +65,11 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     }
     service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
     return service | _gpu_devices(server)
+
+
+def _ports(server: ExportedServer) -> list[Any]:
+    port = containers.published_port(server)
+    return [port if server.has_key else Commented(containers.NO_KEY, port)]
 
 
 def _environment(server: ExportedServer) -> dict[str, Any]:

@@ -19,6 +19,7 @@ CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
 JOURNAL = "/root/.local/share/legroom"
 """The folder of the sidecar's journal."""
+NO_KEY = "Without --api-key it answers everybody, so only this machine reaches it."
 OPEN_FILES = 65536
 _PICK_DEVICES = (
     "CUDA_VISIBLE_DEVICES",
@@ -142,3 +143,8 @@ def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
 def shm_gib(server: ExportedServer) -> int:
     """The size of /dev/shm."""
     return server.host.shm_bytes // GIB
+
+
+def published_port(server: ExportedServer) -> str:
+    """The port as docker publishes it; on loopback where requests need no key."""
+    return f"{'' if server.has_key else '127.0.0.1:'}{server.port}:{server.port}"

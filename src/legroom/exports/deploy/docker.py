@@ -56,7 +56,9 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("Ranks communicate through /dev/shm, which has only 64 MiB by default.")
     yield f"--shm-size {containers.shm_gib(server)}g"
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
-    yield f"--publish {server.port}:{server.port}"
+    if not server.has_key:
+        yield from comment_lines(containers.NO_KEY)
+    yield f"--publish {containers.published_port(server)}"
     yield from _volume_options(server)
     for line in containers.container_env(server, all_cards=bool(containers.device_files(server))):
         yield from comment_lines(f"{line.name}: {line.why}.")

@@ -99,6 +99,11 @@ class ExportedServer:
         """Whether vLLM lets running requests finish on SIGTERM."""
         return self.words.get("--shutdown-timeout") is not None
 
+    @property
+    def has_key(self) -> bool:
+        """Whether requests need an API key."""
+        return API_KEY_NAME in self.secrets
+
     def stop_sentence(self) -> str:
         """What a stop does to running requests."""
         if self.drains_itself:

@@ -45,7 +45,9 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
         hint = f"name more than {replicas}, or leave it out"
         raise LegroomError(f"--autoscale {most} leaves nothing to scale: {replicas} run already", hint)
     pods = max(replicas, most) * nodes
-    cache = options.get("cache") or ("pod" if pods > 1 else "claim")
+    # Each scale-up would download the model again into a volume of its own.
+    several = "shared" if most and nodes == 1 else "pod"
+    cache = options.get("cache") or (several if pods > 1 else "claim")
     if cache == "pod" and keeps_volumes:
         cache = "kept"
     return ClusterSettings(
@@ -85,7 +87,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
         "--cache",
         choices=("shared", "pod"),
         help="where several pods keep downloads: one volume that all of them write to (ReadWriteMany), or one for each "
-        "pod (default: one for each)",
+        "pod (default: one for each, with --autoscale one for all)",
     )
     group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
     group.add_argument(

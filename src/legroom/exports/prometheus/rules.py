@@ -28,7 +28,6 @@ NAME = "prometheus"
 HELP = "recording rules, alerts and scrape config, in the metric names of the release"
 TAKES_ANY = True
 
-RUNBOOK_BASE = "docs/runbooks"
 RULES_FILE = "rules/legroom-vllm.rules.yml"
 CONFIG_FILE = "prometheus.yml"
 OPERATOR_FILE = "legroom-vllm-monitoring.yaml"
@@ -68,10 +67,8 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument(
         "--runbook-base",
-        default=RUNBOOK_BASE,
         metavar="URL",
-        help="where the runbook pages are: legroom export alert-runbooks writes them "
-        f"(default: {RUNBOOK_BASE}, a path without a host)",
+        help="where the runbook pages are, for each alert's runbook_url: legroom export alert-runbooks writes them",
     )
     parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
@@ -141,7 +138,7 @@ def _head_comment(request: ExportRequest) -> str:
 def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
     texts = alert_texts()[condition.name]
     slots = alert_slots(levels, request.plan)
-    base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
+    base = str(request.options.get("runbook_base") or "").rstrip("/")
     rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
     if condition.for_s:
         rule["for"] = levels.time(condition.for_s)
@@ -149,7 +146,7 @@ def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportR
     rule["annotations"] = {
         "summary": fill_slots(texts["summary"], slots),
         "description": fill_slots(texts["description"], slots),
-        "runbook_url": f"{base}/{condition.name}.md",
+        **({"runbook_url": f"{base}/{condition.name}.md"} if base else {}),
     }
     return rule
 

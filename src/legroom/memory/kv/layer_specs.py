@@ -312,6 +312,11 @@ def _state_bytes(mixer: StateSpace, model: Model, settings: EngineSettings) -> i
     return conv_elements * dtype_bytes(conv_dtype) + recurrent_elements * dtype_bytes(recurrent_dtype)
 
 
+def state_elements(mixer: StateSpace, settings: EngineSettings) -> int:
+    """Elements of the convolution and recurrent state of one layer on one tensor-parallel rank."""
+    return sum(_STATE_SHAPES[mixer.kind](mixer, settings))
+
+
 def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> tuple[str, str]:
     """The dtypes of convolution and recurrent state: from flags, the checkpoint's config, or the model's dtype."""
     given_conv = settings.given.mamba_cache_dtype or "auto"

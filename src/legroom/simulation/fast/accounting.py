@@ -75,9 +75,15 @@ def record_decode_steps(sim, rules, steps):
 
 
 @compilable
-def weight_read_seconds(cost, tokens):
-    """Seconds to read the weights; of the experts, those that any of the tokens chooses."""
-    return cost.weights + cost.experts * (1.0 - cost.idle**tokens)
+def expert_read_seconds(cost, tokens):
+    """Seconds to read the experts that any of the tokens chooses."""
+    return cost.experts * (1.0 - cost.idle**tokens)
+
+
+@compilable
+def kv_read_seconds(cost, stored, running):
+    """Seconds to read the cache: windows hold no more than their length of each request."""
+    return cost.kv_token * stored + cost.window_token * min(stored, cost.window * running)
 
 
 @compilable
@@ -95,29 +101,39 @@ def step_seconds(cost, tokens, stored, running):
     if tokens > running > 0:
         # A prompt token attends on average to the tokens its request holds, less half of the new ones.
         compute += cost.pair * (tokens - running) * (stored - 0.5 * tokens) / running
-    read = weight_read_seconds(cost, tokens) + cost.kv_token * stored
+    read = cost.weights + kv_read_seconds(cost, stored, running)
     busy = cost.overhead + cost.request * running + cost.exchange * tokens + max(compute, read)
-    return max(busy, min_host_seconds(cost, tokens, running))
+    return max(busy + expert_read_seconds(cost, tokens), min_host_seconds(cost, tokens, running))
 
 
 @compilable
 def decode_steps_seconds(cost, running, stored, steps):
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
-    overhead = cost.overhead + (cost.request + cost.exchange) * running
+    overhead = cost.overhead + (cost.request + cost.exchange) * running + expert_read_seconds(cost, running)
     # The part that does not grow with the cache: computing, or the host where it is slower than that.
     even = max(cost.token * running, min_host_seconds(cost, running, running) - overhead)
-    weights = weight_read_seconds(cost, running)
-    # Reading the cache grows by `running` tokens a step; from step `turn` on it dominates.
+    growing = 0
+    if cost.window_token > 0.0 and stored < cost.window * running:
+        growing = min(steps, int(cost.window - stored / running) + 1)
+    per_token = cost.kv_token + cost.window_token
+    busy = slower_of_steps_seconds(even, cost.weights + per_token * stored, per_token * running, growing)
+    late = stored + growing * running
+    read = cost.weights + kv_read_seconds(cost, late, running)
+    busy += slower_of_steps_seconds(even, read, cost.kv_token * running, steps - growing)
+    return steps * overhead + busy
+
+
+@compilable
+def slower_of_steps_seconds(even, read, growth, steps):
+    """Sum over `steps` of the slower of `even` and a `read` that grows by `growth` a step."""
     turn = -1.0
-    if even > weights:
+    if even > read:
         turn = float(steps)
-        if cost.kv_token > 0.0:
-            turn = (even - weights - cost.kv_token * stored) / (cost.kv_token * running)
+        if growth > 0.0:
+            turn = (even - read) / growth
     early = min(int(turn) + 1, steps) if turn >= 0.0 else 0
     late = steps - early
-    read = late * (weights + cost.kv_token * stored)
-    read += cost.kv_token * running * (late * early + late * (late - 1) / 2.0)
-    return steps * overhead + early * even + read
+    return early * even + late * read + growth * (late * early + late * (late - 1) / 2.0)
 
 
 @compilable

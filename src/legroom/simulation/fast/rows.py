@@ -44,7 +44,8 @@ class StepCost(NamedTuple):
     """Seconds of a step: `overhead + max(computing, reading)`, and never less than the host needs to start its kernels.
 
     Computing: `token` for every token and `pair` for every earlier token that one of a prompt attends to. Reading:
-    `weights`, as much of `experts` as the tokens of the step choose, and `kv_token` for every token held.
+    `weights`, `kv_token` for every token held and `window_token` for the last `window` of each request. Experts are
+    read beside that, as much of `experts` as the tokens of the step choose: the group of each is too small to hide it.
     """
 
     overhead: float
@@ -67,6 +68,8 @@ class StepCost(NamedTuple):
     """Tokens of the largest CUDA graph."""
     exchange: float = 0.0
     """Communication between the GPUs of one server, for every token."""
+    window: float = 0.0
+    window_token: float = 0.0
 
 
 class Sim(NamedTuple):

@@ -35,6 +35,7 @@ _NOT_HEADLESS = frozenset({"--api-server-count"})
 """Flags that vLLM refuses with --headless."""
 _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
 """PyTorch's default timeouts of collectives, for NCCL and gloo."""
+_EXECUTOR = "--distributed-executor-backend"
 _MANY_PORTS = "--data-parallel-multi-port-external-lb"
 _LEADER = "$(LWS_LEADER_ADDRESS)"
 _OWN = "$(VLLM_HOST_IP)"
@@ -196,16 +197,23 @@ def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[st
         names = ("tensor", "pipeline", "prefill_context", "data")
         cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
         server = replace(server, gpus=math.ceil(cards / spread_.nodes))
-    return replace(server, lines=(*lines, *_collective_timeouts(server)))
+    ranks = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    return replace(server, lines=(*lines, *_collective_timeouts(server, ranks)))
 
 
-def _collective_timeouts(server: ExportedServer) -> Iterator[CommentedFlag]:
-    """Longer collective timeouts: the first node that has loaded waits for the last."""
-    limit_s = server.times.limit_s
+def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[CommentedFlag]:
+    """Longer collective timeouts: the first node that has loaded waits for the last.
+
+    They also hold while it serves. There the multiprocessing executor ends a step that hangs
+    (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS); an engine of one rank has none unless it is asked for.
+    """
+    load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
-        if limit_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
-            why = f"Nodes load apart; the first to be done waits for the last, not {default_s} s but the whole start."
-            yield _commented_flag(why, flag, str(limit_s))
+        if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
+            why = f"Nodes load apart; the first to be done waits for the last, not {default_s} s but a whole load."
+            yield _commented_flag(why, flag, str(load_s))
+    if load_s > _COLLECTIVES[0][1] and engine_ranks == 1 and server.words.get(_EXECUTOR) is None:
+        yield _commented_flag("Ends a step that hangs after 300 s, not after a whole load.", _EXECUTOR, "mp")
 
 
 def headless(server: ExportedServer) -> ExportedServer:

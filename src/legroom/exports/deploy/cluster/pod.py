@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import gpu
-from legroom.facts.node_labels import GPU_ANNOTATION
+from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_labels
 from legroom.records import dataclass
 from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
@@ -108,7 +109,18 @@ def planned_gpu_note(server: ExportedServer) -> dict[str, Any]:
         name = gpu(card.name).name
     except LegroomError:
         name = f"{card.total_bytes // MIB}MiB"
-    return {GPU_ANNOTATION: Commented("What it was planned for; a node selector would keep it there.", name)}
+    return {GPU_ANNOTATION: Commented("What it was planned for.", name)}
+
+
+def node_selector(server: ExportedServer) -> dict[str, Any]:
+    """The planned card as NVIDIA's GPU feature discovery labels its nodes; empty for other cards and slices."""
+    label = "nvidia.com/gpu.product"
+    product = server.plan.gpu.name.replace(" ", "-")
+    is_whole_card = re.match(r"(NVIDIA|Tesla|Quadro)-", product) and "mig" not in product.lower()
+    if not is_whole_card or not gpu_of_labels({label: product}):
+        return {}
+    why = f"The planned card, as NVIDIA's GPU feature discovery labels nodes: kubectl get nodes -L {label}"
+    return {"nodeSelector": Commented(why, {label: product})}
 
 
 def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -130,6 +142,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
+    pod |= node_selector(server)
     sidecar = [_sidecar_container(server, settings)] if server.options.sidecar else []
     pod["containers"] = [first or container(server, settings), *sidecar]
     pod["volumes"] = _volumes(server, settings)
