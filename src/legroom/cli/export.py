@@ -222,6 +222,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
 
 
 def _vllm_help(module: Any) -> str:
+    """The help of `--vllm` for one kind of export."""
     if getattr(module, "TAKES_ANY", False):
         return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
     return "vLLM release (default: the plan's, else the newest known)"

@@ -231,6 +231,7 @@ class IncidentReporter:
         self._notifier.notify(incident, outcome, time.time())
 
     def note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Append a remark to the incident in the journal; sends no notification."""
         self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
     def report_action(self, report: ActionReport) -> None:

@@ -381,9 +381,8 @@ class Pool:
         return max(1, int(blocks * share)) if blocks and share else 0
 
     def _prefill_gap_s(self, need: BlockNeed) -> float:
-        """Time until the next large request while small ones are served, because prefills in one step delay the
-        small request that decodes beside them.
-        """
+        """Seconds to hold back the next large request after `need`: its prefill would slow the small requests that
+        decode in the same steps."""
         pace = self._step_clock.rate or self.steps_per_s
         if need.growth is None or not pace:
             return 0.0
