@@ -62,14 +62,14 @@ def read_often() -> None:
         RECORDERS[:] = [self]
 
     recorder.BlackBoxRecorder.begin = begin  # type: ignore[method-assign]
-    real_read, off = telemetry.read, Path(os.environ["LEGROOM_FAULTS"]) / "off"
+    real_read, off = telemetry.read_worker_memory, Path(os.environ["LEGROOM_FAULTS"]) / "off"
 
     def read() -> Any:
         while off.exists():
             time.sleep(0.2)
         return real_read()
 
-    telemetry.read = read  # type: ignore[attr-defined]
+    telemetry.read_worker_memory = read  # type: ignore[attr-defined]
 
 
 def record_history() -> None:
@@ -261,7 +261,7 @@ def fill_rings(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
         reading = worker_memory.read_worker_memory()
         took_s.append(time.thread_time() - began_s)
         for recorder in RECORDERS:
-            recorder.keep(reading)
+            recorder.add_reading(reading)
             recorder._earlier.extend(list(recorder._recent)[:1])
     gc.collect()
     took_s.sort()

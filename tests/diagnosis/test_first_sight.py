@@ -124,3 +124,10 @@ def test_media_larger_than_the_dummy_batch_are_a_possibility_where_the_text_ends
     found = diagnosis(line)
     assert (found.verdict, found.findings[0].cause) == ("cause above", "multimodal_inputs")
     assert not diagnosis(line + "INFO:     Application startup complete.\n").findings
+
+
+def test_the_file_of_the_encoder_tells_that_images_can_be_bounded() -> None:
+    frame = '  File "/x/vllm/model_executor/models/{}", line 84, in forward\n'
+    log = oom(60.96, 1.0, 55.0, 1.0, "4.00 GiB")
+    assert first(frame.format("qwen2_5_vl.py") + log).fixes[0].flags["mm_processor_kwargs"] == {"max_pixels": 1003520}
+    assert "mm_processor_kwargs" not in first(frame.format("siglip.py") + log).fixes[0].flags

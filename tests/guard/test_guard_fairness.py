@@ -19,7 +19,7 @@ class Item:
 
 def drained(queue):
     order = []
-    while (item := queue.first()) is not None:
+    while (item := queue.next_in_turn()) is not None:
         queue.remove(item)
         order.append(item.client)
     return order
@@ -30,14 +30,14 @@ def test_one_clients_requests_stay_in_order_of_arrival():
     items = [Item("a", cost) for cost in (9, 1, 5)]
     for item in items:
         queue.add(item)
-    assert [queue.first() is item and not queue.remove(item) for item in items] == [True] * 3
+    assert [queue.next_in_turn() is item and not queue.remove(item) for item in items] == [True] * 3
 
 
 def test_a_client_behind_sixty_requests_of_another_is_next():
     queue = FairQueue()
     for _ in range(60):
         queue.add(Item("large", 100.0))
-    queue.remove(queue.first())
+    queue.remove(queue.next_in_turn())
     queue.add(Item("small"))
     assert drained(queue)[:2].count("small") == 1
 

@@ -40,14 +40,14 @@ def test_answers_with_usage_teach_tokens_a_byte():
     learner = UsageLearner(None)
     for _ in range(FEWEST):
         answered(learner, request_of(prompt=TEXT), usage(100, 5))
-    assert learner.of("m").bound(400, True, 0) < 130
+    assert learner.model_tokens("m").bound(400, True, 0) < 130
 
 
 def test_a_prompt_that_the_server_cut_teaches_nothing_about_text():
     learner = UsageLearner(None)
     for _ in range(FEWEST):
         answered(learner, request_of(prompt=TEXT, truncate_prompt_tokens=8), usage(8, 5))
-    assert learner.of("m").bound(400, True, 0) >= 400
+    assert learner.model_tokens("m").bound(400, True, 0) >= 400
 
 
 def test_open_ended_answers_teach_their_length_by_usage_or_by_their_pieces():
@@ -55,21 +55,21 @@ def test_open_ended_answers_teach_their_length_by_usage_or_by_their_pieces():
     for _ in range(FEWEST):
         answered(told, request_of(prompt=TEXT, max_tokens=None), usage(100, 50))
         answered(silent, request_of(prompt=TEXT, max_tokens=None, stream=True), *[b'data: {"choices": []}\n\n'] * 50)
-    assert 50 <= told.of("m").outputs.at(0.99) <= 60
-    assert 75 <= silent.of("m").outputs.at(0.99) <= 90
+    assert 50 <= told.model_tokens("m").outputs.at(0.99) <= 60
+    assert 75 <= silent.model_tokens("m").outputs.at(0.99) <= 90
 
 
 def test_answers_whose_length_was_named_teach_nothing_about_open_ones():
     learner = UsageLearner(None)
     answered(learner, request_of(prompt=TEXT, max_tokens=9), usage(100, 9))
-    assert learner.of("m").outputs.count == 0
+    assert learner.model_tokens("m").outputs.count == 0
 
 
 def test_a_stream_that_names_its_usage_in_every_piece_teaches_once_and_at_its_end():
     learner = UsageLearner(None)
     request = request_of(prompt=TEXT, max_tokens=None, stream=True)
     answered(learner, request, *(b"data: " + usage(100, output) for output in range(1, 2 * FEWEST)))
-    learnt = learner.of("m")
+    learnt = learner.model_tokens("m")
     assert (learnt.outputs.count, learnt.observations(True)) == (1, 1)
     assert learnt.outputs.at(1.0) >= 2 * FEWEST - 1
 
@@ -77,7 +77,7 @@ def test_a_stream_that_names_its_usage_in_every_piece_teaches_once_and_at_its_en
 def test_an_answer_that_was_cut_short_teaches_nothing():
     learner = UsageLearner(None)
     learner.on_chunk(request_of(prompt=TEXT, max_tokens=None, stream=True), b"data: " + usage(100, 1))
-    assert learner.of("m").outputs.count == 0
+    assert learner.model_tokens("m").outputs.count == 0
 
 
 async def test_streams_without_usage_have_some_prompts_counted_in_passing():
@@ -94,7 +94,7 @@ async def test_streams_without_usage_have_some_prompts_counted_in_passing():
         await asyncio.sleep(0)
     assert FEWEST <= len(asked) <= FEWEST + 3
     assert asked[0] == {"model": "m", "prompt": TEXT}
-    assert learner.of("m").bound(400, True, 0) < 130
+    assert learner.model_tokens("m").bound(400, True, 0) < 130
 
 
 async def test_a_tokenizer_that_fails_teaches_nothing_and_harms_nobody():
@@ -106,7 +106,7 @@ async def test_a_tokenizer_that_fails_teaches_nothing_and_harms_nobody():
         learner.on_admitted(request_of(prompt=TEXT, stream=True))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert learner.of("m").bound(400, True, 0) >= 400
+    assert learner.model_tokens("m").bound(400, True, 0) >= 400
 
 
 def test_images_are_weighed_by_what_answers_with_images_took():
@@ -114,7 +114,7 @@ def test_images_are_weighed_by_what_answers_with_images_took():
     content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     for _ in range(FEWEST):
         answered(learner, request_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
-    assert learner.of("m").media_tokens.value == 600
+    assert learner.model_tokens("m").media_tokens.value == 600
 
 
 def test_ids_that_stand_in_place_of_a_chat_teach_nothing_about_text():
@@ -122,7 +122,7 @@ def test_ids_that_stand_in_place_of_a_chat_teach_nothing_about_text():
     ids = {"prompt_token_ids": [1] * 9000}
     messages = [{"role": "user", "content": TEXT}]
     answered(learner, request_of(Kind.CHAT, messages=messages, kv_transfer_params=ids), usage(9000, 5))
-    assert learner.of("m").bound(400, True, 1) < 1000
+    assert learner.model_tokens("m").bound(400, True, 1) < 1000
 
 
 CHAT = [{"role": "user", "content": TEXT}]

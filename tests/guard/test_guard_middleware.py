@@ -221,7 +221,7 @@ async def test_usage_in_answers_tightens_the_bound():
     body = {"model": "m", "prompt": "x" * 100, "max_tokens": 1}
     for _ in range(40):
         await Call(guard, body=body)
-    assert guard.admission.learner.of("m").bound(100, True, 0) < 40
+    assert guard.admission.learner.model_tokens("m").bound(100, True, 0) < 40
 
 
 async def test_vllms_own_refusals_get_a_retry_after():

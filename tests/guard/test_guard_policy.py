@@ -118,10 +118,10 @@ def test_a_changed_file_is_taken_over(file):
 
 
 def test_the_file_is_looked_at_once_a_second_at_most(file):
-    assert not file.due(0.5)
-    assert file.due(1.5)
+    assert not file.is_due(0.5)
+    assert file.is_due(1.5)
     file.reload(1.5)
-    assert not file.due(2.0)
+    assert not file.is_due(2.0)
 
 
 def test_a_broken_file_leaves_the_old_policy_and_is_told_once(file):

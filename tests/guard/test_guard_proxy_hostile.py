@@ -154,7 +154,7 @@ async def test_prompts_of_streams_are_counted_by_the_servers_tokenizer_in_passin
 
     async with connected(Upstream(answer)) as (proxy, client):
         await client.ask(b'{"model": "m", "prompt": "%b", "max_tokens": 4, "stream": true}' % (b"x" * 100))
-        await until(lambda: proxy.admission.learner.of("m").observations(ascii_only=True) == 1)
+        await until(lambda: proxy.admission.learner.model_tokens("m").observations(ascii_only=True) == 1)
 
 
 async def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_until_it_reads():

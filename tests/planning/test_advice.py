@@ -84,6 +84,13 @@ def test_a_shorter_context_is_named_before_another_checkpoint(target):
     assert any("model" in piece.flags for piece in pieces[1:])
 
 
+@pytest.mark.parametrize(("name", "says"), [("llama-3.1-70b", True), ("meta-llama/Llama-3.1-70B-Instruct", False)])
+def test_an_instruction_tuned_checkpoint_in_place_of_a_base_model_is_said_to_be_one(target, name, says):
+    advised = with_advice(plan(target(name, "h100", "0.32.0"), ServeArgs(name)))
+    other = next(advice for advice in advised.advice if "model" in advice.flags)
+    assert ("instruction-tuned" in other.trades) is says
+
+
 def test_advice_holds_for_the_first_start_too(target):
     for piece in with_advice(plan(target(vllm="0.32.0"), ServeArgs())).advice:
         assert cold_start(piece.plan).memory.failure is None

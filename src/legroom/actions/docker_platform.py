@@ -97,6 +97,7 @@ class ComposeService:
         )
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Put the compose file back as it was before `override`; the service is not restarted."""
         platform.restore_file(Path(override.place), override.before)
 
     async def _words(self) -> list[str]:

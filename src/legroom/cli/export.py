@@ -44,7 +44,8 @@ FORMATS = {
 }
 """Format -> its module, imported when it is chosen. It has `NAME`, `HELP` and `files(request)`, and optionally
 `add_options(parser)`, `NEEDS_PLAN = True` and `TAKES_ANY = True` (`--vllm any` is accepted and the default)."""
-_ONE_MACHINE = ("systemd", "docker", "compose", "script", "env")
+_ON_THE_HOST = ("systemd", "script", "env")
+_ONE_MACHINE = (*_ON_THE_HOST, "docker", "compose")
 
 USAGE = "legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]"
 DESCRIPTION = """\
@@ -86,7 +87,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
-    from legroom.exports.deploy.kubernetes import DEFAULT_GPUS_PER_NODE
+    from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
     from legroom.exports.export_request import ExportRequest
 
     module = args.module
@@ -100,9 +101,20 @@ def run(args: argparse.Namespace) -> int:
     if module.NAME in _ONE_MACHINE and plan is not None and plan.gpu.count > DEFAULT_GPUS_PER_NODE:
         more = "legroom export kubernetes spreads a server over nodes"
         note(f"{plan.gpu.count} GPUs are asked of one machine, and most have {DEFAULT_GPUS_PER_NODE}: {more}")
+    if module.NAME in _ON_THE_HOST and plan is not None and _answers_everybody(plan, args.secret_names):
+        note("it listens on every interface and answers everybody: --api-key KEY or --host 127.0.0.1 closes that")
     files = module.files(ExportRequest(release, plan, vars(args), args.secret_names, args.plan is not None))
     deliver(files, args)
     return OK
+
+
+def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
+    """Whether the server has neither a key nor an address of its own."""
+    from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
+
+    words = parse_command(plan.command, plan.release)
+    is_bound = words.get("--host") is not None or words.get("--uds") is not None
+    return not is_bound and API_KEY_NAME not in (*words.secrets, *secret_names)
 
 
 def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
@@ -210,6 +222,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
 
 
 def _vllm_help(module: Any) -> str:
+    """The help of `--vllm` for one kind of export."""
     if getattr(module, "TAKES_ANY", False):
         return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
     return "vLLM release (default: the plan's, else the newest known)"

@@ -63,7 +63,7 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     from legroom.facts.gpus import gpu
     from legroom.facts.releases import latest, release
     from legroom.planning.search_space import CapacityGoal
-    from legroom.render.card_models_text import card_models_text
+    from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.units import parse_count, parse_length
     from legroom.vllm.args import ServeArgs

@@ -160,6 +160,7 @@ def _open_closed_streams() -> None:
 
 
 def _plan_lines(prepared: dict[str, Any]) -> list[str]:
+    """The memory plan of the server and its notes, to print before vLLM starts."""
     where = prepared["gpus"]["name"] or "no GPU"
     head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
     return [head + prepared["expected"]["text"], *prepared["notes"]]

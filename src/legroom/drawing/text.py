@@ -50,6 +50,7 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 
 
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
+    """`wrap` by terminal columns, for text with double-width characters such as Chinese."""
     lines, line, used = [], indent, len(indent)
     for piece in _breakable_pieces(text):
         needed = display_width(piece)

@@ -72,7 +72,7 @@ class BackendTable:
         return bool(self._value_for_card(self.facts["backends"][name]["runs"]))
 
     def shares_contexts(self, name: str) -> bool:
-        """Whether a backend takes decode context parallelism; one that was not asked is taken to."""
+        """Whether a backend supports decode context parallelism; True where the facts do not say."""
         return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
 
     def masks_images(self, name: str) -> bool:

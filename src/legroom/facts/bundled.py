@@ -134,7 +134,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
         return ()
     root = _bundled_of(bundled.base) if bundled.base else bundled
     hub_name = name if "/" in name else hub_id_of(bundled, name)
-    series, role = _series(hub_name), _role(hub_name)
+    series, role = _series(hub_name), checkpoint_role(hub_name)
     smaller = []
     for key, entry in _entries().items():
         if "base" in entry or not 0 < entry.get("parameters", 0) < root.parameters:
@@ -142,7 +142,9 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
         alike = tuple(
             hub_id
             for hub_id in entry.get("ids", ())
-            if _series(hub_id) == series and _role(hub_id) == role and _owner_name(hub_id) == _owner_name(hub_name)
+            if _series(hub_id) == series
+            and checkpoint_role(hub_id) == role
+            and _owner_name(hub_id) == _owner_name(hub_name)
         )
         smaller += [replace(_bundled_of(key), ids=alike)] if alike else []
     return tuple(sorted(smaller, key=lambda each: -each.parameters))
@@ -163,7 +165,7 @@ def hub_id_of(bundled: Bundled, name: str) -> str:
 
 def _is_quantized_from(name: str, quantized: str, any_role: bool) -> bool:
     """Whether a quantized checkpoint is of this model, by its name: same start, no other date, same role."""
-    if not any_role and _role(name) != _role(quantized):
+    if not any_role and checkpoint_role(name) != checkpoint_role(quantized):
         return False
     wanted_words, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
     rest = made[len(wanted_words) :]
@@ -172,7 +174,7 @@ def _is_quantized_from(name: str, quantized: str, any_role: bool) -> bool:
     )
 
 
-def _role(hub_id: str) -> str:
+def checkpoint_role(hub_id: str) -> str:
     """`chat`, `base` or empty, from a checkpoint's name."""
     words = set(_name_words(hub_id))
     return "chat" if words & {"instruct", "it", "chat"} else "base" if words & {"base", "pt"} else ""

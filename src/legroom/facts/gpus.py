@@ -112,7 +112,7 @@ def gpu(name: str) -> Gpu:
         raise LegroomError(
             f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
         )
-    card = _lookup(name)
+    card = _find_gpu(name)
     if card is None:
         hint = ", ".join(nearest_gpus(name))
         raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
@@ -166,7 +166,7 @@ def _exactly_named(name: str) -> Gpu | None:
     return None
 
 
-def _lookup(name: str) -> Gpu | None:
+def _find_gpu(name: str) -> Gpu | None:
     index = _cards_by_name()
     if hit := index.get(_normalized_name(name)):
         return _gpu_of_entry(*hit)

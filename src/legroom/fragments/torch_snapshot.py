@@ -86,6 +86,7 @@ class _PlainUnpickler(pickle._Unpickler):
         self.set_items([key, value])
 
     def load_setitems(self) -> None:
+        """SETITEMS into a plain dict; anything else is refused."""
         self.set_items(self.pop_mark())
 
 

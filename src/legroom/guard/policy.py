@@ -263,7 +263,7 @@ class PolicyFile:
             self._version = self._file_version()
             self.policy = read_policy(path)
 
-    def due(self, now_s: float) -> bool:
+    def is_due(self, now_s: float) -> bool:
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:

@@ -76,6 +76,8 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
         ("card", card),
         ("release", ".".join(settings.release.split(".")[:2])),
         ("gpus", "several" if several else "one"),
+        # The page cache of a memory that CPU and GPU share comes and goes while vLLM profiles.
+        ("memory", "shared" if gpu.unified else "own"),
         ("architecture", cached_by_model(_architecture, model)),
         ("media", model.architecture if multimodal else "text"),
         ("weights", weights),

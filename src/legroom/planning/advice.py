@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.bundled import checkpoint_role
 from legroom.facts.known_bugs import KnownBug
 from legroom.planning.capacity_search import SearchAnswer, search_flags
 from legroom.planning.checkpoints import quantized_checkpoints
@@ -60,7 +61,7 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
     fitting = [advice for advice in working if advice.plan.verdict == "fits"] or working
     # Where only a last resort helps, the note says how many GPUs would suffice.
     notes = (*first.notes, *(() if has_fit or enough is not None else _more_gpus_notes(first, kept)))
-    return replace(first, advice=_ranked(fitting), advised=True, notes=notes)
+    return replace(first, advice=_ranked(first, fitting), advised=True, notes=notes)
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = _never) -> Plan:
@@ -77,7 +78,7 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
     if not _fits_on_these_gpus(working, first):
         return first
     fitting = [advice for advice in working if advice.plan.verdict == "fits"]
-    return replace(first, advice=_ranked(fitting), advised=not is_time_up())
+    return replace(first, advice=_ranked(first, fitting), advised=not is_time_up())
 
 
 def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
@@ -118,13 +119,21 @@ def _single_changes(
     return working
 
 
-def _ranked(advice: Iterable[Advice]) -> tuple[Advice, ...]:
+def _ranked(first: Plan, advice: Iterable[Advice]) -> tuple[Advice, ...]:
     """The cheapest advice first; a lever and the search may find the same change, which is listed once."""
     ranked: list[Advice] = []
     for each in sorted(advice, key=_cost):
         if all(each.flags != better.flags for better in ranked):
-            ranked.append(each)
+            ranked.append(_with_role(first, each))
     return tuple(ranked[:MOST_ADVICE])
+
+
+def _with_role(first: Plan, advice: Advice) -> Advice:
+    """The advice, saying so where its checkpoint is instruction-tuned and the planned one is not."""
+    name = advice.flags.get("model", "")
+    if checkpoint_role(name) != "chat" or checkpoint_role(first.target.model.name) == "chat":
+        return advice
+    return replace(advice, trades=f"{advice.trades}; instruction-tuned, where {first.target.model.name} is not")
 
 
 def _supported_and_more(first: Plan, kept: frozenset[str]) -> Advice | None:

@@ -72,6 +72,7 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
 
 
 def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
+    """The GPU that the caller names, else that of the log, with the logged total; None where neither names one."""
     name = gpu_name or startup.gpu_name
     if name is None:
         return None

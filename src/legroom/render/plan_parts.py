@@ -105,6 +105,7 @@ _RARE: Mapping[str, str] = {
     "gpus": "{} GPUs",
     "media": "the encoder of {}",
     "weights": "{} weights",
+    "memory": "{} memory",
     "runner": "the {} runner",
 }
 """How a hardly known property is named; others are named by their value."""

@@ -153,13 +153,13 @@ class Notifier:
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
-                group.create_task(self._send(hook, queue))
+                group.create_task(self._send_queued(hook, queue))
             while True:
                 # Below Alertmanager's resolve_timeout of five minutes.
                 await asyncio.sleep(60.0)
                 self.repeat_open(lasting())
 
-    async def _send(self, hook: Webhook, queue: _Queue) -> None:
+    async def _send_queued(self, hook: Webhook, queue: _Queue) -> None:
         while True:
             incident, message = await queue.get()
             try:
@@ -231,6 +231,7 @@ class IncidentReporter:
         self._notifier.notify(incident, outcome, time.time())
 
     def note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Append a remark to the incident in the journal; sends no notification."""
         self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
     def report_action(self, report: ActionReport) -> None:

@@ -22,7 +22,7 @@ ExpectedServers = Callable[[], frozenset[str]]
 _DISCOVERY_INTERVAL_S = 60.0
 
 
-def ignore(_: str) -> None:
+def ignore_removed(_: str) -> None:
     pass
 
 
@@ -34,7 +34,7 @@ class Source(Protocol):
     """Passes scrape results on, for ever."""
 
     def __call__(
-        self, take: OnScrape, removed: OnRemoved = ignore, expected: ExpectedServers = no_servers, /
+        self, take: OnScrape, removed: OnRemoved = ignore_removed, expected: ExpectedServers = no_servers, /
     ) -> Coroutine[Any, Any, None]:
         """Calls `removed` for a server that is no longer listed, including those that `expected` names: servers which
         an earlier process had found."""
@@ -64,7 +64,9 @@ def combined_source(config: SidecarConfig, log: Log) -> Source:
     """All sources of a configuration, run concurrently. Raises LegroomError for an invalid address."""
     prometheus = prometheus_source(config.prometheus) if config.prometheus is not None else None
 
-    async def run_all(take: OnScrape, removed: OnRemoved = ignore, expected: ExpectedServers = no_servers, /) -> None:
+    async def run_all(
+        take: OnScrape, removed: OnRemoved = ignore_removed, expected: ExpectedServers = no_servers, /
+    ) -> None:
         discovery = _Discovery((prometheus is not None) + (config.kubernetes is not None), removed, expected)
         try:
             async with asyncio.TaskGroup() as group:

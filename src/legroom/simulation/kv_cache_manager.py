@@ -57,7 +57,7 @@ class FullAttentionManager:
         return new + sum(block.ref_count == 0 and block is not self.block_pool.null_block for block in free_hit)
 
     def hold_cached_blocks(self, request: Request, hit: list[Block], num_computed: int) -> None:
-        """Hold the cached blocks, without those behind the window."""
+        """Start the block table with the cached blocks; those that a window has passed become null blocks."""
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
         kept = hit[skipped:]
         self.block_pool.touch(kept)

@@ -320,12 +320,12 @@ class SchedulerV0(Scheduler):
             tokens = request.num_tokens
             needed = cdiv(tokens, settings.block_size)
             if tokens > longest:
-                self._ignore(self.waiting.pop(), f"{tokens} tokens exceed the longest prompt of {longest}", output)
+                self._reject(self.waiting.pop(), f"{tokens} tokens exceed the longest prompt of {longest}", output)
                 continue
             # The watermark holds even when nothing runs.
             if settings.num_blocks - needed < settings.watermark_blocks:
                 why = f"{tokens} tokens need {needed} blocks; the pool has {settings.num_blocks}"
-                self._ignore(self.waiting.pop(), f"{why} and keeps {settings.watermark_blocks} free", output)
+                self._reject(self.waiting.pop(), f"{why} and keeps {settings.watermark_blocks} free", output)
                 continue
             if self.kv_cache_manager.block_pool.num_free_blocks - needed < settings.watermark_blocks:
                 return
@@ -338,7 +338,7 @@ class SchedulerV0(Scheduler):
             output.scheduled[request] = tokens
             budget -= tokens
 
-    def _ignore(self, request: Request, why: str, output: SchedulerOutput) -> None:
+    def _reject(self, request: Request, why: str, output: SchedulerOutput) -> None:
         request.status = Status.FINISHED
         output.ignored.append((request, why))
 

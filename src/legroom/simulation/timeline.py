@@ -312,10 +312,10 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
         return [0.0] * len(steps)
     places = sorted(known)
     rising = list(zip(places, accumulate((known[step] for step in places), max), strict=True))
-    return [_interpolated(rising, bisect_left(places, step), step) for step in steps]
+    return [_time_at_step(rising, bisect_left(places, step), step) for step in steps]
 
 
-def _interpolated(marks: list[tuple[int, float]], at: int, step: int) -> float:
+def _time_at_step(marks: list[tuple[int, float]], at: int, step: int) -> float:
     if at == 0:
         return marks[0][1]
     if at == len(marks):

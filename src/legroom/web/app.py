@@ -143,6 +143,7 @@ async def _healthz(request: Request) -> Response:
 
 
 async def _warm_up_worker(processes: EndpointProcesses, metrics: ApiMetrics) -> None:
+    """Load the modules of the endpoint processes, and report readiness once one of them can answer."""
     async with asyncio.TaskGroup() as group:
         group.create_task(processes.warm_up())
         await processes.is_warm.wait()  # a request may be answered before the warm-up ends

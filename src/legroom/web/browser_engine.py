@@ -77,6 +77,7 @@ def _read_package(path: Path) -> bytes:
 
 
 def _fetch_by_npm() -> bytes:
+    """The tarball of Python for browsers, downloaded with `npm pack`."""
     hint = (
         f"fetch the npm package {_package_spec()} where there is a network (npm pack), and name its file by --runtime"
     )

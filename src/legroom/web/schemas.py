@@ -32,13 +32,13 @@ def check_request(endpoint: str, request: Any) -> str:
     """The first violation of the endpoint's schema; empty where there is none."""
     if _depth(request) > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
-    validator = _validator(endpoint)
+    validator = _schema_validator(endpoint)
     error = next(validator.iter_errors(request), None) if validator else None
     return f"{error.json_path.removeprefix('$.')}: {error.message}".removeprefix("$: ") if error else ""
 
 
 @cache
-def _validator(endpoint: str) -> Any:
+def _schema_validator(endpoint: str) -> Any:
     try:
         import jsonschema
     except ImportError:  # in the browser, where only the page itself sends requests

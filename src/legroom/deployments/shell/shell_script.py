@@ -93,6 +93,7 @@ def _inner_script(word: Word) -> str:
 
 
 def _container_subjects(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
+    """The vLLM server of a `docker run` whose words begin at `start`; `depth` counts nested shells."""
     from legroom.deployments.container_images import container_run  # not for a plain command line
 
     run = container_run(command.words[start:])

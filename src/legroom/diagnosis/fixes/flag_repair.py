@@ -110,7 +110,8 @@ def smaller_media_fix(planner: FixPlanner, why: str, confidence: float = 0.6) ->
     """One image and no video per prompt; max_pixels only for models whose processor has it."""
     kind: FixKind = "limit_multimodal"
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
-    if any(name in planner.known.args.model.lower() for name in _MODELS_WITH_MAX_PIXELS):
+    named = " ".join([planner.known.args.model, *(item.text for item in planner.case.all("frame_vision"))]).lower()
+    if any(name in named for name in _MODELS_WITH_MAX_PIXELS):
         flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
     return Fix(kind, why, flags=flags, confidence=confidence, trades="larger or more media are scaled or refused")
 
@@ -118,7 +119,9 @@ def smaller_media_fix(planner: FixPlanner, why: str, confidence: float = 0.6) ->
 _MODELS_WITH_MAX_PIXELS = (
     "qwen2-vl",
     "qwen2.5-vl",
+    "qwen2_vl",
     "qwen2_5_vl",
+    "qwen3_vl",
     "qwen3-vl",
     "qwen3.5",
     "qwen3.6",

@@ -70,7 +70,7 @@ class Measures:
 
     def quantile(self, role: str, share: float, window: str) -> str:
         """PromQL: the quantile `share` of the histogram with this role over a rate window."""
-        labels = self._aggregation(role).replace("by (", "by (le, ")
+        labels = self._by_labels(role).replace("by (", "by (le, ")
         inner = f"_bucket{self._label_selector()}[{window}]"
         return self._first_of_series(
             role, lambda name: f"histogram_quantile({share:g}, sum {labels} (rate({name}{inner}))) >= 0"
@@ -95,7 +95,7 @@ class Measures:
     def prefix_hit_ratio(self, window: str) -> str:
         """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
         hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
-        labels, inner = self._aggregation("prefix_hits"), f"{self._label_selector()}[{window}]"
+        labels, inner = self._by_labels("prefix_hits"), f"{self._label_selector()}[{window}]"
         ratios = [
             f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
             for hit, query in zip(hits, queries, strict=True)
@@ -115,7 +115,7 @@ class Measures:
 
     def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
         """An aggregation over a gauge, or over a function of a window."""
-        labels, inner = self._aggregation(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
+        labels, inner = self._by_labels(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
             return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
         return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
@@ -129,7 +129,7 @@ class Measures:
     def _label_selector(self) -> str:
         return f"{{{self.selector}}}" if self.selector else ""
 
-    def _aggregation(self, role: str) -> str:
+    def _by_labels(self, role: str) -> str:
         return self.keep or f"without ({', '.join(_splitting_labels().get(role, ()))})"
 
 

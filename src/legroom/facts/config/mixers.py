@@ -90,6 +90,7 @@ def _kda_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _lightning_widths(text: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a lightning-attention mixer, from the text config."""
     heads = int_field(text, "num_attention_heads")
     head_dim = int_field(text, "head_dim", default=int_field(text, "hidden_size") // heads)
     return {"num_heads": heads, "head_dim": head_dim}

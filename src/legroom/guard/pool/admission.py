@@ -84,7 +84,7 @@ class Admission:
     def reload(self, force: bool = False) -> None:
         """Read the policy file again if it changed; a broken file is logged once and the old policy stays."""
         now_s = self.clock()
-        if self.file.path is None or not (force or self.file.due(now_s)):
+        if self.file.path is None or not (force or self.file.is_due(now_s)):
             return
         before = self.file.policy
         problem = self.file.reload(now_s, force)
@@ -150,7 +150,7 @@ class Admission:
         demand, policy, blocks = request.demand, self.policy, self.pool.limits.blocks
         if demand.kind is Kind.TEXT:
             return False
-        request.weight = weight = weight_of(demand, self.limits, policy.pool, self.learner.of(demand.model))
+        request.weight = weight = weight_of(demand, self.limits, policy.pool, self.learner.model_tokens(demand.model))
         most = policy.requests.max_prompt_tokens
         if (most and weight.prompt_tokens > most) or policy.pool.count == "tokenize":
             return True
@@ -164,7 +164,7 @@ class Admission:
         if self.policy.pool.count != "bytes":
             exact = await self.learner.count(request)
         if exact is not None:
-            weight = weight_of(demand, self.limits, self.policy.pool, self.learner.of(demand.model), exact)
+            weight = weight_of(demand, self.limits, self.policy.pool, self.learner.model_tokens(demand.model), exact)
             request.weight = weight
         most = self.policy.requests.max_prompt_tokens
         if not most or weight.prompt_tokens <= most:

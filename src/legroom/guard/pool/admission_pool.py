@@ -106,7 +106,7 @@ class FairQueue:
             self._ends.popitem(last=False)
         return tag
 
-    def first(self) -> Reservation | None:
+    def next_in_turn(self) -> Reservation | None:
         while self._heap and id(self._heap[0][2]) not in self._waiting:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
@@ -136,15 +136,15 @@ class ReleaseForecast:
         self._mass = self._weight = 0.0
 
     def add(self, amount: int, now_s: float) -> None:
-        self._decay(now_s)
+        self._decay_rate(now_s)
         self._mass += amount
 
     def per_s(self, now_s: float) -> float:
         """Released a second, as an exponential average; 0 where nothing was released lately."""
-        self._decay(now_s)
+        self._decay_rate(now_s)
         return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
 
-    def _decay(self, now_s: float) -> None:
+    def _decay_rate(self, now_s: float) -> None:
         kept = math.exp(-max(0.0, now_s - self._at_s) / RELEASE_WINDOW_S)
         self._at_s = max(now_s, self._at_s)
         self._mass *= kept
@@ -297,7 +297,7 @@ class Pool:
         time alone makes room.
         """
         self._now_s = now_s
-        while (first := self._queue.first()) is not None and self._fits(first.need, now_s):
+        while (first := self._queue.next_in_turn()) is not None and self._fits(first.need, now_s):
             self._dequeue(first)
             self._admit(first, now_s)
         if self._queue and self._reserved_for_small():
@@ -381,9 +381,8 @@ class Pool:
         return max(1, int(blocks * share)) if blocks and share else 0
 
     def _prefill_gap_s(self, need: BlockNeed) -> float:
-        """Time until the next large request while small ones are served, because prefills in one step delay the
-        small request that decodes beside them.
-        """
+        """Seconds to hold back the next large request after `need`: its prefill would slow the small requests that
+        decode in the same steps."""
         pace = self._step_clock.rate or self.steps_per_s
         if need.growth is None or not pace:
             return 0.0

@@ -23,6 +23,7 @@ RATE_WINDOW_S = 0.4
 
 @cache
 def _step_counter_names() -> frozenset[str]:
+    """The metrics, as every release spells them, that count the steps of an engine."""
     return frozenset(f"{name}_count" for name in metrics.names_of("iteration_tokens"))
 
 

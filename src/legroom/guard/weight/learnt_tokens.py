@@ -127,7 +127,7 @@ class ModelTokens:
         return math.ceil(text_bytes * self.ratio(ascii_only)) + self.template_tokens(messages)
 
     def ratio(self, ascii_only: bool) -> float:
-        """The most tokens per byte."""
+        """An upper bound of tokens per byte of ASCII-only or other text, with a margin; 1 before enough was seen."""
         learnt = self._ratios[0 if ascii_only else 1]
         return min(1.0, learnt.value * MARGIN) if learnt.count >= FEWEST else 1.0
 

@@ -59,7 +59,7 @@ class UsageLearner:
         self._streams = 0
         self._sampling: asyncio.Task[None] | None = None
 
-    def of(self, model: str) -> ModelTokens:
+    def model_tokens(self, model: str) -> ModelTokens:
         return self._models.get(model) or _NOTHING_LEARNT
 
     async def count(self, request: GuardedRequest) -> int | None:
@@ -82,7 +82,7 @@ class UsageLearner:
         if not demand.streams or self._tokenize is None or self._sampling is not None or not is_countable(demand):
             return
         self._streams += 1
-        known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
+        known = self.model_tokens(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._streams % SAMPLE_EVERY == 0:
             self._sampling = asyncio.get_running_loop().create_task(self._count_in_background(demand, request.body))
             self._sampling.add_done_callback(self._on_counted)

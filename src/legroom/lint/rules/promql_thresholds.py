@@ -51,7 +51,7 @@ class _Compared:
     """Whether it is the only condition: beside another operand, `counter > 0` asks whether there ever was one."""
 
     @property
-    def first(self) -> str:
+    def first_series(self) -> str:
         return self.named[0].text
 
     @property
@@ -92,7 +92,7 @@ def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
             yield _percent_finding(expression, compared)
     elif not compared.is_over_time and compared.kinds <= {"counter", "histogram"} and _compares_counter_value(compared):
         yield _counter_level_finding(expression, compared)
-    elif compared.kinds == {"histogram"} and len(compared.roles) == 1 and "_seconds" in compared.first:
+    elif compared.kinds == {"histogram"} and len(compared.roles) == 1 and "_seconds" in compared.first_series:
         yield from _unit_findings(expression, compared)
 
 
@@ -103,7 +103,7 @@ def _as_share(compared: _Compared) -> float:
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
     number, operator = compared.comparison.number, compared.comparison.operator
-    name = compared.first
+    name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
     hits = "vllm:prefix_cache_hits_total" if "prefix_queries" in compared.roles else name
     share = f"rate({hits}[5m]) / rate({of}[5m])"
@@ -124,7 +124,7 @@ def _compares_counter_value(compared: _Compared) -> bool:
 
 
 def _counter_level_finding(expression: Expression, compared: _Compared) -> LintFinding:
-    number, name = compared.comparison.number, compared.first
+    number, name = compared.comparison.number, compared.first_series
     place = expression.locate(compared.comparison.offset)
     suggestion = f"write increase({name}[...])"
     if compared.divides:
@@ -144,7 +144,7 @@ def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
     comparison, factor = compared.comparison, _scale_factor(compared.operand)
     if comparison.operator not in _UP or not _is_duration(compared.operand):
         return
-    place, name, role = expression.locate(comparison.offset), compared.first, min(compared.roles)
+    place, name, role = expression.locate(comparison.offset), compared.first_series, min(compared.roles)
     if factor == 1000 and comparison.number < 1:
         message = f"{name} is made milliseconds, and is always above {comparison.number:g} of them"
         yield finding(UNITS, place, message, f"write {comparison.number * 1000:g}, or leave out the * 1000")

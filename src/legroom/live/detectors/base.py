@@ -148,6 +148,7 @@ class Detector(ABC):
             self._reset_durations()
 
     def _reset_durations(self) -> None:
+        """Forget for how long the condition has held or been gone."""
         self._bad_since_s = self._calm_since_s = None
         self._bad_scrapes = self._calm_scrapes = 0
 

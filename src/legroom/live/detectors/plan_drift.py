@@ -70,9 +70,9 @@ class PlanDrift(Detector):
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
         engine = _most_deviating_engine(window.latest, planned)
-        return self._condition(engine, self.plan, planned, window) if engine else None
+        return self._drift(engine, self.plan, planned, window) if engine else None
 
-    def _condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
+    def _drift(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
         tokens = _block_tokens(engine) or 0
         deviation = tokens / planned - 1
         low, high = _tolerated_deviation(plan, self.levels)

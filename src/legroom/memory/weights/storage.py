@@ -69,6 +69,7 @@ class StorageContext:
 
     @property
     def dtype_bytes(self) -> int:
+        """Bytes of one element of a layer that is not quantized."""
         return dtype_bytes(self.dtype)
 
     @property

@@ -272,6 +272,7 @@ class FastReplay:
         return self._timeline(interrupted)
 
     def _total(self, name: str) -> int:
+        """The field of `Tally` with this name, from the simulated state."""
         return int(column(self.sim.state, name, self.use_numba)[0])
 
     def _column(self, name: str) -> Any:

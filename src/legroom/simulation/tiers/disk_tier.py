@@ -139,6 +139,7 @@ class DiskBackedTier(HostTier):
         self._drop_answers(access)
 
     def end_schedule(self) -> None:
+        """Submit the file reads of the scheduled step, and answer the lookups that waited for it."""
         self._poll()
         self._is_polled = False
         self.submitted_loads = [FileJob(keys, False, access) for access, keys in self._promotions.items()]

@@ -151,6 +151,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
+    """The load to simulate: the uploaded trace, or the synthetic mix."""
     from legroom.api.simulate_request import MAX_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")
