@@ -131,3 +131,25 @@ def test_the_file_of_the_encoder_tells_that_images_can_be_bounded() -> None:
     log = oom(60.96, 1.0, 55.0, 1.0, "4.00 GiB")
     assert first(frame.format("qwen2_5_vl.py") + log).fixes[0].flags["mm_processor_kwargs"] == {"max_pixels": 1003520}
     assert "mm_processor_kwargs" not in first(frame.format("siglip.py") + log).fixes[0].flags
+
+
+def test_a_variable_that_vllm_warns_of_is_no_cause_beside_an_exception() -> None:
+    warning = (
+        "(APIServer pid=1) WARNING 07-01 09:38:56 [envs.py:2088] Unknown vLLM environment variable detected: VLLM_FOO\n"
+    )
+    error = (
+        "(Worker pid=2) ERROR 07-01 09:41:21 [multiproc_executor.py:888] ValueError: Free memory on device cuda:0 "
+        "(54.34/79.18 GiB) on startup is less than desired GPU memory utilization (0.92, 72.84 GiB). Decrease GPU "
+        "memory utilization or reduce GPU memory used by other processes.\n"
+    )
+    assert first(warning + error).cause == "gpu_shared_or_not_free"
+    assert first(warning).cause == "wrong_flag"
+
+
+def test_a_message_wrapped_after_a_comma_is_joined_with_a_blank() -> None:
+    lines = (
+        "ValueError: To serve at least one request with the model's max seq len (250000), 3.19 GiB KV cache is needed,",
+        "which is larger than the available KV cache memory (0.01 GiB). Based on the available memory, the estimated l",
+        "ength is 256.",
+    )
+    assert first("\n".join(lines)).cause == "kv_too_small_for_max_len"

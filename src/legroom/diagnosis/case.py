@@ -28,7 +28,9 @@ _FAILED_ALLOCATIONS = (
     "hbm_oom",
     "tegra_assert",
 )
-_SHORTAGE_WORDS = re.compile(r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of)[\w ]{0,20} memory")
+_SHORTAGE_WORDS = re.compile(
+    r"(?i)(?:insufficient|not enough|run(?:ning)? out of|ran out of|out of|than the available)[\w ]{0,20} memory"
+)
 BOILERPLATE = ("ray_worker_died",)
 """Messages that a supervisor prints whenever a worker ends."""
 

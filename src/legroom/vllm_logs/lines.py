@@ -61,7 +61,10 @@ class LineWidth:
 
     def joined(self, line: str, following: str) -> str:
         """Both parts as one line."""
-        return f"{line.rstrip()} {following.lstrip()}" if self.at_words else line + following
+        if self.at_words:
+            return f"{line.rstrip()} {following.lstrip()}"
+        # A blank at the break is lost in pasted text.
+        return f"{line} {following}" if line[-1:] in ",;" and following[:1].isalnum() else line + following
 
 
 def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

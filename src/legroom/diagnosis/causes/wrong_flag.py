@@ -27,6 +27,8 @@ _REFUSED = (
 def examine(case: Case) -> Assessment | None:
     """Assesses a refusal by the argument parser or the engine."""
     error = case.first(*_REFUSED)
+    if error is not None and error.id == "unknown_env" and (case.first_failure or case.has("exception")):
+        error = case.first(*(id_ for id_ in _REFUSED if id_ != "unknown_env"))  # vLLM only warns of a variable
     if error is None:
         return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
     confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
