@@ -45,7 +45,7 @@ def test_a_finding_leads_to_its_entry_in_the_catalog(served, open_page):
     page.get_by_role("link", name="LR203: the long story").click()
     page.wait_for_selector("article.entry h2")
     page.get_by_role("link", name="Diagnose").click()
-    assert page.locator(".finding.first").is_visible()
+    wait_for_finding(page)
 
 
 def test_a_packed_log_is_read(served, open_page):
