@@ -86,6 +86,7 @@ class Child:
         return any(stream.is_blocked for stream in self._streams)
 
     def fileno(self) -> int:
+        """The descriptor of the socket to the keeper process, for select()."""
         return self._control.fileno()
 
     def read(self) -> None:
@@ -115,6 +116,7 @@ class Child:
         return self.pid is not None and kill_engines(self.pid) > 0
 
     def has_several_api_servers(self) -> bool:
+        """Whether the running server has more than one API server process; False before it starts."""
         return self.pid is not None and has_several_api_servers(self.pid)
 
     def wait_gone(self, timeout_s: float) -> bool:
@@ -143,6 +145,7 @@ class Child:
         self._control.close()
 
     def _await_start(self) -> None:
+        """Blocks until the keeper reports the server's PID; LegroomError where it could not be started."""
         while self.pid is None and not self.gone:
             self.read()
         if self.pid is None:
@@ -152,6 +155,7 @@ class Child:
             raise LegroomError(f"{self.words[0]} could not be started: {reason}", hint, UNREACHABLE)
 
     def _parse_keeper_line(self, line: str) -> None:
+        """Stores what the keeper reports: PID, exit status, all processes gone, or the errno of a failed start."""
         what, _, value = line.partition(" ")
         if what == "pid":
             self.pid = int(value)
@@ -163,6 +167,7 @@ class Child:
             self._refusal = int(value)
 
     def _send_to_keeper(self, text: str) -> None:
+        """Sends one line to the keeper; a keeper that has died is ignored."""
         with contextlib.suppress(OSError):
             self._control.sendall(text.encode() + b"\n")
 

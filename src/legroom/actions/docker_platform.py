@@ -128,14 +128,17 @@ class ComposeService:
         return " ".join(self._scale_command(replicas))
 
     def _scale_command(self, replicas: int) -> list[str]:
+        """The `docker compose up` command that sets the number of replicas without recreating those that run."""
         return self._compose_command(
             "up", "--detach", "--no-recreate", "--scale", f"{self.service}={replicas}", self.service
         )
 
     def _override_file(self) -> Path:
+        """Where legroom writes its Compose override, beside the Compose file."""
         return self.file.with_name(f"{self.file.stem}.legroom.yaml")
 
     def _compose_command(self, *words: str) -> list[str]:
+        """`docker compose` with the Compose file, and legroom's override where it exists, before the words."""
         files = ["--file", str(self.file)]
         if self._override_file().exists():
             files += ["--file", str(self._override_file())]
@@ -143,6 +146,7 @@ class ComposeService:
 
 
 async def _inspect_state(container: str) -> dict[str, Any]:
+    """The `.State` of `docker inspect`; ActionFailed where Docker does not know the container."""
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
     done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
     if done.code:
@@ -151,6 +155,7 @@ async def _inspect_state(container: str) -> dict[str, Any]:
 
 
 def _state_from_inspect(state: dict[str, Any]) -> platform.State:
+    """The platform state by `.State`: PID and start time as identity, whether it runs or restarts."""
     running = bool(state.get("Running")) and not state.get("Paused")
     started = state.get("StartedAt") or ""
     known = started and not started.startswith("0001-")
@@ -158,6 +163,7 @@ def _state_from_inspect(state: dict[str, Any]) -> platform.State:
 
 
 def _parse_json(text: str, source: str) -> dict[str, Any]:
+    """The JSON object in the text; ActionFailed, naming the source, where there is none."""
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -124,6 +124,7 @@ def _wait_until_empty(timeout_s: float, control: int | None = None) -> None:
 
 
 def _read_control(control: int) -> bytes:
+    """What legroom has sent to the keeper; empty where legroom is gone."""
     try:
         return os.read(control, 4096)
     except OSError:
@@ -131,6 +132,7 @@ def _read_control(control: int) -> bytes:
 
 
 def _write_control(control: int, text: str) -> None:
+    """Sends one line to legroom; ignored where legroom has died."""
     with contextlib.suppress(OSError):  # legroom has died; the next read shows it
         os.write(control, text.encode() + b"\n")
 
@@ -197,6 +199,7 @@ def reap() -> dict[int, int]:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Calls Linux's prctl(2); an error, or a libc without it, is ignored."""
     import ctypes  # a megabyte of memory
 
     with contextlib.suppress(OSError, AttributeError):

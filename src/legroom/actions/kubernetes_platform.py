@@ -116,6 +116,7 @@ class Workload:
         return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
 
     def _server_container(self, workload: dict[str, Any]) -> dict[str, Any]:
+        """The configured container of the pod template, else the first; ActionFailed where it is missing."""
         containers: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]
         for container in containers:
             if self.container in (None, container["name"]):
@@ -123,6 +124,7 @@ class Workload:
         raise platform.ActionFailed(f"{self.name} has no container {self.container}")
 
     async def _wait_for_rollout(self, deadline_s: float) -> None:
+        """Polls until no rollout is under way; ActionFailed after `deadline_s`."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         while (await self.state()).underway:
@@ -131,6 +133,8 @@ class Workload:
             await asyncio.sleep(self.poll_s)
 
     async def _read_manifest(self) -> dict[str, Any]:
+        """The workload's current manifest from the API server, as JSON values."""
+
         def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
             return _as_json_values(
@@ -140,6 +144,8 @@ class Workload:
         return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
     async def _patch_manifest(self, change: dict[str, Any]) -> None:
+        """Patches the workload by the API server with this partial manifest."""
+
         def call(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
             method(self.workload, self.namespace, change, _request_timeout=platform.QUERY_TIMEOUT_S)
@@ -167,6 +173,7 @@ class KubernetesLease:
         )
 
     def _take_lease(self, api: Any, group: str, holder: str, seconds: float) -> bool:
+        """Creates or takes over the group's Lease; False where another holder's has not expired, or on a conflict."""
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         now = datetime.datetime.now(datetime.UTC)
         spec = api.V1LeaseSpec(
@@ -185,6 +192,7 @@ class KubernetesLease:
         return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
     def _release_lease(self, api: Any, group: str, holder: str) -> None:
+        """Clears the holder of the group's Lease if it is ours; a Lease that is gone is fine."""
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         try:
             lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
@@ -245,6 +253,7 @@ def _template_identity(template: dict[str, Any]) -> str:
 
 
 def _has_expired(spec: Any, now: datetime.datetime) -> bool:
+    """Whether the Lease's last renewal is longer ago than its duration, or there was none."""
     if spec.renew_time is None:
         return True
     return bool(spec.renew_time + datetime.timedelta(seconds=spec.lease_duration_seconds or 0) < now)
@@ -262,5 +271,6 @@ def _unless_conflict(api: Any, call: Callable[[], object]) -> bool:
 
 
 def _lease_name(group: str) -> str:
+    """A valid Kubernetes name for the group's Lease, unique by a hash."""
     kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in group.lower()).strip("-")[:40]
     return f"legroom-{kept or 'group'}-{hashlib.sha256(group.encode()).hexdigest()[:8]}"

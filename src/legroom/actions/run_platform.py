@@ -120,6 +120,7 @@ class RunChild:
             self._flags_file().unlink(missing_ok=True)
 
     def _flags_file(self) -> Path:
+        """Where the changed flags for the `legroom run` on this port are written."""
         return runs_folder(self.home) / f"{self.port}.flags.json"
 
     def _run_record(self) -> dict[str, Any]:

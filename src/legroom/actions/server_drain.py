@@ -59,6 +59,7 @@ class GuardDrain:
         return sum(known) if known else None
 
     async def _call_guard(self, method: str, path: str, body: dict[str, bool] | None) -> dict[str, object]:
+        """The JSON answer of the guard's /-/legroom/PATH; ActionFailed on a refusal or without an answer."""
         import aiohttp
 
         url = f"{self.url.rstrip('/')}/-/legroom/{path}"

@@ -47,6 +47,7 @@ class ServerLog:
         return bool(self._unwritten)
 
     def write(self, lines: bytes) -> None:
+        """Appends whole lines to the log file; where the disk fails they are kept, the oldest dropped first."""
         with self._lock:
             self._unwritten += lines
             try:
@@ -90,15 +91,18 @@ class ServerLog:
             self._unwritten = b""
 
     def _close_copy(self) -> None:
+        """Closes the in-memory copy of the log, if there is one."""
         if self._copy is not None:
             os.close(self._copy)
         self._copy = None
 
     def _append_to_copy(self, piece: bytes) -> None:
+        """Writes all of the bytes to the in-memory copy of the log."""
         while piece:
             piece = piece[os.write(self._copy or 0, piece) :]
 
     def _write_buffered(self) -> None:
+        """Writes the waiting bytes to the file, and shortens the file where it has grown too long."""
         if self._file is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self._dropped:
@@ -113,6 +117,7 @@ class ServerLog:
             self._shorten(self._head)
 
     def _drop_oldest_unwritten(self) -> None:
+        """Drops whole lines from the front of the waiting bytes down to their limit, and counts the bytes."""
         over = len(self._unwritten) - UNWRITTEN_BYTES
         if over > 0:
             cut = self._unwritten.find(b"\n", over) + 1 or over
@@ -211,12 +216,14 @@ class OutputRelay(threading.Thread):
         os.close(self._source)
 
     def _read_output(self) -> bytes:
+        """The server's next output, up to a fixed size; empty at its end or on an error."""
         try:
             return os.read(self._source, _PIECE_BYTES)
         except OSError:
             return b""
 
     def _log_lines(self, piece: bytes) -> None:
+        """Passes completed lines to the log file and to `on_line`; an unfinished line waits."""
         whole, newline, rest = (self._rest + piece).rpartition(b"\n")
         if not newline and len(rest) <= _LONGEST_LINE:
             self._rest = rest
@@ -229,6 +236,7 @@ class OutputRelay(threading.Thread):
                 on_line(line)
 
     def _forward(self, piece: bytes) -> None:
+        """Writes the server's output on to legroom's own; gives up for good where nobody reads it any more."""
         if not self._target_open:
             return
         try:

@@ -76,9 +76,11 @@ class SupervisordProgram:
             platform.write_atomically(Path(override.place), override.before)
 
     def _supervisorctl_command(self, *words: str) -> list[str]:
+        """`supervisorctl`, with `-c CONFIG` where one is set, before the words."""
         return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
 
     def _config_file(self) -> Path:
+        """The file that configures the program; FlagsFixed where none is named."""
         path = self.program_file or self.config
         if path is None:
             hint = "name `config` or `program_file` in watch.toml"

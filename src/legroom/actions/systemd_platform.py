@@ -89,6 +89,7 @@ class SystemdUnit:
         )
 
     async def _show_properties(self, *names: str) -> dict[str, str]:
+        """The unit's properties by `systemctl show`; ActionFailed where systemd does not answer."""
         words = self._systemctl_command("show", self.unit, *(f"--property={name}" for name in names))
         done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
         if done.code:
@@ -96,9 +97,11 @@ class SystemdUnit:
         return dict(line.partition("=")[::2] for line in done.output.splitlines())
 
     def _systemctl_command(self, *words: str) -> list[str]:
+        """`systemctl`, with `--user` for a user unit, before the words."""
         return ["systemctl", *(["--user"] if self.user else []), "--no-pager", *words]
 
     def _drop_in_file(self) -> Path:
+        """The path of legroom's drop-in for the unit, in the system's or the user's systemd folder."""
         if self.folder is not None:
             folder = self.folder
         elif self.user:

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _calibrate_from_logs(args: argparse.Namespace) -> int:
+    """Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured."""
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 
@@ -101,6 +102,7 @@ def _start_json(start: CalibratedStart) -> dict[str, Any]:
 
 
 def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[str]:
+    """Measured and predicted bytes of each start as a table, and whether they were stored."""
     from legroom.drawing.text import columns
     from legroom.units import human_bytes
 
@@ -133,6 +135,7 @@ def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[st
 
 
 def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
+    """The predicted size and its signed difference from the measured; both empty without a prediction."""
     from legroom.units import human_bytes
 
     if predicted is None:
@@ -142,6 +145,7 @@ def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
 
 
 def _print_observations(as_json: bool) -> int:
+    """Print what calibration has stored; returns the exit code."""
     from legroom.drawing.text import columns
     from legroom.home import store_path
     from legroom.planning.calibration_store import read_store, to_json
@@ -164,6 +168,7 @@ def _print_observations(as_json: bool) -> int:
 
 
 def _forget_observations(key: str, as_json: bool) -> int:
+    """Delete the stored observations under a key, or `all`; returns the exit code."""
     from legroom.home import store_path
     from legroom.planning import calibration_store as store
 
@@ -186,6 +191,7 @@ def _forget_observations(key: str, as_json: bool) -> int:
 
 
 def _read_log_text(log: str) -> str:
+    """The text of a log file, or of stdin for `-`, cut at the size limit."""
     try:
         if log == "-":
             return sys.stdin.read(_LARGEST_LOG_BYTES)

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate_catalog(args: argparse.Namespace) -> int:
+    """Print the problems of bundled entries and imported records; the exit code says whether any."""
     from legroom.explain.catalog_entries import bundled_documents, catalog_problems
     from legroom.explain.deadends import stored_records
 
@@ -61,6 +62,7 @@ def _validate_catalog(args: argparse.Namespace) -> int:
 
 
 def _export_entries(args: argparse.Namespace) -> int:
+    """Write entries as dead-end records to stdout or a file; returns the exit code."""
     from legroom.explain.catalog_entries import entries, entry
     from legroom.explain.deadends import records_of
 

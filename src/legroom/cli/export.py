@@ -137,6 +137,7 @@ def _joined(files: Sequence[ExportedFile]) -> str:
 
 
 def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> None:
+    """Write to one file or into a folder; without `force`, refuses to replace files legroom did not write."""
     target = Path(output)
     as_folder = len(files) > 1 or output.endswith("/") or target.is_dir()
     if as_folder and target.exists() and not target.is_dir():
@@ -179,6 +180,7 @@ def _check_replaced(path: Path, text: str) -> None:
 
 
 def _format_module(name: str) -> Any:
+    """The module of an export format; raises, with the nearest name, if there is none."""
     if name in FORMATS:
         return importlib.import_module(FORMATS[name])
     if not name or name.startswith("-"):
@@ -191,6 +193,7 @@ def _format_module(name: str) -> Any:
 
 
 def _list_formats(parser: argparse.ArgumentParser) -> None:
+    """Add the export formats to the help text as positional arguments."""
     table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
     for name in FORMATS:
         table.add_argument(name, nargs="?", help=_format_module(name).HELP)

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _newest_incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
+    """Incidents of the named servers open at or after `since_s` (None: any time), newest first, at most --limit."""
     limit = min(args.limit, _MOST)
     names = _names(args.server)
     incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]

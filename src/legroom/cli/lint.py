@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_failing_finding(report: LintReport, fail_on: str) -> bool:
+    """Whether any finding is at least as severe as `fail_on`."""
     from legroom.lint.rule import SEVERITIES
 
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
@@ -94,6 +95,7 @@ def _has_failing_finding(report: LintReport, fail_on: str) -> bool:
 
 
 def _print_report(report: LintReport, args: argparse.Namespace) -> None:
+    """Print the findings as text, JSON or SARIF; SARIF may go to a file beside them."""
     from legroom.lint.lint_report import report_json, report_sarif
     from legroom.render.lint_text import report_text
 

@@ -61,6 +61,7 @@ class CommandEntry(NamedTuple):
 
     @property
     def module(self) -> str:
+        """Import path of the subcommand's module."""
         return f"legroom.cli.{self.name.replace('-', '_')}"
 
 
@@ -220,6 +221,7 @@ def _print_missing_package(error: ModuleNotFoundError, words: Sequence[str]) -> 
 
 
 def _run_command(words: list[str]) -> int:
+    """Run the subcommand that the words name and return its exit code; prints help or version."""
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview())
         return OK if words else BAD_INPUT
@@ -271,6 +273,7 @@ def _print_error(error: LegroomError) -> None:
 
 
 def _report_bug(words: Sequence[str]) -> None:
+    """Print the current traceback and the command to stderr, secrets masked."""
     import shlex
     import traceback
 

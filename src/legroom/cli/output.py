@@ -70,6 +70,7 @@ def print_json_line(document: Any) -> None:
 
 
 def _json_text(document: Any, indent: int | None) -> str:
+    """The document as JSON, escaped to ASCII where stdout cannot encode it."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
@@ -111,6 +112,7 @@ def step_writer(path: str | None) -> Iterator[Callable[[ScheduledStep], None] | 
 
 @contextmanager
 def _parquet_writer(path: str, rows_per_group: int = 10_000) -> Iterator[Callable[[ScheduledStep], None]]:
+    """Yields the function that appends one scheduler step to a Parquet file; needs pyarrow."""
     try:
         import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
         from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]

@@ -126,6 +126,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
 
 
 def _pack_request(args: argparse.Namespace) -> PackRequest:
+    """The servers, cards and shifts that the command line describes; raises where one is missing."""
     from legroom.planning.packing.gpu_packing import PackRequest
 
     if args.gpu is None:
@@ -186,6 +187,7 @@ def _mig_slice(card: str, profile: str) -> Gpu:
 
 
 def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
+    """GPU index and program of --other NAME=SIZE[@GPU]; GPU 0 if none is named."""
     from legroom.planning.packing.needs import OtherProgram
     from legroom.units import parse_bytes
 
@@ -234,6 +236,7 @@ def _server_parser() -> argparse.ArgumentParser:
 
 
 def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
+    """The context and concurrency that one server is to hold; None where it states neither."""
     from legroom.planning.search_space import CapacityGoal
     from legroom.units import parse_count, parse_length
     from legroom.vllm.resolve import served_model
@@ -287,6 +290,7 @@ def _with_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:
+    """The shift of --shift NAME=SERVER,...; raises for a server that is not packed."""
     from legroom.planning.packing.placement import Shift
 
     name, equals, members = text.partition("=")

@@ -123,6 +123,7 @@ def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
 
 
 def _print_plan(report: PlanReport, args: argparse.Namespace) -> None:
+    """Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it."""
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
     if args.sleep:
@@ -174,6 +175,7 @@ def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Releas
 
 
 def _capacity_goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
+    """The --want-context and --want-concurrency to search flags for, with up to `most` GPUs."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
@@ -215,6 +217,7 @@ def _print_search(answer: SearchAnswer, target: Target, serve_args: ServeArgs, a
 
 
 def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+    """The best plan's document with the search in it; the given flags' plan where nothing holds the load."""
     from legroom.planning.plan import plan
     from legroom.planning.plan_json import plan_json
 
@@ -293,6 +296,7 @@ def _path_without_revision(named: str) -> str:
 
 
 def _file_text(named: str) -> str:
+    """Text of a file, or of git's REV:PATH where no such file exists; empty for /dev/null."""
     from legroom.deployments.source_text import read_text
 
     if named == "/dev/null":

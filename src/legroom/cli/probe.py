@@ -87,6 +87,7 @@ def _served_words(command: list[str]) -> list[str]:
 
 
 def _store_deployment(command: list[str], outcome: ProbeOutcome) -> None:
+    """Store the memory that vLLM's probed start took, for later plans of this command."""
     import shlex
 
     from legroom.deployments.deployment import deployment_from_command
@@ -102,6 +103,7 @@ def _store_deployment(command: list[str], outcome: ProbeOutcome) -> None:
 
 
 def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
+    """A table of what the probe measured on the card, and whether it was stored."""
     from legroom.drawing.text import columns
     from legroom.units import human_bytes
 
@@ -133,4 +135,5 @@ def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:
 
 
 def _bytes_text(value: int | None) -> str:
+    """The exact number of bytes, or "not measured" for None."""
     return "not measured" if value is None else f"{value:,} bytes"

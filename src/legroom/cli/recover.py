@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
+    """Whether to free the memory: --yes, or the answer on a terminal; otherwise notes a dry run."""
     from legroom.render.recover_text import total_text
 
     if args.yes:
@@ -92,6 +93,7 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
+    """Free what the dead processes hold, and write it to the journal if it can be opened."""
     from legroom.live.journal.journal import Journal, JournalUnavailable
     from legroom.recover.free_memory import free_dead_holders
 
@@ -131,6 +133,7 @@ def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
 
 
 def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style: Style) -> str:
+    """What was freed and the command to start instead; empty where there is neither."""
     from legroom.drawing.text import wrap
     from legroom.render.recover_text import freed_text
 

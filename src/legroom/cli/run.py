@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
+    """Print the command that would be run; the exit code says whether it is expected to fit."""
     if as_json:
         print_json(_first_command_json(prepared))
     else:
@@ -128,6 +129,7 @@ def _print_dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
 
 
 def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
+    """Run vLLM under supervision until it ends, and return its exit code; JSON is printed at the end."""
     from legroom.run.supervisor import Supervisor
 
     if not as_json:
@@ -167,6 +169,7 @@ def _plan_lines(prepared: dict[str, Any]) -> list[str]:
 
 
 def _run_options(args: argparse.Namespace) -> RunOptions:
+    """The options of `legroom run`, parsed; raises for bad values or a --save that cannot be written."""
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
     from legroom.units import parse_length
@@ -193,12 +196,14 @@ def _run_options(args: argparse.Namespace) -> RunOptions:
 
 
 def _parse_count(text: str, option: str) -> int:
+    """A whole number of at most five digits; raises, naming the option, otherwise."""
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
         raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 3")
     return int(text)
 
 
 def _parse_number(text: str, option: str) -> float:
+    """A number from 0 to below ten million; raises, naming the option, otherwise."""
     try:
         value = float(text)
     except ValueError:

@@ -208,6 +208,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trace_of_options(args: argparse.Namespace) -> Trace:
+    """The requests to replay, from the trace file or --synthetic."""
     if args.synthetic is not None:
         if args.trace is not None:
             raise LegroomError(f"both {args.trace} and --synthetic say what the load is", "give one of them")
@@ -224,6 +225,7 @@ def _trace_of_options(args: argparse.Namespace) -> Trace:
 def _replay_with_progress(
     args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None
 ) -> Timeline:
+    """The replay of the trace, with a progress bar, its steps written to --timeline."""
     from legroom.simulation.trace_replay import simulate
 
     with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
@@ -261,6 +263,7 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
 
 
 def _with_kv_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates with the second KV cache tier of --tier; unchanged without it."""
     if not args.tier:
         return candidates
     from legroom.cli.simulate_tier import with_tier
@@ -282,6 +285,7 @@ def _fleets(
 
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+    """Replay the trace over an autoscaled fleet and print it; the exit code says if it is steady."""
     from legroom.planning.autoscaling_policy import scaling_policy
     from legroom.render.simulation_text import autoscale_text
     from legroom.simulation.autoscale import replay_autoscaled

@@ -91,6 +91,7 @@ class PoolChoice:
                 yield name, list(self._build_candidates([*flags, {}], elsewhere))
 
     def _build_candidates(self, flags: Iterable[dict[str, Any]], args: argparse.Namespace) -> Iterator[Candidate]:
+        """The settings to replay for each combination of flags; those that vLLM refuses are skipped."""
         tokens = self.settings.num_blocks * self.settings.block_size
         for combination in flags:
             try:
@@ -157,6 +158,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 
 def _plan_with_flags(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
+    """The deployment's plan on the described machine, with the command line's flags and these applied."""
     from legroom.cli.shared_options import described_machine
     from legroom.planning.machine import plan_deployment
 
@@ -215,6 +217,7 @@ def _planned_settings(
 
 
 def _seconds_note(band: StepBand) -> str:
+    """Sentence on how far the estimated step times may be off, as factors."""
     why = f" ({'; '.join(band.why_wide)})" if band.why_wide else ""
     return (
         f"seconds are estimated: a step may take {band.low:g} to {band.high:g} times as long{why}; --measured-step-ms "
@@ -223,6 +226,7 @@ def _seconds_note(band: StepBand) -> str:
 
 
 def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
+    """Settings of the simulated scheduler; max_model_len defaults to the trace's longest request."""
     flags = dict(flags)
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
@@ -265,6 +269,7 @@ def _measured_step(text: str) -> tuple[float, float, float]:
 
 
 def _parse_windows(text: str) -> list[int]:
+    """Sliding windows in tokens, one per group of layers; 0 is full attention."""
     try:
         windows = [int(word) for word in text.split(",")]
     except ValueError:

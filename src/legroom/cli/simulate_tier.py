@@ -88,6 +88,7 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
 
 
 def _replay_with_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
+    """The replay with an offloading tier, with a progress bar, its steps written to --timeline."""
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier
 
     with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
@@ -128,6 +129,7 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
 
 
 def _check_kind(text: str, kind: str) -> None:
+    """Raise unless the tier is `cpu`, the only one that is simulated."""
     if kind == "disk":
         raise LegroomError(
             f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
@@ -138,6 +140,7 @@ def _check_kind(text: str, kind: str) -> None:
 
 
 def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
+    """Seconds that the disk takes for one chunk at this rate; 0 for `disk=yes`."""
     if rate == "yes":
         return 0.0
     _require_block_bytes(text, chunk_bytes)
@@ -145,6 +148,7 @@ def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
 
 
 def _tier_options(text: str, words: str) -> dict[str, Any]:
+    """The options after the size in --tier, by name and parsed; raises for an unknown one."""
     options: dict[str, Any] = {}
     for word in filter(None, words.split(",")):
         name, value = word.split("=")
@@ -160,6 +164,7 @@ def _tier_options(text: str, words: str) -> dict[str, Any]:
 
 
 def _require_block_bytes(text: str, block_bytes: int) -> None:
+    """Raise where the bytes of a block are unknown (0) and --tier needs them."""
     if not block_bytes:
         raise LegroomError(
             f"--tier {text}: how many bytes a block has depends on the model",

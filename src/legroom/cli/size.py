@@ -131,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
+    """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 

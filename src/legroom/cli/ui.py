@@ -126,6 +126,7 @@ def _access_token(args: argparse.Namespace) -> str:
 
 
 def _live_feed(args: argparse.Namespace) -> LiveFeed | None:
+    """The feed of the servers in --watch; None without any. Raises where packages are missing."""
     servers = [url for urls in args.watch for url in urls]
     if not servers:
         if args.plan:
@@ -161,6 +162,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _write_static(args: argparse.Namespace) -> int:
+    """Write the web page as static files and print what was written; returns the exit code."""
     from legroom.web.static_edition import write_static
 
     written = write_static(args.static, args.runtime)

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verification_request(args: argparse.Namespace) -> VerificationRequest:
+    """The load and pass criteria that the command line describes; raises for bad values."""
     from legroom.verify.verification_checks import PassCriteria, planned_pool
     from legroom.verify.verification_run import VerificationRequest
 
@@ -125,6 +126,7 @@ def _environment_key(url: str) -> str | None:
 
 
 def _parse_count(text: str | None, option: str, least: int) -> int | None:
+    """A count from `least` to 100,000; None for None."""
     if text is None:
         return None
     from legroom.units import parse_count

@@ -110,6 +110,7 @@ def _has_terminal() -> bool:
 
 
 def _check_record(args: argparse.Namespace) -> None:
+    """Raise where --record goes with a sidecar option or would overwrite the file of --replay."""
     if args.daemon or args.rehearse:
         raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
     if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
@@ -117,6 +118,7 @@ def _check_record(args: argparse.Namespace) -> None:
 
 
 def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> int:
+    """Check every server once, print its state, and return the exit code that the states give."""
     from legroom.render.watch_text import servers_text
     from legroom.sidecar.watch_session import check_once
 
@@ -141,6 +143,7 @@ def _exit_code(views: Sequence[ServerView]) -> int:
 
 
 def _print_stream(args: argparse.Namespace, config: SidecarConfig) -> int:
+    """Print one JSON line per server and scrape until interrupted; returns the exit code."""
     import asyncio
 
     from legroom.sidecar.watch_session import stream
@@ -164,6 +167,7 @@ def _handle_sigterm_as_ctrl_c() -> None:
 
 
 def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
+    """Show the live terminal page until it is closed; returns the exit code that the last states give."""
     try:
         from legroom.cli.watch_page import WatchPage
     except ModuleNotFoundError as error:
@@ -209,6 +213,7 @@ def _print_replay(args: argparse.Namespace) -> int:
 
 
 def _print_dry_run(args: argparse.Namespace) -> int:
+    """Print what the sidecar would have done over the recording of --rehearse; returns the exit code."""
     from legroom.drawing.text import plural
     from legroom.render.incident_text import local_time_text
     from legroom.sidecar.policy_dry_run import dry_run
@@ -222,6 +227,7 @@ def _print_dry_run(args: argparse.Namespace) -> int:
 
 
 def _watch_session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
+    """A session with the thresholds, the plans to compare with, and the recorder of --record."""
     from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_session import WatchSession
 
@@ -237,6 +243,7 @@ def _watch_session(args: argparse.Namespace, journal: Journal | None, config: Si
 
 
 def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
+    """The journal; None, with a note on stderr, where it cannot be opened."""
     from legroom.live.journal.journal import Journal, JournalUnavailable
 
     try:
@@ -281,6 +288,7 @@ def _watch_config(args: argparse.Namespace) -> SidecarConfig:
 
 
 def _bearer_token(args: argparse.Namespace) -> str | None:
+    """The token of --token-file or LEGROOM_TOKEN; None if empty."""
     where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
         where = args.token_file

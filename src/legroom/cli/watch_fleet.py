@@ -26,6 +26,7 @@ _MAX_EVALUATIONS = 2000
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
+    """Print the fleet's use over the window of --over, asked of Prometheus; returns the exit code."""
     from legroom.exports.prometheus.alert_levels import duration
     from legroom.render.watch_text import fleet_text
 
@@ -42,6 +43,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def _window_s(text: str) -> float:
+    """Seconds of a duration like 30m, 6h or 7d."""
     units = {"m": 60, "h": 3600, "d": 86_400}
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdigit() and unit in units and 0 < int(number) < 1000):
@@ -74,6 +76,7 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
 
 
 async def _query_fleet(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
+    """Use and demand of the fleet over the window, by PromQL queries to Prometheus."""
     from legroom.live.fleet import fleet_view
     from legroom.live.metrics.scrape import open_session
 

@@ -78,6 +78,7 @@ class WatchPage(App[None]):
         self.redraw()
 
     async def _scrape_until_closed(self) -> None:
+        """Scrape the servers in the background; an error closes the page and is kept in `problem`."""
         self.session.log = lambda text: self.notify(text, timeout=10)
         try:
             await stream(self.config, self.session, lambda view: None)
@@ -93,6 +94,7 @@ class WatchPage(App[None]):
             self.redraw()
 
     def redraw(self) -> None:
+        """Refresh every widget from the session's views, unless paused."""
         if self.paused or not self.query("#head"):  # widgets are removed before the last tick
             return
         views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
@@ -105,6 +107,7 @@ class WatchPage(App[None]):
         self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
 
     def _head_line(self, views: Sequence[ServerView]) -> Text:
+        """The time and how many servers are in each state."""
         counts = {state: sum(view.state == state for view in views) for state in COLOURS}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
@@ -166,6 +169,7 @@ class WatchPage(App[None]):
 
 
 def _table_cells(view: ServerView, room: int) -> tuple[str, ...]:
+    """State, server, KV cache use, running, waiting, tokens/s and a sentence cut to `room` columns."""
     style = Style(colour=True)
     share = "" if view.kv_use is None else f"{view.kv_use:.0%}"
     running = "" if view.running is None else f"{view.running:,.0f}"

@@ -27,6 +27,7 @@ _INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes", "stop_grace_p
 
 
 def is_compose(document: Node) -> bool:
+    """Whether the document has a `services` mapping and no apiVersion."""
     services = document.get("services")
     return services is not None and isinstance(services.values, dict) and document.get("apiVersion") is None
 
@@ -94,6 +95,7 @@ def _env_file_variables(service: Node, folder: _ComposeFolder) -> dict[str, Word
 
 
 def _service_subjects(name: str, service: Node, services: Node, folder: _ComposeFolder) -> Iterator[Subject]:
+    """The servers and commands that one service starts, `extends` and variables resolved."""
     service, env = _with_extended_service(service, services, folder)
     known = {key: word.text for key, word in env.items()} | folder.variables
     image = expand_variables(service.text("image"), known)
@@ -169,6 +171,7 @@ def compose_env(node: Node | None) -> dict[str, Word]:
 
 
 def _mounted_shm(service: Node) -> str | None:
+    """`mounted` where a volume or tmpfs covers /dev/shm; else None."""
     for key in ("volumes", "tmpfs"):
         node = service.get(key)
         for item in (node.list() or [node]) if node else ():
@@ -203,6 +206,7 @@ def _health_limit(service: Node) -> TimeLimit | None:
 
 
 def _stop_limit(service: Node) -> TimeLimit:
+    """The service's stop_grace_period with its place; Docker's default where it is absent or unreadable."""
     node = service.get("stop_grace_period")
     seconds = seconds_of_span(node.scalar or "") if node else None
     if node is None or seconds is None:

@@ -136,6 +136,7 @@ def flag_names(words: Iterable[Word]) -> set[str]:
 
 
 def _has_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
+    """Whether an image that is no companion is given arguments that begin with a flag and hold one of vLLM's own."""
     is_flag = bool(given) and given[0].text.startswith("--")
     return is_flag and bool(image) and not _is_companion(image) and not flag_names(given).isdisjoint(_VLLM_FLAGS)
 
@@ -153,6 +154,7 @@ def is_server_image(image: str) -> bool:
 
 
 def _is_companion(image: str) -> bool:
+    """Whether the image's name is of a router, exporter, UI or the like rather than of a server."""
     return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
 
 

@@ -122,6 +122,7 @@ def deployment_from_python(text: str, requested: Release | None = None, name: st
 
 
 def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
+    """The servers whose command is known and which no other launcher than vLLM's starts."""
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
     # The command of another launcher cannot be written with changed vLLM flags.
     return [server for server in servers if not server.launcher]
@@ -141,6 +142,7 @@ def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer
 
 
 def _no_server_error(where: Path, text: str, unread: Sequence[Unread]) -> LegroomError:
+    """The error for a file in which no server was found, by why: unreadable, a template, no engine call."""
     from legroom.deployments.file_kinds import kind_of
     from legroom.deployments.python_reader import parse_python
     from legroom.deployments.yaml_nodes import is_template
@@ -183,6 +185,7 @@ def _first_deployment(servers: Sequence[StartedServer], text: str, requested: Re
 
 
 def deployment_of(server: StartedServer, requested: Release | None = None) -> Deployment:
+    """The server's parsed flags and environment; without a requested release, the named one or the newest."""
     hint = server.named_release
     used = requested or (release(hint) if hint else latest())
     words = [word.text for word in server.words]

@@ -111,6 +111,7 @@ def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
 
 
 def _refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
+    """Raises LegroomError for those flag problems at which vLLM would not start."""
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:
         message = "; ".join(problem.message for problem in fatal)

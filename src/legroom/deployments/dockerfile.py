@@ -134,6 +134,7 @@ def _exec_or_shell_words(text: str, start: int) -> tuple[Word, ...]:
 
 
 def _env_instruction(text: str, start: int) -> dict[str, Word]:
+    """The variables of one ENV instruction, `NAME=value ...` or `NAME value`; `start` is its offset in the file."""
     env = {}
     for pair in re.finditer(r"(\w+)=(\"[^\"]*\"|\S*)", text):
         env[pair[1]] = Word(pair[2].strip('"'), start + pair.start(), pair[0])

@@ -41,6 +41,7 @@ _UNIT_START = re.compile(
 
 
 def kind_of(path: str, text: str) -> Kind:
+    """The kind by suffix or name, else by the first line; `document` where neither says."""
     name = PurePath(path)
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]
@@ -61,6 +62,7 @@ def _is_json(text: str) -> bool:
 
 
 def kind_of_language(language: str) -> Kind | None:
+    """The kind of a Markdown fence's language tag; None for an unknown one."""
     return _BY_LANGUAGE.get(language.strip().lower())
 
 

@@ -81,6 +81,7 @@ class InstalledReleases:
 
 
 def installed_releases(text: str) -> InstalledReleases:
+    """The vLLM versions that install lines of any kind of file pin, and those that it only mentions."""
     pinned: set[str] = set()
     quoted: set[str] = set()
     is_unpinned = False
@@ -118,6 +119,7 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
 
 
 def document_kind(document: Node) -> DocumentKind:
+    """What one YAML document is: rules, compose, kubernetes, a vLLM config, or other."""
     if any(group.get("rules") is not None for group in rule_groups(document)):
         return "rules"
     if is_compose(document):
@@ -191,6 +193,7 @@ def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, It
 
 
 def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
+    """The servers and commands of a YAML or JSON file, and the files embedded in it, yet to be read."""
     if kind == "json":
         _check_json(source)
         if "vllm" not in source.text.lower() or '"panels"' in source.text:
@@ -229,6 +232,7 @@ def _check_json(source: Text) -> None:
 
 
 def _document_subjects(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:
+    """The servers and commands of one YAML document; none for Prometheus rules."""
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
@@ -252,6 +256,7 @@ def _embedded_here_documents(script: Text) -> Iterator[tuple[Kind, Text]]:
 
 
 def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
+    """The kind of a here-document by the file or program that it goes to; None where it is not read."""
     words = [word.text for word in document.words]
     names = [basename(word) for word in words]
     target = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in (">", ">>", "tee")), "")

@@ -74,10 +74,12 @@ _CONTAINERS = ("containers", "initContainers", "container")
 
 
 def is_kubernetes(document: Node) -> bool:
+    """Whether the document has an apiVersion and a kind."""
     return document.get("apiVersion") is not None and document.get("kind") is not None
 
 
 def kubernetes_subjects(document: Node) -> Iterator[Subject]:
+    """The servers and commands of a manifest's containers; GPUs count over all pods of a LeaderWorkerSet group."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
     pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
@@ -92,6 +94,7 @@ def kubernetes_subjects(document: Node) -> Iterator[Subject]:
 
 
 def _container_subjects(document: Node) -> Iterator[Subject]:
+    """The servers and commands of every container anywhere in the manifest, custom resources included."""
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     of_pods: dict[int, Node] = {}
     # KubeRay starts Ray in every container without a command.
@@ -121,6 +124,7 @@ def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
 
 
 def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[Subject]:
+    """The servers and commands of one container, those of its lifecycle hooks included."""
     env = env_list(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
@@ -189,6 +193,7 @@ def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
+    """The scalars of a `command` or `args` list with $(VARIABLES) replaced; empty where it is absent."""
     values = {name: word.text for name, word in env.items()}
     if node is None:
         return ()
@@ -208,6 +213,7 @@ def env_list(node: Node | None) -> dict[str, Word]:
 
 
 def _pod_shm(container: Node, pod: Node) -> str | None:
+    """The size of the volume at /dev/shm, `host` with hostIPC; None where the runtime's default applies."""
     volumes = pod.get("volumes")
     in_memory = {
         volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
@@ -257,6 +263,7 @@ def float_at(node: Node, key: str, default: float) -> float:
 
 
 def _termination_grace(container: Node, pod: Node) -> TimeLimit:
+    """terminationGracePeriodSeconds with its place; Kubernetes' default where it is absent."""
     node = pod.get("terminationGracePeriodSeconds")
     if node is None or node.scalar is None:
         return TimeLimit(_GRACE_S, container.source.place(container.offset))
@@ -283,6 +290,7 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
 
 
 def _mig_slice(container: Node) -> str:
+    """The MIG slice among the container's resource limits, then requests; empty where it asks for none."""
     for side in ("limits", "requests"):
         amounts = container.get("resources", side)
         for name, _ in amounts.items() if amounts else ():

@@ -37,6 +37,7 @@ def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
 
 
 def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
+    """Each fenced block and shell command with its kind; last, the remaining text as possible Python."""
     lines = [line for _, line in document.lines()]
     for first, last, language in list(_fenced_rows(lines)):
         source = document.dedented_rows(first, last)
@@ -64,6 +65,7 @@ def _line_after_diff(line: str) -> str:
 
 
 def _guess_kind(text: str) -> Kind | None:
+    """`shell` or `python` by the block's content; None where it looks like neither."""
     if _LIKELY_SHELL.search(text):
         return "shell"
     return "python" if re.search(r"^(import|from|def|class) ", text, re.MULTILINE) else None

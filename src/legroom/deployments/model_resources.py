@@ -44,6 +44,7 @@ def model_resource_servers(document: Node) -> Iterator[StartedServer]:
 
 
 def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
+    """The servers of KServe's LLMInferenceService: the main workload and, if given, prefill."""
     spec = document.get("spec")
     uri = document.get("spec", "model", "uri")
     if spec is None or uri is None:
@@ -56,6 +57,7 @@ def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
 
 
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
+    """The server that KServe's template starts; None where the container brings its own command."""
     pod = workload.get("template") or workload
     containers = pod.get("containers")
     container = next((each for each in containers.list() if each.text("name") == "main"), None) if containers else None
@@ -132,11 +134,13 @@ def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[
 
 
 def _scalar_items(node: Node | None, key: str) -> list[Node]:
+    """The scalars of the list below the key; empty where node or list is absent."""
     inner = node.get(key) if node is not None else None
     return [item for item in inner.list() if item.scalar is not None] if inner is not None else []
 
 
 def _kubeai_model(document: Node) -> Iterator[StartedServer]:
+    """The server of a KubeAI Model; none where its engine is another or it has no url."""
     spec = document.get("spec")
     if spec is not None and document.text("spec", "engine").lower() in ("", "vllm") and spec.get("url") is not None:
         yield kubeai_server(spec, _resource_title(document), document.text("metadata", "annotations", GPU_ANNOTATION))
@@ -180,6 +184,7 @@ def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") ->
 
 
 def _kubeai_flags(node: Node, env: dict[str, Word]) -> tuple[Word, ...]:
+    """The `args` with variables replaced, and --enable-lora where the Model lists adapters."""
     values = {name: word.text for name, word in env.items()}
     given, adapters = node.get("args"), node.get("adapters")
     words = [
@@ -249,6 +254,7 @@ def model_spec_server(node: Node) -> StartedServer:
 
 
 def _vllm_config_flags(node: Node) -> Iterator[Word]:
+    """The flags that the production stack's chart makes of `vllmConfig`, extraArgs and enableLoRA."""
     settings = node.get("vllmConfig")
     for key, value in settings.items() if settings is not None else ():
         if value.scalar is None or value.scalar == "":

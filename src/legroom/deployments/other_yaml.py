@@ -57,6 +57,7 @@ class _Scope:
     env: Mapping[str, Word] = field(default_factory=dict)
 
     def inside(self, node: Node) -> _Scope:
+        """The scope within the node: its image, if it has one, and its variables added to those around it."""
         env = dict(self.env)
         for key in _VARIABLES:
             env |= {**compose_env(node.get(key)), **env_list(node.get(key))}
@@ -114,6 +115,7 @@ def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]
 
 
 def _image_name(node: Node) -> str:
+    """The image with its tag, `$tag` where only the chart knows it; empty where there is no image."""
     name, tag = node.text("image"), node.text("tag")
     inner = node.get("image")
     if not name and inner is not None:
@@ -148,6 +150,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
 
 
 def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:
+    """Whether the keys or the image around the node name vLLM and none of its companions."""
     around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
 

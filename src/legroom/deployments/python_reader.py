@@ -69,6 +69,7 @@ class _Program(ast.NodeVisitor):
         self._engines = _engine_names(tree)
 
     def subjects(self) -> Iterator[Subject]:
+        """The servers that lists of words, shell scripts and engine calls in the source start."""
         place = self._source.place
         servers: list[Subject] = []
         for words in self._lists.values():
@@ -133,6 +134,7 @@ class _Program(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _engine_class(self, called: ast.expr) -> str | None:
+        """The vLLM class that the call constructs (LLM, EngineArgs, ...); None for any other call."""
         if isinstance(called, ast.Name):
             return self._engines.get(called.id)
         is_vllms = isinstance(called, ast.Attribute) and ast.unparse(called.value) in self._engines
@@ -173,6 +175,7 @@ class _Program(ast.NodeVisitor):
             self._scripts.append(Text(self._source.path, text, at.line, (at.column,)))
 
     def _list_words(self, node: ast.expr) -> Iterator[Word]:
+        """The words of a list or tuple expression, `+` and names of known lists resolved."""
         if isinstance(node, ast.BinOp):
             yield from self._list_words(node.left)
             yield from self._list_words(node.right)
@@ -183,6 +186,7 @@ class _Program(ast.NodeVisitor):
             yield from self._lists[self._scope, node.id]
 
     def _item_words(self, node: ast.expr) -> Iterator[Word]:
+        """The words of one list item; a `--flag value` text becomes two."""
         if isinstance(node, ast.Starred):
             yield from self._list_words(node.value)
             return
@@ -201,6 +205,7 @@ class _Program(ast.NodeVisitor):
             yield Word(text, offset, text)
 
     def _literal_text(self, node: ast.expr) -> str:
+        """The text of a literal, f-string or known constant, with a placeholder for what is not known."""
         if isinstance(node, ast.Constant):
             return str(node.value)
         if isinstance(node, ast.JoinedStr):
@@ -249,13 +254,16 @@ class _Program(ast.NodeVisitor):
         return [(keyword.arg or "**", literal)]
 
     def _offset(self, node: ast.expr | ast.stmt) -> int:
+        """The node's offset in the source, in characters."""
         return self._source.start_of(node.lineno - 1) + self._column(node.lineno, node.col_offset)
 
     def _column(self, line: int, byte_column: int) -> int:
+        """The column in characters of ast's column in UTF-8 bytes."""
         return len(self._lines[line - 1].encode()[:byte_column].decode(errors="replace"))
 
 
 def _flag_words(flag: str, value: Any) -> list[str]:
+    """The flag and its value as command-line words; empty for None, unread values, and False of a known flag."""
     if value is None or value is ... or (value is False and flag in all_flag_names()):
         return []
     if isinstance(value, bool):
@@ -325,6 +333,7 @@ def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
 
 
 def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
+    """Stores a literal of an engine call under its flag, or records a `bad_value` problem."""
     kind = FIELDS.get(flag.dest, "")
     if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
         reading.convert_and_store(flag, flag.dest, value)

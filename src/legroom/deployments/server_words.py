@@ -110,6 +110,7 @@ def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def _is_vllm_flag(name: str) -> bool:
+    """Whether any known vLLM release has the flag, its --no- form and dotted paths included."""
     table = flags_ever()
     if not name.startswith("--"):
         return name in table

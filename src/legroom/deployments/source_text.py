@@ -74,6 +74,7 @@ class Text:
         self._starts = [0, *(newline.end() for newline in re.finditer("\n", text))]
 
     def place(self, offset: int) -> Place:
+        """Path, line and column of an offset in this text, as they are in the whole file."""
         row = bisect_right(self._starts, max(0, min(offset, len(self.text)))) - 1
         indent = self._columns[row] if row < len(self._columns) else 0
         return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)

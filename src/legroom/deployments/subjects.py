@@ -77,6 +77,7 @@ class StartedServer:
     """Sentences about settings that the resource's controller does not pass on to vLLM."""
 
     def place_of(self, word: Word) -> Place:
+        """Where the word stands: its own place where it has one, else by its offset in the server's file."""
         return word.place or self.locate(word.offset)
 
     @property
@@ -159,4 +160,5 @@ class FilePart:
 
     @property
     def servers(self) -> tuple[StartedServer, ...]:
+        """The servers found whose command is known."""
         return tuple(subject for subject in self.subjects if isinstance(subject, StartedServer) and subject.words)

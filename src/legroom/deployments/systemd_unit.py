@@ -24,6 +24,7 @@ _DEFAULT_TIMEOUT_S = 90.0
 
 
 def unit_subjects(source: Text) -> Iterator[Subject]:
+    """The unit itself, then the servers and commands of its Exec lines; LegroomError without ExecStart."""
     settings: dict[str, Word] = {}
     lines: list[tuple[str, Word]] = []
     env: dict[str, Word] = {}
@@ -60,6 +61,7 @@ def _subjects_of_exec_line(
 
 
 def _with_time_limits(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
+    """The server with the unit's stop timeout and, where systemd waits for its start, start timeout."""
     # The start timeout applies only to units that wait: Type=exec and simple start at once.
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
     start = _time_limit(source, settings, "TimeoutStartSec", server) if waits else None
@@ -68,6 +70,7 @@ def _with_time_limits(source: Text, server: StartedServer, settings: dict[str, W
 
 
 def _time_limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
+    """The timeout under the key, else TimeoutSec, else systemd's default; None for `infinity` and 0."""
     word = settings.get(key) or settings.get("TimeoutSec")
     if word is None:
         return TimeLimit(_DEFAULT_TIMEOUT_S, server.place)

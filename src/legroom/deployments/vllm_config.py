@@ -34,6 +34,7 @@ def config_server(document: Node, release: Release) -> StartedServer:
 
 
 def config_words(document: Node, release: Release) -> list[Word]:
+    """The file's keys as command-line flags with their values, each at its place in the file."""
     table = flags_of(release)
     words: list[Word] = []
     for key, value in document.items():

@@ -29,6 +29,7 @@ class Node:
 
     @property
     def scalar(self) -> str | None:
+        """The text of a scalar; None for null, mappings and lists."""
         return self.values if isinstance(self.values, str) else None
 
     def get(self, *keys: str) -> Node | None:
@@ -44,6 +45,7 @@ class Node:
         return node.scalar or "" if node is not None else ""
 
     def items(self) -> Iterator[tuple[str, Node]]:
+        """The keys and values of a mapping; none for other nodes."""
         yield from self.values.items() if isinstance(self.values, dict) else ()
 
     def list(self) -> list[Node]:
@@ -67,6 +69,7 @@ class Node:
         return _plain_scalar(self.scalar, self.tag.rpartition(":")[2])
 
     def word(self) -> Word:
+        """The scalar's text with its offset; an empty text for other nodes."""
         return Word(self.scalar or "", self.offset, self.scalar or "")
 
     def inner(self) -> Text:
@@ -86,6 +89,7 @@ class Node:
 
 
 def _plain_scalar(text: str | None, kind: str) -> object:
+    """The scalar as bool, int, float or text by its YAML kind; as text where it does not convert."""
     if text is None:
         return None
     try:
@@ -142,6 +146,7 @@ def template_as_yaml(text: str) -> str:
 
 
 def _yaml_error(source: Text, error: Exception) -> LegroomError:
+    """The error for text that is not YAML: that it is a template, or the line of the problem."""
     if is_template(source.text):
         return LegroomError("is a template (it holds {{ ... }}), not YAML", TEMPLATE_HINT)
     mark = getattr(error, "problem_mark", None)
@@ -151,6 +156,7 @@ def _yaml_error(source: Text, error: Exception) -> LegroomError:
 
 
 def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
+    """The parser's node as a tree with merge keys resolved; LegroomError where the budget of nodes runs out."""
     budget[0] -= 1
     if budget[0] < 0:
         raise LegroomError("has too many values", f"legroom reads at most {_MAX_NODES:,}")

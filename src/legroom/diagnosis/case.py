@@ -172,6 +172,7 @@ class Case:
         return frozenset(evidence.id for evidence in self._evidence_near_failure() if evidence.role == "frame")
 
     def _evidence_near_failure(self) -> Iterator[Evidence]:
+        """The evidence within 200 lines before and 60 after the first failure, per rank; all without one."""
         failure = self.first_failure
         if failure is None:
             yield from self.evidence

@@ -142,11 +142,13 @@ def ledger_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _entries(ledger: Ledger) -> dict[str, int]:
+    """The ledger's known entries in bytes, by name."""
     entries = {name: getattr(ledger, name) for name in ledger.__dataclass_fields__}
     return {name: value for name, value in entries.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
+    """Tuples as lists and keys as strings, as JSON has them."""
     if isinstance(value, (tuple, list)):
         return [_plain(inner) for inner in value]
     if isinstance(value, dict):

@@ -88,6 +88,7 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
+    """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
     evidence = _demote_own_kills(items)
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
@@ -120,6 +121,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:
+    """The diagnosis of a recorded black box; all its evidence is on line 1."""
     # A record is one line of JSON, so all evidence is on line 1.
     evidence = [replace(item, line=1, text=item.text.strip()) for item in _contents_of_record(record).evidence]
     evidence.append(record_evidence(record, 1))

@@ -76,6 +76,7 @@ def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
 
 
 def _matched_line(kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> MatchedLine:
+    """The matched log line, with the look-alike's default words for facts that the line does not name."""
     line = MatchedLine(evidence.facts, evidence, planner)
     line.defaults = kind.unnamed
     return line
@@ -87,6 +88,7 @@ def is_informational(evidence: Evidence) -> bool:
 
 
 def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
+    """Confidence (0 to 1) in the look-alike, lowered where the log shows a real shortage."""
     if case.has("nccl_oom"):
         return 0.2
     if case.has("shm_small", "shm_no_space", "shm_insufficient"):
@@ -100,6 +102,7 @@ def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
 
 
 def _make_fix(fix: LookalikeFix, line: MatchedLine, planner: FixPlanner) -> Fix:
+    """The fix with the matched line's facts filled in, and the changed command."""
     steps = tuple(step for step in map(line.fill, fix.steps) if step)
     command = planner.command(fix.flags, fix.env) if fix.flags or fix.env else ()
     if fix.flags.get("disable_custom_all_reduce") and "--disable-custom-all-reduce" not in command:

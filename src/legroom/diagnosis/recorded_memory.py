@@ -98,6 +98,7 @@ def _has_type(kind: Any, value: Any) -> bool:
 
 
 def _known_card_name(name: str | None) -> str | None:
+    """The card's name in legroom's table; None where it is unknown."""
     try:
         return known_gpu(name).name if name else None
     except LegroomError:

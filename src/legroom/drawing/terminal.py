@@ -60,6 +60,7 @@ def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
 
 
 def _has_colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
+    """Whether to colour: NO_COLOR, then FORCE_COLOR, then whether it is a terminal that is not dumb."""
     if env.get("NO_COLOR"):
         return False
     if env.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -68,6 +69,7 @@ def _has_colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
 
 
 def _has_unicode(stream: TextIO) -> bool:
+    """Whether the stream's encoding has the characters that bars are drawn with."""
     try:
         "█┤✓×".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -76,12 +78,14 @@ def _has_unicode(stream: TextIO) -> bool:
 
 
 def _terminal_width(stream: TextIO, env: Mapping[str, str]) -> int:
+    """Columns of COLUMNS or of the terminal, between the narrowest and the widest that is drawn."""
     columns = env.get("COLUMNS", "")
     width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
     return max(_NARROWEST, min(width, _WIDEST))
 
 
 def _columns_of(stream: TextIO) -> int:
+    """Columns of the terminal; 80 where the stream is none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 80
     except (OSError, ValueError):

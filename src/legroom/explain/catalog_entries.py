@@ -164,6 +164,7 @@ def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
+    """What is wrong with an entry's file name, its transitions and its example, a sentence each."""
     if name != f"{document['id']}.json":
         yield f"holds the entry {document['id']}"
     for kind, others in document["transitions"].items():
@@ -178,6 +179,7 @@ def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Signatures that are not RE2, miss their own example or name an unknown log message."""
     from legroom.facts.log_messages import message_patterns
     from legroom.regex import compiled, pattern_error
 
@@ -192,6 +194,7 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nearest_entries_hint(wanted: str, every: tuple[Entry, ...]) -> str:
+    """A hint with up to three entries of a similar id or number."""
     import difflib
 
     names = {known.id.lower(): known for known in every}

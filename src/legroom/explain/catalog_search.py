@@ -59,6 +59,7 @@ def search_json(query: str, hits: Sequence[Hit], language: Language) -> dict[str
 
 
 def _build_index(entries: Sequence[Entry]) -> _Index:
+    """Weighted terms of every entry, the rarity of each term, and the terms by stem."""
     pages = tuple(_weighted_terms(entry) for entry in entries)
     seen = Counter(term for page in pages for term in page)
     by_stem: dict[str, list[str]] = {}
@@ -80,6 +81,7 @@ def search_terms(text: str) -> list[str]:
 
 
 def _weighted_terms(entry: Entry) -> Counter[str]:
+    """Each search term of the entry with the weight of the heaviest field it is in."""
     fields: list[tuple[float, Iterable[str]]] = [
         (8.0, (entry.title.en, entry.title.zh, entry.label)),
         (7.0, entry.aliases),
@@ -99,6 +101,7 @@ def _weighted_terms(entry: Entry) -> Counter[str]:
 
 
 def _story_texts(entry: Entry) -> list[str]:
+    """What, why and arithmetic of the entry's story in both languages; empty without a story."""
     if entry.story is None:
         return []
     parts = (entry.story.what, entry.story.why, entry.story.arithmetic)
@@ -112,12 +115,14 @@ def _similar_words(term: str, index: _Index) -> list[str]:
 
 
 def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
+    """The term's weight on the page, half that of the best similar term, or 0."""
     if term in page:
         return float(page[term])
     return max((page[word] / 2 for word in similar if word in page), default=0)
 
 
 def _name_score(query: str, entry: Entry) -> float:
+    """Bonus where the query is the entry's id, label or alias, a smaller one where it is part of it; else 0."""
     wanted = " ".join(query.lower().replace("_", " ").split())
     names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
     if wanted in names:
@@ -126,6 +131,7 @@ def _name_score(query: str, entry: Entry) -> float:
 
 
 def _matches_signature(line: str, entry: Entry) -> bool:
+    """Whether a log line matches one of the entry's patterns; never for under 12 characters."""
     if len(line) < 12:
         return False
     from legroom.regex import compiled

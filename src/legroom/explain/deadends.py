@@ -137,6 +137,7 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
 
 
 def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
+    """What does not help, why, and the share of counted attempts that failed, in English."""
     count = entry.counted(item.kind)
     return {
         "action": item.action.en,
@@ -148,6 +149,7 @@ def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
 
 
 def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
+    """What helps, how, and the share of counted attempts that worked, in English."""
     count = entry.counted(item.kind)
     return {
         "action": item.action.en,
@@ -167,6 +169,7 @@ def count_and_threads(count: Count) -> list[str]:
 
 
 def _shortened(text: str) -> str:
+    """The text cut to 80 characters."""
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -175,6 +178,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def user_catalog_folder() -> Path:
+    """Folder of the imported records, in legroom's data folder."""
     return home() / "catalog"
 
 
@@ -236,6 +240,7 @@ def record_problems(record: Any) -> list[str]:
 
 
 def _read_record(path: Path) -> Any:
+    """The parsed JSON of a record's file; raises where it is missing, too large or not JSON."""
     try:
         if path.stat().st_size > _LARGEST_RECORD_BYTES:
             raise LegroomError(f"{path} is too large for one record", "give a file that holds a single record")

@@ -81,6 +81,7 @@ class Count:
 
     @property
     def tried(self) -> int:
+        """Attempts whose outcome is known, worked or failed."""
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
@@ -223,6 +224,7 @@ class Entry:
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
     def _share_of_threads(self, number: int) -> float | None:
+        """The number as a share of the counted threads, from 0 to 1; None where they are too few."""
         total = len(self.threads)
         return round(number / total, 2) if total >= MIN_THREADS_FOR_RATE else None
 
@@ -288,6 +290,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
+    """Id, cause, phase and title of the entry, without its text."""
     return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.in_language(language)}
 
 
@@ -316,6 +319,7 @@ def _shown_bytes(value: int) -> str:
 
 
 def _story_json(entry: Entry, language: Language) -> dict[str, str | None] | None:
+    """The parts of the entry's story by name, in one language; None without a story."""
     story = entry.story
     if story is None:
         return None

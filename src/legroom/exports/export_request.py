@@ -38,6 +38,7 @@ class ExportRequest:
 
     @property
     def required_plan(self) -> PlanDocument:
+        """The plan; LegroomError where the export was called without one."""
         if self.plan is None:
             raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
         return self.plan

@@ -70,6 +70,7 @@ def stored_authority(path: str) -> KeyPair:
 
 
 def _read_authority(file: Path) -> KeyPair:
+    """The CA certificate and key of a PEM file; LegroomError if it lacks either or expires soon."""
     text = file.read_bytes()
     try:
         certificate = x509.load_pem_x509_certificate(text)
@@ -90,6 +91,7 @@ def _x509_name(common: str) -> x509.Name:
 def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, *, is_authority: bool
 ) -> x509.CertificateBuilder:
+    """An unsigned certificate, valid from shortly before now, with the key usage of a CA or of a server."""
     now = datetime.datetime.now(datetime.UTC)
     usage = x509.KeyUsage(
         digital_signature=not is_authority,

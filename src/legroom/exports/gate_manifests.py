@@ -87,6 +87,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The manifests of the admission webhook `legroom gate`, and a Dockerfile for its image."""
     options = {**_DEFAULTS, **request.options}
     namespace = str(options["namespace"])
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
@@ -130,6 +131,7 @@ ENTRYPOINT ["legroom"]
 
 
 def _self_signed_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPair, KeyPair] | None:
+    """The CA and the webhook's certificate; None where cert-manager issues them."""
     if options["certificates"] != "self":
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
@@ -247,6 +249,7 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _network_policy(namespace: str) -> dict[str, Any]:
+    """A NetworkPolicy that allows ingress to the webhook's port from anywhere and no egress."""
     spec = {
         "podSelector": {"matchLabels": _gate_labels()},
         "policyTypes": ["Ingress", "Egress"],
@@ -260,6 +263,7 @@ def _network_policy(namespace: str) -> dict[str, Any]:
 
 
 def _webhook_config(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
+    """The ValidatingWebhookConfiguration; namespace labels choose between enforcing and warning."""
     metadata: dict[str, Any] = {"name": NAME_IN_CLUSTER, "labels": _gate_labels()}
     if authority is None:
         metadata["annotations"] = {"cert-manager.io/inject-ca-from": f"{namespace}/{NAME_IN_CLUSTER}"}

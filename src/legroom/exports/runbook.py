@@ -57,6 +57,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """runbook.md and runbook.svg, the bundled failure catalog as a decision tree."""
     language: Language = request.options.get("language", "en")
     branches = branches_with_entries(bundled())
     return (
@@ -78,6 +79,7 @@ def _markdown_lines(branches: Sequence[Branch], language: Language) -> Iterator[
 
 
 def _entry_lines(entry: Entry, language: Language) -> Iterator[str]:
+    """Markdown lines of one failure: signs, cause, workarounds with their counts, dead ends."""
     words = _WORDS[language]
     yield from ("", f"### {entry.id}: {entry.title.in_language(language)}", "")
     for signature in entry.signatures[:2]:
@@ -276,5 +278,6 @@ def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: L
 
 
 def _truncated(text: str, width: int) -> str:
+    """The text within `width` characters, with an ellipsis where it is cut."""
     lines = wrap(text, width)
     return lines[0] if len(lines) < 2 else wrap(text, width - 2)[0] + " …"

@@ -76,6 +76,7 @@ class Anatomy:
 
 @cache
 def _family_rows() -> dict[str, dict[str, Any]]:
+    """The rows of anatomy.json by model family, with the aliases resolved to their family's row."""
     document = read_data("anatomy.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}

@@ -52,6 +52,7 @@ class BackendTable:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Every attention backend in the table, whether or not it runs on the card."""
         return tuple(self.facts["backends"])
 
     def in_order(self, needs: LayerNeeds) -> tuple[str, ...]:
@@ -80,6 +81,7 @@ class BackendTable:
         return bool(self._value_for_card(self.facts["backends"][name]["mm_prefix"]))
 
     def _reasons_of_backend(self, backend: Mapping[str, Any], needs: LayerNeeds) -> Iterator[str]:
+        """Why a backend cannot serve the layer, in vLLM's own phrases; nothing where it can."""
         if not any(
             first <= needs.head_size <= last and not (needs.head_size - first) % step
             for first, last, step in backend["head_sizes"]
@@ -109,13 +111,16 @@ class BackendTable:
                 yield row["reason"]
 
     def _value_for_card(self, entry: Any) -> Any:
+        """The entry itself, or the value for this compute capability where the entry is grouped by capability."""
         return self._group_of_card(entry["of"]) if isinstance(entry, dict) else entry
 
     def _group_of_card(self, groups: list[list[Any]]) -> Any:
+        """The value of the group that lists this compute capability."""
         return next(value for capabilities, value in groups if self.capability in capabilities)
 
 
 def _row_applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
+    """Whether a refused combination covers the layer: shape, sinks, mm_prefix, head size and KV cache dtype."""
     same = row["shape"] == needs.shape and row["sinks"] == needs.sinks and row["mm_prefix"] == needs.mm_prefix
     heads, dtypes = row["head_sizes"], row["kv_cache_dtypes"]
     return same and (not heads or needs.head_size in heads) and (not dtypes or needs.kv_cache_dtype in dtypes)

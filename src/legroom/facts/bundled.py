@@ -187,10 +187,12 @@ def _series(hub_id: str) -> str:
 
 
 def _owner_name(hub_id: str) -> str:
+    """The owner of a Hub id in lower case: `qwen` of `Qwen/Qwen3-8B`."""
     return hub_id.partition("/")[0].lower()
 
 
 def _repo_name(hub_id: str) -> str:
+    """The part of a Hub id after the owner, in lower case: `qwen3-8b` of `Qwen/Qwen3-8B`."""
     return hub_id.rpartition("/")[2].lower()
 
 
@@ -200,6 +202,7 @@ def _alphanumeric(name: str) -> str:
 
 
 def _name_words(name: str) -> list[str]:
+    """The hyphen-separated words of a repository's name in lower case, without the vendor's and a plain last word."""
     words = name.rpartition("/")[2].lower().removeprefix("meta-").removeprefix("nvidia-").split("-")
     return words[:-1] if words[-1] in _PLAIN else words
 
@@ -260,6 +263,7 @@ def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:
 
 
 def _merged_config(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's config with the model's own values over it; nested `*_config` sections are merged too."""
     merged = dict(base)
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and key.endswith("_config"):
@@ -297,6 +301,7 @@ def _names(pattern: str | list[str]) -> Iterator[str]:
 
 
 def _numbers_in_spans(spans: str) -> list[int]:
+    """The numbers of a text such as `0-3,7`: 0, 1, 2, 3 and 7."""
     pairs = (span.partition("-") for span in spans.split(","))
     return [number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)]
 
@@ -316,6 +321,7 @@ def _parse_family(name: str) -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _entries() -> dict[str, Mapping[str, Any]]:
+    """The entries of all bundled models, by key."""
     return {key: entry for family in _texts() for key, entry in _parse_family(family).items()}
 
 
@@ -340,11 +346,13 @@ def _key_of_exact_name(wanted: str) -> str | None:
 
 
 def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """A bundled model's key, its Hub ids and its aliases."""
     return (key, *entry.get("ids", ()), *entry.get("aliases", ()))
 
 
 @cache
 def _shared_values() -> Mapping[str, Any]:
+    """The content of schemes.json."""
     shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
     return shared
 

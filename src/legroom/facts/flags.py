@@ -71,10 +71,12 @@ def _flag_entries() -> Any:
 
 
 def _is_in_spans(spans: list[list[int]], release: Release) -> bool:
+    """Whether a span of release indexes, both ends included, holds the release."""
     return any(first <= release.index <= last for first, last in spans)
 
 
 def _value_at(ranges: list[list[Any]], release: Release) -> Any:
+    """The value of the range that holds the release; None where none does."""
     return next((value for first, last, value in ranges if first <= release.index <= last), None)
 
 
@@ -107,6 +109,7 @@ def flag_history(name: str) -> FlagHistory | None:
 
 
 def _release_ranges(spans: list[list[int]]) -> tuple[tuple[str, str], ...]:
+    """Spans of release indexes as pairs of first and last version."""
     releases = known_releases()
     return tuple((releases[first], releases[last]) for first, last in spans)
 
@@ -129,6 +132,7 @@ def flags_ever() -> dict[str, Flag]:
 
 
 def _entry_dest(name: str, entry: dict[str, Any]) -> str:
+    """The argparse destination of a flag, as its entry states it or its name implies."""
     return str(entry.get("dest", dest_name(name)))
 
 

@@ -95,6 +95,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 def _read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
+    """A GGUF file's metadata and its tensors' types, shapes and bytes; an error where it is not whole or not GGUF."""
     if file.read(4) != b"GGUF":
         raise LegroomError(f"{name} is not a GGUF file", "it does not start with GGUF")
     version, tensor_count, entry_count = struct.unpack("<IQQ", file.read(20))
@@ -120,6 +121,7 @@ def _read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
 
 
 def _tensor_bytes(kind: int, shape: tuple[int, ...], name: str) -> int:
+    """The bytes of a tensor of a GGML type, in whole quantization blocks; an error where the type is unknown."""
     if kind not in TYPES:
         raise LegroomError(f"{name} has tensors of a type ({kind}) that legroom does not know")
     _, elements, size = TYPES[kind]
@@ -131,6 +133,7 @@ def _read_scalar(file: BinaryIO, form: str) -> Any:
 
 
 def _read_string(file: BinaryIO) -> str:
+    """The next length-prefixed string; OverflowError where it is too long, struct.error where it is cut short."""
     length = _read_scalar(file, "<Q")
     if length > _LONGEST_STRING:
         raise OverflowError
@@ -141,6 +144,7 @@ def _read_string(file: BinaryIO) -> str:
 
 
 def _read_value(file: BinaryIO, kind: int) -> Any:
+    """The next metadata value of a type; the length alone of an array with more than 1024 items."""
     if kind == _STRING:
         return _read_string(file)
     if kind == _ARRAY:
@@ -156,6 +160,7 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
 
 
 def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[str, Any]:
+    """The metadata in the fields of a Hugging Face config.json."""
     short = str(metadata.get("general.architecture") or "")
     if not short:
         raise LegroomError(f"{name} does not say its architecture", "its general.architecture is missing")

@@ -167,6 +167,7 @@ def _exactly_named(name: str) -> Gpu | None:
 
 
 def _find_gpu(name: str) -> Gpu | None:
+    """The card of this name, with or without its right size in GB; None where unknown."""
     index = _cards_by_name()
     if hit := index.get(_normalized_name(name)):
         return _gpu_of_entry(*hit)
@@ -183,15 +184,18 @@ def _find_gpu(name: str) -> Gpu | None:
 
 
 def _name_words(name: str) -> list[str]:
+    """The words of a GPU's name in lower case, without the vendor's."""
     words = [word for word in re.split(r"[^a-z0-9.+]+", name.lower().replace("gib", "gb")) if word]
     return [word for word in words if word not in _VENDOR_WORDS]
 
 
 def _normalized_name(name: str) -> str:
+    """A GPU's name in lower case without separators and vendor words, to compare names by."""
     return "".join(_name_words(name))
 
 
 def _card_of_size(text: str) -> Gpu:
+    """A GPU given by its memory, such as 24GiB: the only card that reports this total, else an unnamed one."""
     total_bytes = parse_bytes(text, "GPU memory")
     _check_size(total_bytes, text)
     note = ""
@@ -205,6 +209,7 @@ def _card_of_size(text: str) -> Gpu:
 
 
 def _check_size(total_bytes: int, text: str) -> None:
+    """An error where no GPU has this much or this little memory."""
     if not SMALLEST_BYTES <= total_bytes <= LARGEST_BYTES:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 
@@ -227,6 +232,7 @@ def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
 
 
 def _gpu_of_entry(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
+    """A Gpu of its entry in gpus.json, with sizes in bytes and rates in bytes per second."""
     major, minor = entry["compute_capability"]
     return Gpu(
         name=entry["name"],

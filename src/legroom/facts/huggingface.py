@@ -130,6 +130,7 @@ def folder_bytes(folder: Path) -> int | None:
 
 
 def _file_tensor_bytes(path: Path) -> int:
+    """The bytes of all tensors in a safetensors file, from its header; an error where that is not readable."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -225,6 +226,7 @@ class _RepoFiles:
             return None  # a plan does not need it
 
     def _download(self, filename: str) -> Path | None:
+        """A file's path in the Hub cache, downloaded unless offline; None where the repository has no such file."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
@@ -246,6 +248,7 @@ class _RepoFiles:
             raise
 
     def _checkpoint_bytes(self) -> int | None:
+        """The bytes of the repository's safetensors tensors, from headers or index; None offline."""
         if self.offline:
             return None
         from huggingface_hub import HfApi
@@ -264,11 +267,13 @@ class _RepoFiles:
 
 
 def _header_bytes(api: Any, repo: str, filename: str, revision: str | None) -> int:
+    """The tensor bytes of a safetensors file on the Hub, from its header alone."""
     header = api.parse_safetensors_file_metadata(repo, filename, revision=revision)
     return max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
 
 
 def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> Found:
+    """The request's result, with errors of the Hub raised as LegroomError that says what to do."""
     from huggingface_hub import errors
 
     try:
@@ -306,6 +311,7 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
 
 def _http_error(repo: str, error: Any) -> LegroomError:
+    """The error to raise for an HTTP error of the Hub, by its status."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return LegroomError(
@@ -319,6 +325,7 @@ def _http_error(repo: str, error: Any) -> LegroomError:
 
 
 def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomError:
+    """The error to raise for a model that is in no cache, offline or with the Hub out of reach."""
     why = (
         "and this is offline mode"
         if offline or type(error).__name__ == "OfflineModeIsEnabled"
@@ -329,5 +336,6 @@ def _unreachable_error(repo: str, offline: bool, error: Exception) -> LegroomErr
 
 
 def _nearest_names_hint(repo: str) -> str:
+    """The end of a hint that names similar bundled models; empty where there are none."""
     close = nearest(repo, 3)
     return f"; bundled and near: {', '.join(close)}" if close else ""

@@ -44,6 +44,7 @@ class KnownBug:
     None: it stops no start-up."""
 
     def is_in(self, release: Release) -> bool:
+        """Whether the release has the bug: from `first` to `last` inclusive, every later one where `last` is None."""
         return release.at_least(self.first) and (self.last is None or not release.after(self.last))
 
     def happens_with(self, args: Any) -> bool:
@@ -76,6 +77,7 @@ class KnownBug:
 
     @property
     def upgrade_step(self) -> str | None:
+        """The command that installs the release with the fix; None where no release has it."""
         return (
             f"pip install -U 'vllm>={self.fixed_in}' (image: vllm/vllm-openai:v{self.fixed_in})"
             if self.fixed_in
@@ -99,6 +101,7 @@ def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownB
 
 
 def _matches_setting(value: Any, wanted: str) -> bool:
+    """Whether a flag's value meets a condition such as `on`, `not off`, `set` or `above 1`, or contains the text."""
     match wanted:
         case "on":
             return value is True

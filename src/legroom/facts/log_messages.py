@@ -122,6 +122,7 @@ def message_openings() -> tuple[str, ...]:
 
 @cache
 def oom_parts() -> OomParts:
+    """The patterns of the figures and of the process in torch's out-of-memory message."""
     return OomParts(tuple(_evidence_data()["oom_parts"]), _evidence_data()["oom_process"])
 
 

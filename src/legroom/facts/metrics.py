@@ -50,12 +50,14 @@ class Metric:
 
 
 def _series_name(name: str, type_: str) -> str:
+    """The series to query: a counter with `_total`, an info with `_info`, others as declared."""
     if type_ == "counter":
         return name if name.endswith("_total") else name + "_total"
     return name + "_info" if type_ == "info" else name
 
 
 def _exposed_series(name: str, type_: str) -> tuple[str, ...]:
+    """Every series that a scrape shows for a declared metric, such as `_bucket`, `_sum` and `_created`."""
     series = _series_name(name, type_)
     if type_ == "counter":
         return (series, series.removesuffix("_total") + "_created")
@@ -67,6 +69,7 @@ def _exposed_series(name: str, type_: str) -> tuple[str, ...]:
 
 @cache
 def _declarations() -> dict[str, list[dict[str, Any]]]:
+    """The declarations of each metric over the releases, by declared name."""
     return {name: entry for name, entry in read_data("metrics.json")["metrics"].items() if _REAL_NAME.fullmatch(name)}
 
 
@@ -77,6 +80,7 @@ def cache_config_labels(release: Release) -> tuple[str, ...]:
 
 
 def _labels_of_entry(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
+    """The label names of a metric in one release, with a histogram's `le`."""
     labels: list[str] = []
     for label in entry["labels"]:
         if label.startswith(_CACHE_CONFIG_FIELDS):
@@ -138,6 +142,7 @@ def all_exposed_names() -> frozenset[str]:
 
 @cache
 def _release_spans() -> dict[str, tuple[tuple[int, int], ...]]:
+    """Spans of release indexes, first and last, in which each series is exposed."""
     by_series: dict[str, list[tuple[int, int]]] = {}
     for name, entry in _exposed_entries():
         by_series.setdefault(name, []).extend((first, last) for first, last in entry["in"])
@@ -197,6 +202,7 @@ def role_of(series: str) -> str | None:
 
 @cache
 def _role_by_series() -> dict[str, str]:
+    """What each series measures (`kv_use`, `running`, ...), under its declared and its exposed names."""
     by_series: dict[str, str] = {}
     for role, names in roles().items():
         for name in names:
@@ -263,6 +269,7 @@ def _name_in_release(name: str, ending: str, release: Release, engine: str | Non
 
 
 def _closest_spelling(name: str, known: frozenset[str]) -> str | None:
+    """The known series of most similar spelling; None where none is similar."""
     import difflib  # only where a name was wrong
 
     candidates = sorted(series for series in known if not series.endswith("_created"))

@@ -110,6 +110,7 @@ class StateSpace:
     rope_kind: ClassVar[str] = ""
 
     def width(self, name: str) -> int:
+        """The dimension of this name, such as `state_size` or `conv_kernel`; KeyError where this kind has none."""
         return dict(self.config)[name]
 
 

@@ -96,6 +96,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
 
 
 def _load_without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
+    """The model of a request that may read neither files nor the Hub: the caller's config or a bundled one."""
     given = limits.models.get(text)
     brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
     return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
@@ -121,6 +122,7 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
 
 
 def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
+    """The model of a checkpoint folder, a config.json or a GGUF file."""
     if path.is_dir():
         name, size = path.resolve().name, folder_bytes(path)
         config = overridden(config_of_folder(path), overrides)
@@ -135,6 +137,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
+    """The model of a Hub repository; HF_HUB_OFFLINE decides where `offline` is None."""
     if not is_hub_id(name):
         raise _unknown_model_error(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     if offline is None:
@@ -145,6 +148,7 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
 
 
 def _unknown_model_error(name: str, why: str) -> LegroomError:
+    """The error to raise, with the nearest bundled models as its hint."""
     if "$" in name or "{{" in name:
         return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
     close = nearest(name)
@@ -168,6 +172,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def is_hub_id(text: str) -> bool:
+    """Whether the text has the form owner/name; nothing is looked up."""
     owner, slash, repo = text.partition("/")
     allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
     return bool(slash and owner and repo) and set(owner + repo) <= allowed

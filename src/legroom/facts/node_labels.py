@@ -55,6 +55,7 @@ def naming_labels() -> tuple[str, ...]:
 
 
 def _gpu_of_product(value: str, profile: str) -> str:
+    """The GPU that a product label's value names, with its MIG profile where given; empty where unknown."""
     if not value:
         return ""
     known = _label_data()["products"].get(value, "")
@@ -67,6 +68,7 @@ def _gpu_of_product(value: str, profile: str) -> str:
 
 
 def _gpu_of_instance_type(value: str) -> str:
+    """The GPU of a cloud's instance type; empty where unknown."""
     name = value.lower()
     for row in _label_data()["instances"] if name else ():
         if re.fullmatch(row["pattern"], name):

@@ -22,6 +22,7 @@ class Build:
     """Compute capabilities with kernels, oldest first; a newer minor of the same major runs them too."""
 
     def has_kernels_for(self, capability: tuple[int, int]) -> bool:
+        """Whether a kernel of the same major and no higher minor compute capability is built in."""
         built = (tuple(map(int, name.split("."))) for name in self.capabilities)
         return any(major == capability[0] and minor <= capability[1] for major, minor in built)
 
@@ -53,10 +54,12 @@ def last_build_with(capability: tuple[int, int]) -> tuple[Build, Build | None] |
 
 
 def first_build_with(capability: tuple[int, int]) -> Build | None:
+    """The first build with kernels for a compute capability; None where no build has any."""
     return next((build for build in builds() if build.has_kernels_for(capability)), None)
 
 
 def driver_is_older(driver: str, than: str) -> bool:
+    """Whether one driver version is lower than another, compared part by part as numbers."""
     numbers = [[int(part) for part in version.split(".") if part.isdigit()] for version in (driver, than)]
     return numbers[0] < numbers[1]
 

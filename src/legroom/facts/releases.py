@@ -12,6 +12,7 @@ from legroom.records import dataclass
 
 @cache
 def _first_release_by_architecture() -> dict[str, str]:
+    """The vLLM version that first serves each model architecture."""
     document = read_data("architecture_releases.json")["since"]
     return {name: version for version, names in document.items() for name in names}
 
@@ -43,6 +44,7 @@ _Key = tuple[tuple[int, ...], int, int, int]
 
 
 def _match_version(version: str) -> re.Match[str] | None:
+    """The match of a vLLM version, whatever its case; None where the text is none."""
     return _VERSION.fullmatch(version.strip().lower())
 
 

@@ -57,6 +57,7 @@ class FragmentReport:
 
     @property
     def largest_free_bytes(self) -> int | None:
+        """The largest free block outside private pools; None where the source does not tell."""
         return self.reading.state.largest_free_bytes
 
     @property
@@ -74,6 +75,7 @@ class FragmentReport:
 
     @property
     def is_fragmented(self) -> bool:
+        """Whether free pieces between used blocks are many bytes, and a large share of the reserved ones."""
         pieces = next((part.bytes or 0 for part in self.parts if part.part == "free_in_pieces"), 0)
         reserved = self.reading.state.reserved_bytes
         return pieces >= _FRAGMENTED_BYTES and pieces >= _FRAGMENTED_RATIO * reserved
@@ -115,6 +117,7 @@ def fragment_report(
 
 
 def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
+    """Allocator settings to try: expandable segments, and each other max_split_size_mb."""
     if not settings.expandable_segments:
         yield replace(settings, expandable_segments=True)
     for size in _SPLIT_SIZES_MIB:
@@ -123,6 +126,7 @@ def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettin
 
 
 def _try_candidate_settings(reading: AllocatorReading) -> tuple[SettingTried, ...]:
+    """Whether other settings would have served the refused request; empty where there is nothing to try."""
     if reading.refused is None:
         return ()
     if reading.history is not None:
@@ -155,6 +159,7 @@ def _served_by_expandable_segments(reading: AllocatorReading, request: RefusedRe
 
 
 def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
+    """What PyTorch reserves: allocated, rounding, private pools, free whole segments, and free pieces."""
     state = reading.state
     if reading.is_host:
         text = "of the host, held by the worker's process: without a GPU PyTorch keeps no reserve that could fragment"
@@ -203,6 +208,7 @@ def _fragmented_bytes(reading: AllocatorReading) -> int | None:
 
 
 def _partial_page_bytes(segment: Any) -> int:
+    """The free bytes of an expandable segment that lie in partly used pages, so cannot be unmapped."""
     page = 2 * MIB if segment.is_small else LARGE_SEGMENT_BYTES
     offset = rests = 0
     for block in segment.blocks:
@@ -215,6 +221,7 @@ def _partial_page_bytes(segment: Any) -> int:
 
 
 def _non_torch_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
+    """What the process holds outside PyTorch, other processes' memory, and empty slots of KV blocks."""
     if reading.non_torch_bytes is not None:
         text = "held by the process beside PyTorch: context, modules, communication, graphs"
         yield MemoryPart("non_torch", reading.non_torch_bytes, text, {})
@@ -236,6 +243,7 @@ def _non_torch_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 def _failed_request_part(
     reading: AllocatorReading, request: RefusedRequest, tried: Sequence[SettingTried], *, asked: bool
 ) -> MemoryPart:
+    """The refused request, and which allocator settings would have served it; `asked`: the user gave its size."""
     served = [trial.settings.as_text() for trial in tried if trial.served]
     refused = [trial.settings.as_text() for trial in tried if trial.served is False]
     free, size = reading.state.usable_free_bytes, human_bytes(request.size_bytes)
@@ -262,6 +270,7 @@ def _failed_request_part(
 
 
 def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterable[MemoryPart]:
+    """What grew from one reading to the other: memory outside PyTorch, and allocations by call site."""
     if earlier.non_torch_bytes is not None and later.non_torch_bytes is not None:
         growth = later.non_torch_bytes - earlier.non_torch_bytes
         if abs(growth) >= _MIN_LEAK_BYTES:

@@ -122,6 +122,7 @@ def read_summary(text: str) -> AllocatorReading:
 
 
 def _to_bytes(number: str, unit: str) -> int:
+    """A whole number of a unit such as MiB in bytes; bytes where the unit is unknown."""
     return int(number) * _UNITS.get(unit, 1)
 
 
@@ -150,6 +151,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
+    """The allocator of each worker, from legroom's gauges on a /metrics page; an error where it has none."""
     workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))
@@ -181,6 +183,7 @@ def readings_of_metrics(text: str, sample: Sample) -> tuple[AllocatorReading, ..
 
 
 def _kv_slots(sample: Sample) -> KvSlots | None:
+    """Running requests and KV blocks of all engines together; None where the sample lacks them."""
     engines = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not engines or any(engine.running is None for engine in engines):
         return None

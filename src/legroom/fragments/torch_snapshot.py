@@ -69,6 +69,7 @@ class _PlainUnpickler(pickle._Unpickler):
             raise NotPlainData("the pickle makes more data than legroom reads", "record a shorter history")
 
     def set_items(self, items: list[Any]) -> None:
+        """Sets key, value, key, value, ... in the dict on top of the stack; only plain keys are allowed."""
         target: dict[Any, Any] = self.stack[-1]
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Hashing a nested tuple can take forever.
@@ -91,6 +92,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
+    """The opcode's handler that also counts the memory its object takes, to refuse a pickle that is too large."""
     code = ord(_CODES[name])
     overridden = {"DICT": "load_dict", "SETITEM": "load_setitem", "SETITEMS": "load_setitems"}.get(name)
     load: Any = getattr(_PlainUnpickler, overridden) if overridden else pickle._Unpickler.dispatch[code]
@@ -169,6 +171,7 @@ def _check_entries(document: Mapping[str, Any]) -> None:
 
 
 def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
+    """The items of a list of dicts; TypeError where it is anything else."""
     if not isinstance(items, list | tuple):
         raise TypeError("a list is missing")
     for item in items:
@@ -178,6 +181,7 @@ def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _segments_by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
+    """The snapshot's segments of each device index, in order of the index."""
     devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for segment in _checked_entries(document["segments"]):
         devices[_size_or_zero(segment.get("device", 0))].append(segment)
@@ -190,6 +194,7 @@ def _text_or_empty(value: Any) -> str:
 
 
 def _size_or_zero(value: Any) -> int:
+    """The value, which must be an integer from 0 to below 2**63; ValueError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ValueError("a size or an address is none")
     return value
@@ -205,6 +210,7 @@ class _LiveBlock:
 
 
 def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
+    """The allocator of one device: state, settings, history, refused request and call sites."""
     segments, live = [], list[_LiveBlock]()
     for segment in sorted(raw, key=lambda entry: _size_or_zero(entry["address"])):
         segments.append(_read_segment(segment, live))
@@ -227,6 +233,7 @@ def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapp
 
 
 def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
+    """A segment with its blocks; the blocks in use are appended to `live`."""
     blocks, free = [], 0
     address, stream = _size_or_zero(segment["address"]), _size_or_zero(segment.get("stream", 0))
     for block in _checked_entries(segment["blocks"]):
@@ -271,6 +278,7 @@ def _allocator_state(
 
 
 def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:
+    """The recorded settings; where expandable segments are not recorded, whether any segment is expandable."""
     values = raw if isinstance(raw, dict) else {}
     split = values.get("max_split_size", -1)
     divisions = values.get("roundup_power2_divisions")
@@ -285,6 +293,7 @@ def _allocator_settings(raw: Any, segments: Sequence[AllocatorSegment]) -> Alloc
 def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
+    """The recorded trace and its last out-of-memory request; None for each that was not recorded."""
     raw = list(_checked_entries(trace))
     if not raw:
         return None, None
@@ -356,6 +365,7 @@ def _call_site_name(frames: Any) -> str:
 
 
 def _call_sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
+    """The bytes and blocks in use by call site, the most bytes first; blocks without a known place are left out."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for block in live:
         total = totals[block.place]

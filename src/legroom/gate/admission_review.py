@@ -56,6 +56,7 @@ class AdmissionRequest:
 
     @property
     def is_deleted(self) -> bool:
+        """Whether nothing will run: DELETE, CONNECT, or an object already being deleted."""
         return self.operation in ("DELETE", "CONNECT") or bool(
             _mapping_or_empty(self.new.get("metadata")).get("deletionTimestamp")
         )
@@ -66,6 +67,7 @@ class NotAReview(LegroomError):
 
 
 def parse_review(document: Any) -> AdmissionRequest:
+    """The request of an AdmissionReview; NotAReview where the document is none."""
     review = _mapping_or_empty(document)
     request = _mapping_or_empty(review.get("request"))
     if review.get("kind") != "AdmissionReview" or review.get("apiVersion") != _VERSION or not request:
@@ -111,11 +113,13 @@ def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequen
 
 
 def _legroom_annotations(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A metadata object with legroom's own annotations alone."""
     annotations = _mapping_or_empty(_mapping_or_empty(manifest.get("metadata")).get("annotations"))
     return {"annotations": {key: value for key, value in annotations.items() if str(key).startswith(OWN_PREFIX)}}
 
 
 def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The annotations and labels of the object, its pod template, its job template and that one's pods."""
     spec = _mapping_or_empty(manifest.get("spec"))
     job = _mapping_or_empty(spec.get("jobTemplate"))
     for owner in (

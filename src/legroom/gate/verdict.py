@@ -94,6 +94,7 @@ def plan_verdict(
 
 
 def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) -> FileServer:
+    """The server with fixes in its shown plan; unchanged where it fits. `search_until_s` is monotonic time."""
     shown = server.shown
     if shown is None or shown.verdict == "fits":
         return server
@@ -120,6 +121,7 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 
 
 def _restart_loops(servers: list[StartedServer], plans: list[Plan]) -> list[LintFinding]:
+    """The lint findings that make a server restart over and over."""
     from legroom.lint.linter import LintOptions, lint_servers
     from legroom.planning.plan_json import plan_document
 

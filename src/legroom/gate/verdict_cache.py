@@ -91,6 +91,7 @@ class VerdictCache:
         await asyncio.get_running_loop().run_in_executor(self._planner, _plan_examples)
 
     def close(self) -> None:
+        """Stops both executors without waiting; queued plans and searches are cancelled."""
         for executor in (self._planner, self._searcher):
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -111,6 +112,8 @@ class VerdictCache:
         return task.result()
 
     async def _plan_in_pool(self, key: bytes, manifest: Manifest, started_s: float) -> Verdict:
+        """The verdict planned in the executor with single-change fixes, after it is stored."""
+
         def plan() -> Verdict:
             self._plans += 1
             if self._plans % _PLANS_PER_MEMO_RESET == 0:
@@ -138,6 +141,8 @@ class VerdictCache:
         return self._searches[key]
 
     async def _search_fixes(self, key: bytes, manifest: Manifest) -> Verdict:
+        """The verdict with the full search for fixes, after it is stored; the earlier one where the search fails."""
+
         def search() -> Verdict:
             return plan_verdict(manifest, self._options.default_gpu, hub=self._options.hub)
 
@@ -150,6 +155,7 @@ class VerdictCache:
         return verdict
 
     def _store(self, key: bytes, verdict: Verdict) -> None:
+        """Keeps the verdict, and drops the oldest beyond the limit; one that the Hub may still change is not kept."""
         if self._options.hub and verdict.outcome == "not_understood":
             return  # the Hub may have the config at the next request
         self._verdicts[key] = verdict
@@ -158,6 +164,7 @@ class VerdictCache:
 
 
 def _plan_examples() -> None:
+    """Plans sample pods, so that modules and data are loaded before the first review."""
     for model, card in _WARM_UP_PODS:
         container = {"name": "vllm", "image": "vllm/vllm-openai:v0.11.0", "args": ["--model", model]}
         pod = {"nodeSelector": {"nvidia.com/gpu.product": card}, "containers": [container]}

@@ -121,6 +121,7 @@ class GateMetrics:
         return counter
 
     def page(self) -> bytes:
+        """The /metrics page in Prometheus text format."""
         return generate_latest(self._registry)
 
 
@@ -154,6 +155,7 @@ class GateApp:
             await _respond(send, 404, b"reviews go to /validate\n")
 
     async def _review(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one AdmissionReview: 405 for no POST, 400 or the body's own status for a bad body, else 200."""
         if scope["method"] != "POST":
             await _respond(send, 405, b"a review is a POST\n")
             return
@@ -232,6 +234,7 @@ class GateApp:
 
 
 def _verdict_response(uid: str, verdict: Verdict, mode: Mode) -> tuple[str, bytes]:
+    """The outcome's label for the metrics and the AdmissionReview response body."""
     sentences = verdict.sentences
     if not verdict.is_searched and not verdict.has_fixes:
         sentences = (*sentences, _BEING_SEARCHED)
@@ -263,6 +266,7 @@ class CertificateFiles:
 
     @classmethod
     def in_folder(cls, folder: str) -> CertificateFiles:
+        """The paths of tls.crt and tls.key in a folder, as a Kubernetes TLS secret is mounted."""
         return cls(Path(folder) / "tls.crt", Path(folder) / "tls.key")
 
     def fingerprint(self) -> tuple[object, ...]:
@@ -284,6 +288,7 @@ class CertificateFiles:
         return context
 
     def expiry_timestamp_s(self) -> float:
+        """When the certificate expires, in Unix seconds."""
         return x509.load_pem_x509_certificate(self.certificate.read_bytes()).not_valid_after_utc.timestamp()
 
 

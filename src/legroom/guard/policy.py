@@ -157,6 +157,7 @@ _TOO_LARGE_BYTES = 1 << 20
 
 
 def read_policy(path: Path) -> Policy:
+    """The policy in a TOML file; raises where it cannot be read or is invalid."""
     try:
         with path.open("rb") as file:
             raw = file.read(_TOO_LARGE_BYTES + 1)
@@ -178,6 +179,7 @@ def parse_policy(text: str, name: str = "policy") -> Policy:
 
 
 def _policy_of_document(document: Mapping[str, Any], text: str, name: str) -> Policy:
+    """The validated policy; an unknown section, unknown key or bad value raises, with its line in `text`."""
     sections: dict[str, Any] = {}
     for section, values in document.items():
         kind = SECTIONS.get(section)
@@ -202,6 +204,7 @@ def _policy_of_document(document: Mapping[str, Any], text: str, name: str) -> Po
 
 
 def _client_weights(values: Mapping[str, Any], text: str, name: str) -> dict[str, float]:
+    """The weight of each client; raises for one that is not between 0.01 and 100."""
     for client, weight in values.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.01 <= weight <= 100:
             _raise_at(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
@@ -209,6 +212,7 @@ def _client_weights(values: Mapping[str, Any], text: str, name: str) -> dict[str
 
 
 def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
+    """The value in the field's type, sizes such as "1 MiB" in bytes; ValueError where it is not allowed."""
     kinds = str(declared)
     choices: tuple[str, ...] = meta.get("choices", ())
     if isinstance(value, str) and meta.get("unit") == "bytes":
@@ -231,6 +235,7 @@ def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
 
 
 def _checked_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
+    """The number as int or float as declared; ValueError where it is out of range or should be whole."""
     if "float" not in kinds and not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
@@ -264,6 +269,7 @@ class PolicyFile:
             self.policy = read_policy(path)
 
     def is_due(self, now_s: float) -> bool:
+        """Whether there is a policy file and the time to check it for changes has come."""
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:
@@ -285,6 +291,7 @@ class PolicyFile:
         return None
 
     def _file_version(self) -> tuple[int, int, int] | None:
+        """Modification time, size and inode, to detect a change; None where stat fails."""
         assert self.path is not None
         try:
             stat = self.path.stat()

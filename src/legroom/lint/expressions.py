@@ -207,6 +207,7 @@ def _other_queries(document: Any) -> Iterator[str]:
 
 
 def _other_metrics_product(document: Any) -> str:
+    """The monitoring product, other than Grafana, whose dashboard the document is; empty where none."""
     for candidate in document if isinstance(document, list) else [document]:
         if isinstance(candidate, dict):
             for keys, product in _OTHER_PRODUCTS:
@@ -216,6 +217,7 @@ def _other_metrics_product(document: Any) -> str:
 
 
 def _dashboard_queries(source: Text) -> Iterator[Expression]:
+    """The queries of a Grafana dashboard's panels and variables, with their places in the JSON text."""
     for query in _JSON_QUERY.finditer(source.text):
         try:
             value = json.loads(f'"{query[2]}"')

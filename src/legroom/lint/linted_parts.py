@@ -128,6 +128,7 @@ def _linted_part(part: FilePart) -> LintedPart | None:
 
 
 def _linted_json(part: FilePart) -> LintedPart:
+    """A Grafana dashboard's queries, or the part as YAML where it holds documents; else why nothing is linted."""
     expressions = dashboard_expressions(part.source)
     if expressions is None:
         if part.documents:
@@ -139,6 +140,7 @@ def _linted_json(part: FilePart) -> LintedPart:
 
 
 def _linted_yaml(part: FilePart) -> LintedPart:
+    """The servers, PromQL expressions and recording rules of YAML documents."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     kinds = [document_kind(document) for document in part.documents]

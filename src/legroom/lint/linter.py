@@ -59,6 +59,7 @@ class IgnoreComments:
                 self._lines.setdefault(silenced, set()).update(rules)
 
     def silences(self, finding: LintFinding) -> bool:
+        """Whether a comment in the file or on its line switches the finding's rule off."""
         silenced = self._file | self._lines.get(finding.place.line, set())
         return finding.rule in silenced or _ALL_RULES in silenced
 
@@ -97,6 +98,7 @@ class LintOptions:
 
 
 def lint_files(paths: Sequence[str], options: LintOptions) -> LintReport:
+    """The findings in files and folders (`-` is stdin), with a note for each that could not be read."""
     texts: list[tuple[str, str]] = []
     unread: list[Unread] = []
     for named in paths:
@@ -114,6 +116,7 @@ def lint_files(paths: Sequence[str], options: LintOptions) -> LintReport:
 
 
 def _read_stdin() -> str:
+    """The text of stdin; an error where it is too large or not UTF-8."""
     content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
@@ -212,6 +215,7 @@ def _context_of(text: str, options: LintOptions) -> Context:
 
 
 def _check_part(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
+    """The findings of every check, or of the rules in `only`; Unread for a server of unknown release."""
     for subject in part.subjects:
         if isinstance(subject, StartedServer):
             try:

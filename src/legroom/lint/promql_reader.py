@@ -145,6 +145,7 @@ def _number_of_token(token: Token) -> float:
 
 
 def _has_arithmetic(stream: tuple[Token, ...]) -> bool:
+    """Whether an arithmetic operator comes before the first `and`, `or` or `unless`."""
     texts = (token.text for token in stream)
     return any(text in _ARITHMETIC for text in takewhile(lambda text: text not in _SET_OPERATORS, texts))
 
@@ -229,6 +230,7 @@ def _without_parentheses(stream: tuple[Token, ...]) -> tuple[Token, ...]:
 
 
 def _split_at_set_operators(stream: tuple[Token, ...]) -> list[tuple[Token, ...]]:
+    """The operands of `and`, `or` and `unless` outside brackets."""
     pieces, first, depth = [], 0, 0
     for i, token in enumerate(stream):
         depth += _DEPTH.get(token.text, 0)
@@ -239,6 +241,7 @@ def _split_at_set_operators(stream: tuple[Token, ...]) -> list[tuple[Token, ...]
 
 
 def _functions(stream: tuple[Token, ...]) -> Iterator[str]:
+    """The names of functions and aggregations in lower case, as often as they occur."""
     for token, following in pairwise(stream):
         if token.kind == "name" and (following.text == "(" or following.text.lower() in ("by", "without")):
             yield token.text.lower()

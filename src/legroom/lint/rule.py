@@ -81,12 +81,14 @@ class Context:
 
     @property
     def series(self) -> frozenset[str]:
+        """The series that vLLM exposes: of every release where any is valid, else of the linted one."""
         return all_exposed_names() if self.any_release else exposed_names(self.release)
 
     def has_series_with_prefix(self, prefix: str) -> bool:
         return any(series.startswith(prefix) for series in self.series)
 
     def release_of(self, server: StartedServer) -> Release:
+        """The vLLM release that a server runs: by its name or its image's build day, else the default."""
         named = server.named_release if self.requested_release is None else None
         if named is None and not self.is_release_given and server.image:
             from legroom.deployments.container_images import latest_build_day  # not for a plain command line
@@ -167,6 +169,7 @@ class Context:
         return self.plan if self.plan and (not model or _names_model(self.plan.command, model)) else None
 
     def parsed_args(self, server: StartedServer) -> ParsedArgs:
+        """The server's flags as its vLLM release parses them, with the problems found."""
         return _parse_server_args(tuple(word.text for word in server.words), self.release_of(server))
 
 
@@ -177,11 +180,13 @@ _COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
 
 
 def _is_other_hardware(server: StartedServer) -> bool:
+    """Whether --device names anything but the usual devices."""
     word = flag_word(server, "--device")
     return word is not None and (flag_value(server, word) or "auto") not in _COMMON_DEVICES
 
 
 def _names_model(command: tuple[str, ...], model: str) -> bool:
+    """Whether a word of the command ends in the model's last path part; True where the model has a `$`."""
     last = model.rstrip("/").rpartition("/")[2].lower()
     return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
 
@@ -224,6 +229,7 @@ def has_same_words(name: str, candidate: str, separator: str) -> bool:
 
 
 def similarity(first: str, second: str) -> float:
+    """How alike two strings are, from 0 to 1."""
     import difflib  # only where a name is wrong
 
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()

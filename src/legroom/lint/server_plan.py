@@ -61,6 +61,7 @@ def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
 
 
 def _plan_or_refusal(server: StartedServer, release: Release) -> ServerPlan | RefusedByVllm | None:
+    """The server's plan, or vLLM's refusal to start; None where the command is not fully known."""
     words = tuple(word.text for word in server.words)
     if server.call is not None or any(_TEMPLATE.search(word) for word in words):
         return None
@@ -72,6 +73,7 @@ def _plan_or_refusal(server: StartedServer, release: Release) -> ServerPlan | Re
 def _plan_of_words(
     words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None
 ) -> ServerPlan | RefusedByVllm | None:
+    """The plan for a command line, or vLLM's refusal on the named GPU; None where flags or model do not allow one."""
     from legroom.planning.machine import Machine, make_plan  # only where a model is known
 
     parsed = parse_flags(words, release)

@@ -62,6 +62,7 @@ class FleetGroup:
 
     @property
     def spare(self) -> int:
+        """The number of servers beyond those needed."""
         return max(0, self.servers - self.needed)
 
     @property
@@ -129,6 +130,7 @@ def fleet_view(
 def _fleet_group(
     key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds
 ) -> FleetGroup:
+    """The group's KV use and the servers it needs: demand over target, or all of them where requests queue."""
     queued = any(
         (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio)
         or use.mean_waiting >= 1.0
@@ -149,6 +151,7 @@ def _fleet_group(
 
 
 def _group_advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:
+    """Advice on servers whose pool differs from the others', that preempt often, or queue with a half-empty pool."""
     advice: list[FleetAdvice] = []
     pools = [use.kv_tokens for use in members if use.kv_tokens]
     usual = statistics.median(pools) if pools else 0

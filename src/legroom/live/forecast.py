@@ -104,6 +104,7 @@ def pool_forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | No
 
 
 def _engine_forecast(points: list[tuple[float, float]], levels: Thresholds, engine: str) -> Forecast | None:
+    """When the rising KV use of an engine fills its pool; None without a clear rise, when full, or too far ahead."""
     line = trend(points)
     if line is None or line.low <= 0 or line.level >= levels.pool_full_ratio or points[-1][1] >= levels.pool_full_ratio:
         return None
@@ -122,6 +123,7 @@ def _engine_forecast(points: list[tuple[float, float]], levels: Thresholds, engi
 
 
 def _duration_text(seconds: float) -> str:
+    """Seconds rounded to 5 s, or minutes from 90 s on."""
     if seconds < 90:
         return f"{max(round(seconds / 5) * 5, 5)} s"
     return f"{seconds / 60:.0f} min"

@@ -95,6 +95,7 @@ def _read_device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> Gp
 
 
 def _bytes_by_process(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
+    """The (pid, bytes of GPU memory) of each compute process on the card; empty where NVML does not tell."""
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
@@ -200,6 +201,7 @@ class LocalServers:
         )
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
+        """The memory of all local GPUs, read anew at a fixed interval; not again where the first read found none."""
         if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
             self._cards, is_first = self._read(), self._read_s is None
             self._read_s = now_s
@@ -207,6 +209,7 @@ class LocalServers:
         return self._cards
 
     def _processes_of(self, port: int, now_s: float) -> tuple[int, ...]:
+        """The pids of the server at a local port, cached for a while."""
         found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
         if now_s - found_s >= _PROCESSES_KEPT_S:
             found_s, pids = self._processes[port] = now_s, self._find(port)

@@ -93,6 +93,7 @@ class KernelAccount:
 
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> KernelAccount:
+        """The process's cgroup, the OOM kills so far in it and on the machine, and the kernel's monotonic time."""
         cgroup = Cgroup.of(pid, proc)
         return cls(cgroup, cgroup.kills if cgroup else None, machine_kills(proc), time.clock_gettime(_KERNEL_CLOCK))
 
@@ -207,16 +208,19 @@ def _cgroup_mounts(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _parse_counters(text: str) -> Mapping[str, int]:
+    """The counters in lines of `name number`, as in memory.events or /proc/vmstat; other lines are skipped."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _parse_int(text: str) -> int | None:
+    """The number a text holds; None where it is anything but digits, such as `max`."""
     stripped = text.strip()
     return int(stripped) if stripped.isdecimal() else None
 
 
 def _file_text(path: Path) -> str:
+    """The file's text; empty where it cannot be read."""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:

@@ -120,6 +120,7 @@ def remedies_for(
 
 
 def _plan_command(plan: Plan | None) -> tuple[str, ...]:
+    """The words of `vllm serve ...` for the plan, without secrets; empty without a plan."""
     return tuple(ready_command(plan)) if plan is not None else ()
 
 
@@ -133,6 +134,7 @@ def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, 
 
 
 def _startup_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    """For a server that fails to start: the plan's advice where it does not fit, else reading the log."""
     advised = with_advice(planned) if planned is not None else None
     if planned is None or advised is None:
         yield ProposedRemedy("why a server ends stands in its log", steps=("legroom diagnose LOG",))
@@ -271,6 +273,7 @@ def _host_creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan 
 
 
 def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    """Expandable segments, or a planned restart where they clash with custom all-reduce."""
     unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     ranks = planned.settings.tensor_parallel_size if planned is not None else 1
     if planned is not None and ranks > 1 and not getattr(planned.args, "disable_custom_all_reduce", None):
@@ -308,6 +311,7 @@ def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Pla
 
 
 def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
+    """A lower --gpu-memory-utilization that frees `size` bytes; nothing where no plan can be lowered."""
     lowered = _lower_utilization(planned, size) if planned is not None else None
     if lowered is not None:
         flags, changed = lowered

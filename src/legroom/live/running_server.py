@@ -89,6 +89,7 @@ def running_server(address: str, api_key: str | None = None, *, verify_tls: bool
 
 
 async def _query_server(target: Endpoint) -> RunningServer:
+    """Version, model, settings and KV pool, from /version, /v1/models, /metrics and, where served, /server_info."""
     async with open_session() as session:
         version = await _json_at(session, target, "/version")
         models = await _json_at(session, target, "/v1/models")
@@ -113,6 +114,7 @@ async def _query_server(target: Endpoint) -> RunningServer:
 
 
 async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:
+    """The JSON object the server answers at a path; raises ScrapeFailed for anything else."""
     body = await fetch(session, replace(target, url=target.server + path), TIMEOUT_S)
     try:
         document = json.loads(body)
@@ -124,6 +126,7 @@ async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) 
 
 
 def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
+    """The KV pool of one data-parallel engine in tokens; None where the labels do not tell."""
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isdigit() and size.isdigit()):
         return None
@@ -132,6 +135,7 @@ def _pool_tokens(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int 
 
 
 def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """The settings found in the labels of vLLM's cache config metric, as (name, value)."""
     for name, kind in _CACHE_LABELS.items():
         text = labels.get(name, "None")
         if text != "None":

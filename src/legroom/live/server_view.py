@@ -127,6 +127,7 @@ def _usable_blocks(engine: EngineSample) -> int:
 
 
 def _server_state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
+    """The worst severity found; else `healthy` with requests now or lately, `idle` without."""
     grave = {finding.severity for finding in findings}
     if "critical" in grave:
         return "critical"
@@ -138,12 +139,14 @@ def _server_state(window: Window, findings: tuple[DetectorFinding, ...]) -> Stat
 
 
 def _failure_sentence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
+    """The first finding, else the last scrape failure, else that it was not scraped yet."""
     if findings:
         return f"{findings[0].title}: {findings[0].reason}"
     return window.failures[-1].message if window.failures else "not scraped yet"
 
 
 def _summary_sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
+    """The first warning or critical finding, else the forecast, else running and waiting requests."""
     grave = [finding for finding in findings if finding.severity != "info"]
     if grave:
         more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""

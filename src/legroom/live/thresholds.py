@@ -168,6 +168,7 @@ class Thresholds:
 
 
 def _checked_value(name: str, value: Any, old: Any) -> Any:
+    """The new value in the type of the old one; raises LegroomError where it is out of range."""
     if isinstance(old, Hold):
         if isinstance(value, dict) and set(value) <= {"samples", "seconds"}:
             samples = _checked_count(f"{name}.samples", value.get("samples", old.samples))
@@ -182,6 +183,7 @@ def _checked_value(name: str, value: Any, old: Any) -> Any:
 
 
 def _checked_count(name: str, value: Any) -> int:
+    """A whole number of at least 1; raises LegroomError for anything else."""
     number = _checked_number(name, value)
     if number < 1 or number != int(number):
         raise LegroomError(f"threshold {name} is a count: it must be a whole number of at least 1, not {value!r}")
@@ -189,6 +191,7 @@ def _checked_count(name: str, value: Any) -> int:
 
 
 def _checked_number(name: str, value: Any) -> float:
+    """A finite number of at least 0; raises LegroomError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise LegroomError(f"threshold {name} must be a number of at least 0, not {value!r}")
     return value

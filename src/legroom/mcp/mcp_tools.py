@@ -124,6 +124,8 @@ def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    """The `plan` tool; `local_files` lets a model be a folder on this machine."""
+
     def plan(
         gpu: Gpu,
         model: Model = None,
@@ -151,6 +153,8 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
 
 
 def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    """The `size` tool; `local_files` lets a model be a folder on this machine."""
+
     def size(
         model: Annotated[str, Field(description="A Hub id, a bundled short name, or (stdio only) a folder.")],
         context: Annotated[int, Field(ge=1, description="Tokens that a request may have.")] = 4096,
@@ -179,6 +183,8 @@ def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
 
 
 def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    """The `diagnose` tool; `local_files` lets it read a log file on this machine."""
+
     def diagnose(
         log: Annotated[
             str | None,
@@ -263,6 +269,8 @@ def search_catalog(
 
 
 def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    """The `simulate` tool; `local_files` lets a model be a folder on this machine."""
+
     def simulate(
         requests: Annotated[
             list[SimulatedRequest] | None,

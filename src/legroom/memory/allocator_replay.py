@@ -64,6 +64,7 @@ def replay_serves_request(
 
 
 def _apply(allocator: CachingAllocator, live: dict[int, Block], event: AllocatorEvent) -> None:
+    """Repeats one recorded event on the allocator; `live` maps recorded addresses to blocks."""
     if event.action == "allocate":
         live[event.address] = allocator.allocate(event.size_bytes, event.stream)
     elif event.action == "free":

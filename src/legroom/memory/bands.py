@@ -104,6 +104,7 @@ def _architecture(model: Model) -> str:
 
 
 def _stored_as(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
+    """The storage class that selects the weights' band: plain, online, unlisted, or by method and kernel."""
     scheme = scheme_in_use(model, settings)
     if scheme is None:
         return "plain"
@@ -149,6 +150,7 @@ def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, 
 
 
 def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
+    """The figure with bounds from the errors of its class; an exact figure other than weights is unchanged."""
     if figure == "weights":
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
@@ -243,6 +245,7 @@ def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
+    """The weights with the band of their class, at least their own; unchanged if exact and without a band."""
     below, above = weights_band(weights_rows(), weights_path(of, value), value.bytes, gpu.total_bytes)
     if value.kind == "exact" and not below + above:
         return value

@@ -136,12 +136,14 @@ class BlockPool:
     """Bytes of every reserved segment, by address; an expandable segment is not listed."""
 
     def add(self, block: Block) -> None:
+        """Lists a free block for reuse, or its address range as unmapped."""
         if block.is_mapped:
             insort(self.free, (block.size_bytes, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
     def remove(self, block: Block) -> None:
+        """Takes the block off the free (or unmapped) list."""
         # Size and address are unique, so blocks themselves are never compared.
         if block.is_mapped:
             del self.free[bisect_left(self.free, (block.size_bytes, block.address))]
@@ -189,6 +191,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
+        """Returns the block to its pool, merged with free neighbours; the segment stays reserved."""
         self.allocated_bytes -= block.size_bytes
         block.is_allocated = False
         block.merge_neighbours()
@@ -205,6 +208,7 @@ class CachingAllocator:
 
     @property
     def largest_free_bytes(self) -> int:
+        """Bytes of the largest free block in any pool; 0 where none is free."""
         return max((pool.free[-1][0] for pool in self._pools.values() if pool.free), default=0)
 
     @property
@@ -226,9 +230,11 @@ class CachingAllocator:
         return used + [SMALL_SEGMENT_BYTES] * cdiv(small_bytes, SMALL_SEGMENT_BYTES)
 
     def _new_pool(self, stream: int, is_small: bool) -> BlockPool:
+        """The pool of this stream and size class, created where it does not exist yet."""
         return self._pools.setdefault((stream, is_small), BlockPool(is_small))
 
     def _best_fit(self, pool: BlockPool, wanted: int) -> Block | None:
+        """The smallest free block that may serve the request, taken off the pool; None where there is none."""
         index = bisect_left(pool.free, (wanted,))
         if index == len(pool.free):
             return None
@@ -258,6 +264,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: BlockPool, wanted: int) -> Block | None:
+        """A block from newly reserved memory; None where the allocator's limit or the card is exhausted."""
         size = segment_bytes(wanted)
         if self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes:
             return None
@@ -288,6 +295,7 @@ class CachingAllocator:
         return released >= needed
 
     def _release(self, block: Block) -> None:
+        """Gives the block's segment back to the driver: it is no longer reserved."""
         block.pool.remove(block)
         block.pool.segments.pop(block.address, None)
         self.reserved_bytes -= block.size_bytes
@@ -300,6 +308,7 @@ class CachingAllocator:
         block.pool.add(rest)
 
     def _expand(self, pool: BlockPool, wanted: int) -> Block | None:
+        """A block of `wanted` bytes or more, mapped at the end of an expandable segment; None where mapping fails."""
         block = self._expandable_block(pool, wanted)
         if not block.is_mapped and not self._map(block, min(block.size_bytes, wanted)):
             return None

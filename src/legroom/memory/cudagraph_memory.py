@@ -170,6 +170,7 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
 
 
 def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int, full: int) -> int:
+    """Bytes that the driver takes for `pieces` piecewise and `full` full graphs (fitted)."""
     fit = _era(settings)
     on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
     full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
@@ -177,6 +178,7 @@ def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int,
 
 
 def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
+    """The buffers of captured all-reduces between tensor-parallel ranks; empty where they take nothing."""
     size = captured_all_reduce(model, settings, gpu, sizes)
     ranks = settings.tensor_parallel_size
     return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
@@ -189,6 +191,7 @@ def _counted_sizes(settings: EngineSettings) -> list[int]:
 
 
 def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
+    """Bytes of the graphs' memory pool (fitted); `splits`: bytes of the attention's split buffers."""
     fit = _era(settings)
     pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
     pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
@@ -217,6 +220,7 @@ def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Ter
 
 
 def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
+    """Host memory of the graphs, which counts on machines with unified memory only; otherwise empty."""
     if not gpu.unified:
         return ()
     size = int(constants()["graphs"]["unified_mib"] * MIB)
@@ -224,6 +228,7 @@ def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
 
 
 def _era(settings: EngineSettings) -> dict[str, Any]:
+    """The fitted graph constants of this release and model runner."""
     runner = "V0" if settings.engine == "V0" else settings.runner
     return by_release(constants()["graphs"][runner], settings.release)
 
@@ -234,10 +239,12 @@ def captures(settings: EngineSettings) -> tuple[int, int]:
 
 
 def _piecewise_sizes(settings: EngineSettings) -> list[int]:
+    """The batch sizes captured as piecewise graphs, ascending; empty in modes without them."""
     return sorted(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else []
 
 
 def _full_sizes(settings: EngineSettings) -> list[int]:
+    """The batch sizes captured as full graphs, ascending: all in mode FULL, otherwise those of decode batches."""
     sizes = sorted(settings.cudagraph_capture_sizes)
     if settings.cudagraph_mode == "FULL":
         return sizes
@@ -295,6 +302,7 @@ def _segments(model: Model, ranks: int, token: int, split: int, passing: int) ->
 
 
 def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Block, hidden: int) -> tuple[Block, Block]:
+    """Allocates the sum and its norm (`hidden` bytes each), frees both inputs, returns the two new blocks."""
     summed, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     allocator.free(added)
     allocator.free(residual)

@@ -181,6 +181,7 @@ def kv_cache_figure(
 
 
 def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
+    """The measured figure where there is one, otherwise the expected."""
     if bytes_ is None:
         return otherwise
     label = otherwise.terms[0].label if otherwise.terms else "measured"
@@ -265,6 +266,7 @@ def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
 
 
 def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    """The out-of-memory failure while loading; None where weights and loading peak fit into `free` bytes."""
     staged = loader_bytes(gpu, rank.weights.bytes)
     needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
     if needed > free:
@@ -275,6 +277,7 @@ def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
 
 
 def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    """The out-of-memory failure in the profile run; None where its peak fits into `free` bytes."""
     needed = rank.weights.bytes + rank.activation.bytes + rank.non_torch.bytes
     if needed <= free:
         return None

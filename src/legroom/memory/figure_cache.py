@@ -63,6 +63,7 @@ class Inputs:
         return recent[1]
 
     def _narrow(self, settings: EngineSettings) -> EngineSettings:
+        """The settings with those outside the cache key removed, as one object for each key."""
         given = settings.given
         key = (*self._settings(settings), *self._given(given), repr(self._given_mappings(given)))
         return self._narrowed.get(

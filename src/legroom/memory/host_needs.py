@@ -162,6 +162,7 @@ def host_failure(needs: HostNeeds, limit_bytes: int) -> Failure | None:
 
 
 def whole_gib(bytes_: float) -> int:
+    """The bytes rounded up to whole GiB, in bytes."""
     return math.ceil(bytes_ / GIB) * GIB
 
 
@@ -220,10 +221,12 @@ def media_cache_gib(settings: HostSettings) -> float:
 
 
 def _media_in_shm(settings: HostSettings) -> bool:
+    """Whether --mm-processor-cache-type keeps the media cache in shared memory."""
     return other_value(settings.args, "--mm-processor-cache-type") == "shm"
 
 
 def _media(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
+    """The media caches in RAM, one for each API server and engine; none where they are in shared memory."""
     media_gib = media_cache_gib(settings)
     if media_gib and not _media_in_shm(settings):
         # Every API server and every engine has a cache.
@@ -232,6 +235,7 @@ def _media(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
 
 
 def _pinned(settings: HostSettings) -> Iterator[HostShare]:
+    """Page-locked host memory: offloaded weights, swap space, offloaded KV cache, and weights in sleep mode."""
     args, gpus = settings.args, settings.gpus
     if args.cpu_offload_gb:
         exact = sum(pinned_bytes(size) for size in settings.offloaded_tensors)
@@ -290,6 +294,7 @@ def _registers_plain_memory(settings: HostSettings) -> bool:
 
 
 def _connector(args: ServeArgs) -> Mapping[str, Any]:
+    """--kv-transfer-config as a mapping; empty where it is not given or not a JSON object."""
     text = other_value(args, "--kv-transfer-config")
     try:
         config = json.loads(text) if text else {}
@@ -299,6 +304,7 @@ def _connector(args: ServeArgs) -> Mapping[str, Any]:
 
 
 def _number(args: ServeArgs, flag: str) -> float:
+    """The flag's value as a number; 0 where it is not given."""
     return number_of(other_value(args, flag) or "0")
 
 

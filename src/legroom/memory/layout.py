@@ -69,6 +69,7 @@ class Layout:
 
 @cache
 def _checks() -> tuple[dict[str, Any], ...]:
+    """The KV cache checks and their messages by release (kv_checks.json)."""
     return tuple(read_data("kv_checks.json")["checks"])
 
 

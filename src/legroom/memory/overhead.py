@@ -256,10 +256,12 @@ def host_note(settings: EngineSettings, gpu: Gpu) -> str:
 
 
 def _system_bytes(gpu: Gpu) -> int:
+    """Bytes of unified memory that the operating system uses, by size of the machine (fitted)."""
     fit = constants()["unified"]
     whole = max(gpu.total_bytes, gpu.host_total_bytes)
     return max(int(fit["system_least_mib"] * MIB), int(whole * fit["system_share"]))
 
 
 def _servers_bytes() -> int:
+    """Bytes of unified memory that the server's host processes use (fitted)."""
     return int(constants()["unified"]["servers_mib"] * MIB)

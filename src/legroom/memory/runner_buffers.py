@@ -56,6 +56,7 @@ def segment_rests(model: Model, settings: EngineSettings) -> int:
 
 
 def _segment_rests_key(model: Model, settings: EngineSettings) -> str:
+    """The fitted constant for this kind of model: mxfp4, encoder-decoder, multimodal, experts, or plain."""
     if settings.quantization == "mxfp4":
         return "mxfp4_mib"
     if is_encoder_decoder(model):

@@ -95,10 +95,12 @@ def server_states(
 
 
 def _host(*terms: Term) -> Figure:
+    """The sum of the terms, without those of 0 bytes."""
     return Figure(sum(term.bytes for term in terms), terms=tuple(term for term in terms if term.bytes))
 
 
 def _pinned(segments: Sequence[int]) -> int:
+    """Bytes of page-locked memory for these segments, each rounded up as torch does."""
     return sum(pinned_bytes(size) for size in segments)
 
 
@@ -153,6 +155,7 @@ def _tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSe
 
 
 def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
+    """Bytes of workspaces that stay on the GPU while the server sleeps: cuBLAS, sampler, FlashInfer, experts."""
     kept = cublas_workspace(gpu) + sampling(model, settings, gpu).kept_bytes
     if rules and rules.runtime_offloaded:
         return kept

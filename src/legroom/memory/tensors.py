@@ -85,6 +85,7 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
 
 
 def _weight_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterator[Tensor]:
+    """The weights of one rank, each with the factors of its size."""
     for stored in stored_modules(model, settings, gpu):
         module = stored.module
         setting = "max_loras" if module.part == "lora" else ""
@@ -146,6 +147,7 @@ def _shared_workspaces(model: Model, settings: EngineSettings, gpu: Gpu) -> Iter
 
 
 def _sampler_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
+    """Tensors that grow with the vocabulary: logits, the sampler's copies, log-probabilities of prompts."""
     sequences = (min(settings.max_num_seqs, settings.max_num_batched_tokens), "sequences")
     tokens = (settings.max_num_batched_tokens, "batched tokens")
     for columns in {model.vocab_size, round_up(model.vocab_size, _VOCAB_PADDING)}:
@@ -161,6 +163,7 @@ def _sampler_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]
 
 
 def _encoder_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
+    """Activations and attention scores of the multimodal encoder in the profile run; none without an encoder."""
     batch = encoder_batch(model, settings)
     if batch is None:
         return

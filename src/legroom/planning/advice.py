@@ -37,6 +37,7 @@ _NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
 
 
 def _never() -> bool:
+    """False, always: the `is_time_up` of a search without a time limit."""
     return False
 
 
@@ -179,6 +180,7 @@ def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:
 
 
 def _cost(advice: Advice) -> int:
+    """Rank of an advice by what it gives up; lower is proposed first."""
     cost = sum(lever.cost for lever in (*LEVERS, *LAST_RESORTS) if lever.trades in advice.trades)
     short = advice.flags.get("max_model_len", USEFUL_CONTEXT) < USEFUL_CONTEXT
     is_full = advice.flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION
@@ -232,6 +234,7 @@ def _gpu_counts(start: Plan) -> tuple[int, ...]:
 
 
 def _larger_gpu_counts(start: Plan) -> tuple[int, ...]:
+    """The usual GPU counts (2 to 32) above what one data-parallel replica of the plan uses."""
     return tuple(count for count in _CLUSTER if count > start.target.gpus // start.settings.data_parallel_size)
 
 
@@ -291,12 +294,14 @@ def _args_to_search(start: Plan, kept: frozenset[str], released: bool) -> ServeA
 
 
 def _contexts(start: Plan, kept: frozenset[str]) -> list[int]:
+    """The planned max_model_len, then the usual shorter ones; it alone where the flag is to be kept."""
     requested_len = start.settings.max_model_len
     shorter = [] if "max_model_len" in kept else [context for context in _CONTEXTS if context < requested_len]
     return [requested_len, *shorter]
 
 
 def _advice_of(result: SearchAnswer, start: Plan, goal: CapacityGoal) -> Advice | None:
+    """The flags that differ between a search's best plan and the start, replanned; None unless they fit."""
     made = result.best
     if made is None or made.verdict != "fits":
         return None
@@ -348,6 +353,7 @@ def _planned_proposals(lever: Lever, start: Plan, kept: frozenset[str]) -> Itera
 
 
 def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
+    """The plan with these flags changed; None where the release or the model refuses them."""
     try:
         args = replace(start.args, **flags)
         model = served_model(args) if "model" in flags else start.target.model

@@ -99,8 +99,10 @@ def scaling_policy(least: int, most: int, start_s: float, requests_at_once: floa
 
 
 def _up_window_s(start_s: float) -> int:
+    """Scale-up stabilization window in seconds for servers that start in `start_s`."""
     return _within(start_s / _UP_SHARE, _LEAST_UP_WINDOW_S, _LONGEST_WINDOW_S)
 
 
 def _within(seconds: float, least: int, most: int) -> int:
+    """Seconds, rounded up and clamped to `least` and `most`."""
     return int(min(max(math.ceil(seconds), least), most))

@@ -53,6 +53,7 @@ def measured(starts: Sequence[CalibratedStart]) -> list[Observation]:
 
 
 def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> CalibratedStart:
+    """What one start in a log measured, beside its plan; the note says why where nothing is kept."""
     model = model_name or startup.args.model
     try:
         card = _card(startup, gpu_name)
@@ -94,6 +95,7 @@ def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | Non
 
 
 def _predictions(planned: Plan | None) -> dict[str, int]:
+    """The planned bytes by name of the memory term, KV cache included; empty without a plan."""
     if planned is None:
         return {}
     layout = planned.layout
@@ -125,6 +127,7 @@ def observe(
 
 
 def _terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
+    """The bytes that the log printed by memory term, less those that later plans know better or cannot reuse."""
     printed = {
         "weights_bytes": startup.weights_bytes,
         "activation_bytes": startup.activation_bytes,

@@ -101,6 +101,7 @@ class Observation:
 
 
 def _digest(text: str, length: int) -> str:
+    """The first `length` hex digits of the text's SHA-256."""
     import hashlib  # a plan with nothing stored needs none of it
 
     return hashlib.sha256(text.encode()).hexdigest()[:length]
@@ -136,6 +137,7 @@ def measurements_for(
 def _applies(
     observation: Observation, term: str, names: tuple[str, ...], wanted: Mapping[str, Any], target: Target
 ) -> bool:
+    """Whether the term was measured on this release and card, with the same model and the same named settings."""
     return (
         observation.release == target.release.version
         and same_card(observation, target.gpu)

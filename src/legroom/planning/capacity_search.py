@@ -168,6 +168,7 @@ class _SearchState:
     closest: FlagCombination | None = None
 
     def add(self, combination: FlagCombination, goal: CapacityGoal, tried: int, options: list[SearchCandidate]) -> None:
+        """Add one combination's count and candidates, and keep it if it misses the goal by the least so far."""
         self.considered += tried
         self.options += options
         if self.closest is None or combination.shortfall_bytes(goal) < self.closest.shortfall_bytes(goal):
@@ -308,6 +309,7 @@ def _candidate(
     default_seqs: int,
     roomy: bool,
 ) -> SearchCandidate:
+    """A combination as an answer of the search, with what it gives up and its rank."""
     losses: list[str] = []
     lost = lost_bits(combination.target.model) if variant else 0
     if variant:

@@ -138,6 +138,7 @@ def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ra
 
 
 def _is_same_card(record: CardRecord, card: Gpu) -> bool:
+    """Whether a probe's record is of this GPU model, with nearly the same total memory."""
     try:
         known = gpu(record.name).name
     except LegroomError:

@@ -67,10 +67,12 @@ def unpacks_weights(model: Model, target: Target) -> bool:
 
 
 def _owner(model: Model) -> str:
+    """The Hugging Face organization in the model's id, in lower case."""
     return model.name.partition("/")[0].lower()
 
 
 def _computes_natively(model: Model, target: Target) -> bool:
+    """Whether the GPU computes in the checkpoint's float format and need not unpack its weights."""
     scheme = model.quantization
     if scheme is None or scheme.number != "float" or target.gpu.vendor != "nvidia":
         return True

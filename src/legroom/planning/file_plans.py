@@ -53,6 +53,7 @@ class FileServer:
 
     @property
     def failing(self) -> tuple[Plan, ...]:
+        """The plans, one per possible GPU, on which the server does not fit."""
         return tuple(plan for plan in self.plans if plan.verdict == "does_not_fit")
 
     @property
@@ -111,6 +112,7 @@ def planned_servers(
 
 
 def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
+    """The server of a manifest with a plan for each GPU it may run on, or why there is no plan."""
     open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
     undecided = next(
         (problem for problem in open_values if dest_name(problem.flag) in ServeArgs.__dataclass_fields__), None
@@ -148,11 +150,13 @@ _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation l
 
 
 def _spans_nodes(what: Deployment) -> bool:
+    """Whether the command uses Ray or a flag of a multi-node deployment."""
     on_ray = other_value(what.args, "--distributed-executor-backend") == "ray"
     return on_ray or any(is_given(what.args, flag) for flag in _MULTI_NODE_FLAGS)
 
 
 def _plan(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
+    """The plan on one GPU model, under the manifest's memory limit, with the manifest's notes before its own."""
     base = machine or Machine(gpu)
     limit = base.host_memory or (str(what.memory_limit_bytes) if what.memory_limit_bytes else None)
     count = given if given is None or given >= what.args.gpus_needed else what.args.gpus_needed

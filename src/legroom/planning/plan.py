@@ -73,6 +73,7 @@ def lacks_room_for_page_cache(target: Target, settings: EngineSettings, memory: 
 
 
 def _least_headroom(memory: DeploymentMemory) -> int:
+    """Headroom in bytes of the fullest rank."""
     return min(rank.headroom_bytes for rank in memory.ranks)
 
 

@@ -46,6 +46,7 @@ class ServerDiff:
 
     @property
     def verdicts(self) -> tuple[str | None, str | None]:
+        """The verdict before and after; None on the side where there is no server."""
         return (self.old.verdict if self.old else None), (self.new.verdict if self.new else None)
 
     @property
@@ -84,6 +85,7 @@ def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[
 
 
 def _document(server: FileServer | None) -> dict[str, Any] | None:
+    """The server's plan document; verdict and reason where it has no plan, None where there is no server."""
     if server is None:
         return None
     if server.shown is None:
@@ -92,6 +94,7 @@ def _document(server: FileServer | None) -> dict[str, Any] | None:
 
 
 def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
+    """Flags, environment, GPUs, memory and KV cache that differ; empty for a new server."""
     if old is None:
         return ()
     before, after = _given(old), _given(new)
@@ -117,6 +120,7 @@ def _given(server: FileServer) -> dict[str, str]:
 
 
 def _machine(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    """The GPUs and the host memory limit, where they differ."""
     before, after = (f"{plan.target.gpus} x {plan.target.gpu.name}" for plan in (old, new))
     if before != after:
         yield PlanChange("GPUs", before, after)
@@ -127,6 +131,7 @@ def _machine(old: Plan, new: Plan) -> Iterator[PlanChange]:
 
 
 def _bytes(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    """The parts of GPU memory whose bytes differ, and the headroom."""
     for name, title in _PARTS:
         before, after = (getattr(plan.layout, name).bytes for plan in (old, new))
         if before != after:
@@ -137,6 +142,7 @@ def _bytes(old: Plan, new: Plan) -> Iterator[PlanChange]:
 
 
 def _pool(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    """KV cache tokens, max_model_len and full-length requests at once, where they differ."""
     before, after = old.memory.kv, new.memory.kv
     if before.tokens != after.tokens:
         yield PlanChange("KV cache tokens", f"{max(before.tokens, 0):,}", f"{max(after.tokens, 0):,}")

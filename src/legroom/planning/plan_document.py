@@ -240,6 +240,7 @@ class _NotAPlan(Exception):
 
 
 def _check(document: Any, needs: tuple[str, ...]) -> None:
+    """Raise unless it is an object that has the needed parts ("kv") and numbers ("kv.tokens")."""
     if not isinstance(document, dict):
         raise _NotAPlan("it is not a JSON object")
     for need in needs:
@@ -252,6 +253,7 @@ def _check(document: Any, needs: tuple[str, ...]) -> None:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether it is a finite int or float; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -272,6 +274,7 @@ def _read(record: type[_Record], within: str, document: Mapping[str, Any]) -> _R
 
 
 def _value(kind: str, where: str, value: Any) -> Any:
+    """The JSON value converted to the annotated type `kind`; raises, naming `where`, if it does not fit."""
     if kind.startswith(("int", "float")):
         if not _is_number(value):
             raise _NotAPlan(f"{where} is not a number")

@@ -93,12 +93,14 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
 
 
 def _args(plan: Plan) -> dict[str, Any]:
+    """The resolved engine settings by name, with the block size that the KV cache got."""
     settings = plan.settings
     named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
     return {**named, "block_size": plan.memory.kv.block_size}
 
 
 def _host(plan: Plan) -> PlannedHost:
+    """Host memory that the server needs, in bytes, beside the limit it is given."""
     needs = plan.host
     return PlannedHost(
         held_bytes=needs.held_bytes,
@@ -113,6 +115,7 @@ def _host(plan: Plan) -> PlannedHost:
 
 
 def _advice(advice: Advice) -> dict[str, Any]:
+    """JSON of one advice: the flags, what they give up, and verdict, layout and command with them."""
     return {
         "flags": as_json(advice.flags),
         "why": advice.why,
@@ -124,6 +127,7 @@ def _advice(advice: Advice) -> dict[str, Any]:
 
 
 def _basis(plan: Plan) -> PlannedBasis:
+    """Whether starts like this were measured or only vLLM's source read, and how many such starts are known."""
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)
     kind, rare = evidence(of.properties)
     hardly_known = ", ".join(f"{name} {value}" for name, value in rare)
@@ -132,6 +136,7 @@ def _basis(plan: Plan) -> PlannedBasis:
 
 
 def _first_start(plan: Plan) -> dict[str, Any]:
+    """Verdict, KV cache and layout of a start with a cold torch.compile cache."""
     first = cold_start(plan)
     kv, band = first.memory.kv, first.layout.kv_cache
     return {
@@ -146,6 +151,7 @@ def _first_start(plan: Plan) -> dict[str, Any]:
 
 
 def _band(figure: Figure) -> PlannedBand:
+    """Kind of a figure and the lower and upper bound of its band, in bytes."""
     return PlannedBand(figure.kind, figure.low, figure.high)
 
 
@@ -156,6 +162,7 @@ def _every_term(plan: Plan) -> dict[str, Any]:
 
 
 def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
+    """The addends of a figure in bytes, each with how it was computed."""
     return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
 
 

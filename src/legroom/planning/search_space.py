@@ -48,6 +48,7 @@ NODE_GPUS = 8
 
 
 def gpu_count_of(parallel: Flags) -> int:
+    """The number of GPUs that these parallel sizes multiply to."""
     return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
 
 
@@ -72,6 +73,7 @@ def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterat
 
 
 def _sizes(**sizes: int) -> Flags:
+    """The parallel sizes above 1, as flags; a size of 1 is left to the default."""
     return {name: size for name, size in sizes.items() if size > 1}
 
 
@@ -181,6 +183,7 @@ class FlagCombination:
         )
 
     def _what_fits(self, stage: Layout, goal: CapacityGoal) -> str:
+        """The end of a sentence: how many requests of the length would fit; empty for none or all."""
         pool = self._pool(goal)
         requests = int((stage.total_bytes - self._needed(stage, goal) + pool) * goal.concurrency / pool) if pool else 0
         if not 1 <= requests < goal.concurrency:
@@ -188,10 +191,12 @@ class FlagCombination:
         return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
 
     def _pool(self, goal: CapacityGoal) -> int:
+        """KV cache bytes per rank that the goal needs, on the pipeline stage that needs most."""
         blocks = math.ceil(goal.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
     def _needed(self, stage: Layout, goal: CapacityGoal) -> int:
+        """Peak bytes of a stage with the goal's KV cache in place of the planned one."""
         return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(goal)
 
 

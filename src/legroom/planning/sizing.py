@@ -123,6 +123,7 @@ def size_json(
 
 
 def _row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
+    """JSON of one model on one GPU: how many hold it, price per hour, what limits it, layout and command."""
     plan = fit.plan
     split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {
@@ -215,6 +216,7 @@ def read_price_file(path: str) -> dict[str, GpuPrice]:
 
 
 def _price(path: str, name: str, table: Any) -> GpuPrice:
+    """The price of one table of the price file; raises for an unknown GPU, key or amount."""
     try:
         card = known_gpu(name)
     except LegroomError as error:

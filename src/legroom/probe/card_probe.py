@@ -121,6 +121,7 @@ def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
+    """An error where the probe saw no GPU, gave no result, or could not use the card."""
     if "no_gpu" in results_by_name:
         raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
     card = results_by_name.get("card")
@@ -135,6 +136,7 @@ def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, o
 
 
 def _check_ranks(card: Mapping[str, Any], ranks: int) -> None:
+    """An error where more ranks are asked for than torch sees GPUs."""
     cards = card.get("count", ranks)
     if ranks > cards:
         raise LegroomError(
@@ -147,6 +149,7 @@ def _check_ranks(card: Mapping[str, Any], ranks: int) -> None:
 def _probe_outcome(
     results_by_name: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str
 ) -> ProbeOutcome:
+    """The card's record and the problems met, from the results of both stages."""
     card = results_by_name["card"]
     allocator, copies, host = (results_by_name.get(name, {}) for name in ("allocator", "copies", "host"))
     vllm, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started", {})

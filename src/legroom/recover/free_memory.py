@@ -67,6 +67,7 @@ def free_dead_holders(
 
 
 def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot], sigterm_grace_s: float) -> list[Freed]:
+    """SIGTERM to the engines, SIGKILL to what remains after the grace period; the outcome of each holder."""
     if not holders:
         return []
     # The engine core ends its workers itself, so they are killed only if they remain.
@@ -83,6 +84,7 @@ def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot],
 
 
 def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
+    """The outcome of a signalled process: killed, ended, or still there."""
     if _still_runs(holder.process):
         return Freed(holder, "still there", "the kernel has not ended it: it may wait for the driver (state D)")
     return Freed(holder, "killed" if was_killed else "ended")
@@ -137,6 +139,7 @@ def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tup
 
 
 def _wait_for_exit(holders: Sequence[Holder], seconds: float) -> None:
+    """Waits until none of the processes runs, at most these seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(_still_runs(holder.process) for holder in holders):
         time.sleep(0.1)
@@ -173,6 +176,7 @@ def _unlink_segment(holder: Holder, inodes: dict[str, int], mapped: set[str]) ->
 
 
 def _journal_record(dead: Sequence[Holder]) -> dict[str, object]:
+    """The processes and shared memory segments of dead holders, as JSON data for the journal."""
     return {
         "processes": [
             {"pid": process.pid, "created_s": process.created_s, "title": process.title}

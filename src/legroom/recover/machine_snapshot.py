@@ -56,10 +56,12 @@ def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
 
 
 def _without_v6_prefix(text: str) -> str:
+    """The address in hexadecimal without the prefix of an IPv4 address mapped to IPv6."""
     return text.removeprefix(_V4_IN_V6)
 
 
 def _tcp_lines() -> Iterator[str]:
+    """The socket lines of /proc/net/tcp and tcp6, without their headers."""
     for name in ("tcp", "tcp6"):
         path = Path("/proc/net") / name
         if path.exists():
@@ -67,6 +69,7 @@ def _tcp_lines() -> Iterator[str]:
 
 
 def _unix_socket_peers() -> dict[int, int]:
+    """The peer's inode of each Unix socket's inode, asked of the kernel; OSError where it does not tell."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         raise OSError("this system has no netlink")
@@ -78,6 +81,7 @@ def _unix_socket_peers() -> dict[int, int]:
 
 
 def _unix_socket_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
+    """Pairs of a Unix socket's inode and its peer's, from the netlink reply."""
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -269,6 +273,7 @@ class _OpenFiles:
 
 
 def _read_link(path: str) -> str:
+    """The target of a symbolic link; empty where it cannot be read."""
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
@@ -319,6 +324,7 @@ def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[froze
 
 
 def _user_name(uid: int) -> str:
+    """The login name of a user id; `user 1000` where it has none."""
     import pwd
 
     try:
@@ -328,6 +334,7 @@ def _user_name(uid: int) -> str:
 
 
 def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
+    """The files in a folder such as /dev/shm, by path; those that cannot be read are left out."""
     segments = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):

@@ -71,6 +71,7 @@ def engine_part(process: ProcessInfo) -> str:
 
 
 def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
+    """The zombies and engine processes of vLLM, its API servers, and every other process with GPU memory."""
     for process in snapshot.processes.values():
         gpu_bytes = snapshot.gpu_bytes(process.pid)
         if process.status == "zombie":
@@ -94,6 +95,7 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
 
 
 def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
+    """An API server in use; a suspect where it may be a forked engine core that lost its server."""
     parent = snapshot.processes.get(process.parent)
     if gpu_bytes and parent is not None and not parent.is_python and not process.peers and "::" not in process.title:
         # Up to 0.10 a forked engine core had the command line of its server.
@@ -103,6 +105,7 @@ def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: i
 
 
 def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[HolderState, str, int]:
+    """The state of an engine process, the reason, and the PID of its topmost engine process."""
     top = process
     while (above := snapshot.processes.get(top.parent)) is not None and engine_part(above):
         top = above
@@ -131,6 +134,7 @@ def _unreadable_member(group: Sequence[ProcessInfo]) -> ProcessInfo | None:
 
 
 def _user_of_unreadable(snapshot: MachineSnapshot, top: int) -> str:
+    """The user of the first unreadable process under this PID; empty where all are readable."""
     hidden = _unreadable_member(snapshot.tree(top))
     return (hidden.user or "another user") if hidden is not None else ""
 
@@ -151,6 +155,7 @@ def _state_with_python_parent(
 
 
 def _daemon_and_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+    """PIDs of system daemons and multiprocessing resource trackers, whose connections say nothing."""
     return _resource_tracker_pids(snapshot) | {
         process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
     }
@@ -201,6 +206,7 @@ def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterat
 
 
 def _unmapped_holder(snapshot: MachineSnapshot, segment: SharedMemorySegment, origin: str) -> Holder:
+    """A segment that no seen process maps: in use where it is young, suspect where some cannot be seen, else dead."""
     name, age_s = PurePath(segment.path).name, snapshot.time_s - segment.modified_s
     if age_s < _MIN_SEGMENT_AGE_S:
         reason = f"{origin}; {age_s:.0f} s old, so somebody may be about to map it"

@@ -87,6 +87,7 @@ def _still_runs(run_note: Mapping[str, Any]) -> bool:
 
 
 def _modification_time_s(path: Path) -> float:
+    """When a file was last modified, in Unix seconds; 0 where it cannot be read."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -105,11 +106,13 @@ def restart_after(crashed: CrashedServer) -> RestartCommand:
 
 
 def _split_env(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    """The leading NAME=value words as variables, and the words after them."""
     matches = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
     return {match[1]: match[2] for match in matches}, words[len(matches) :]
 
 
 def _restart_command(crashed: CrashedServer) -> RestartCommand:
+    """The command by the log's proven failure, else one that fits the GPU; NoRestartCommand without either."""
     from legroom.diagnosis.fixes.failed_run import Hints
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
@@ -122,6 +125,7 @@ def _restart_command(crashed: CrashedServer) -> RestartCommand:
 
 
 def _fix_of_log(log: str, hints: Hints) -> RestartCommand | None:
+    """The first fix with a command for a proven failure in the log; None where there is none."""
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 
@@ -175,6 +179,7 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
 
 
 def _plan_target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
+    """The model, card, GPU count and release to plan for; the machine's own first card where none is named."""
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import nvml_devices
     from legroom.planning.plan import Target

@@ -66,6 +66,7 @@ def readings_text(
 
 
 def _diagnosis_and_ledger(diagnosis: Diagnosis, style: Style, language: Language, explain_math: bool) -> str:
+    """The report of one diagnosis; with `explain_math` also the memory ledger of an out-of-memory error."""
     text = diagnosis_text(diagnosis, style, language)
     if not explain_math or diagnosis.case.oom is None:
         return text
@@ -97,6 +98,7 @@ def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
 
 
 def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:
+    """The terminal report of one run: its likeliest cause, the log's evidence, fixes and how to verify them."""
     if diagnosis.verdict == "cause above":
         return "\n".join(_missing_log_lines(diagnosis, style, language))
     if not diagnosis.findings:
@@ -122,6 +124,7 @@ def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
 
 
 def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """`error[ENTRY]: cause`, or `maybe[...]` below a confidence of 0.4, then the phase and what was run."""
     error = finding.confidence >= 0.4
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
@@ -135,11 +138,13 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
 
 
 def _confidence_text(finding: Finding, language: Language) -> str:
+    """`sure`, `likely` or `possible`, in the reader's language."""
     name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
     return heading(name, language)
 
 
 def _deployment_text(case: Case) -> str:
+    """Model, vLLM release and GPU as far as the log names them, with secrets masked."""
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
     release = logged_release(startup.vllm) if startup.vllm else None
@@ -149,6 +154,7 @@ def _deployment_text(case: Case) -> str:
 
 
 def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
+    """The numbered log lines that prove the finding, with the decisive one marked."""
     if not finding.evidence:
         return
     width = len(str(max(evidence.line for evidence in finding.evidence)))
@@ -173,11 +179,13 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
 
 
 def _decisive_evidence(finding: Finding) -> Evidence | None:
+    """The first evidence of a failure or of the host, else the last of any; None where there is none."""
     failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
     return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
 
 
 def _shown_evidence(evidence: Evidence) -> str:
+    """The text of a log line with its secrets masked, cut where it is very long."""
     text = masked(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
 
@@ -190,6 +198,7 @@ def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
 
 
 def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """The first fix: what to change, the whole command, the steps, its cost and the memory before and after."""
     if not finding.fixes:
         return
     fix = finding.fixes[0]
@@ -246,12 +255,14 @@ def _before_and_after_bars(fix: Fix, style: Style, language: Language) -> Iterat
 
 
 def _changes_text(fix: Fix) -> str:
+    """The environment variables and flags that a fix sets, as one line of a command."""
     words = any_release_words(fix.flags)
     env = [f"{name}={value}" for name, value in fix.env.items()]
     return masked(" ".join([*env, *words]))
 
 
 def _alternative_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """The fixes after the first, numbered from 2."""
     rest = finding.fixes[1:]
     if not rest:
         return
@@ -268,6 +279,7 @@ def _alternative_lines(finding: Finding, style: Style, language: Language) -> It
 
 
 def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """What people try against this cause in vain, each with why it fails."""
     if not finding.dead_ends:
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
@@ -279,6 +291,7 @@ def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Itera
 
 
 def _verify_lines(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """How to check that the fix worked, by its cause (of the host or not) and the phase of the failure."""
     if cause_of(finding.cause).domain == "host":
         kind = "host"
     elif diagnosis.phase == "serving":
@@ -310,6 +323,7 @@ def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
 
 
 def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
+    """At most three further causes that are probable enough to be shown, by catalog entry and title."""
     likely = [finding for finding in rest if finding.confidence >= _MIN_SHOWN_CONFIDENCE][:3]
     if not likely:
         return
@@ -347,6 +361,7 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
 
 
 def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
+    """The report of a run without findings: a healthy start with its memory, or a log that was not understood."""
     if diagnosis.verdict == "not understood":
         other = diagnosis.case.first(*other_engines()) if diagnosis.notes else None
         yield from wrap(
@@ -362,6 +377,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
 
 
 def _memory_rows(case: Case) -> Iterator[tuple[str, str]]:
+    """Name and amount of each memory figure that the log states, such as weights, KV cache and tokens."""
     startup = case.startup
     for name, value in (
         ("card", startup.gpu_total_bytes),
@@ -380,6 +396,7 @@ def _memory_rows(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _earlier_run_lines(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
+    """One line for each earlier run in the same log: its first line number and its cause."""
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
         fallback = "cause_above" if run.verdict == "cause above" else "healthy"

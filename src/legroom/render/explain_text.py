@@ -85,10 +85,12 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
 
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
+    """A paragraph of a catalog entry, wrapped; empty where the entry lacks it."""
     return _wrapped_lines(text.in_language(language), style) if text else []
 
 
 def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[str]:
+    """The entry's numbered workarounds: when each applies, how often it worked, and how to do it."""
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
         when = _condition_text(item.condition.in_language(language), language)
@@ -102,6 +104,7 @@ def _workaround_lines(entry: Entry, style: Style, language: Language) -> list[st
 
 
 def _dead_end_lines(entry: Entry, style: Style, language: Language) -> list[str]:
+    """What is tried in vain against this cause, how often, and why it fails."""
     lines: list[str] = []
     cross = style.pick("✗", "x")
     for item in entry.dead_ends:
@@ -117,6 +120,7 @@ def _dead_end_lines(entry: Entry, style: Style, language: Language) -> list[str]
 
 
 def _version_lines(entry: Entry, style: Style) -> list[str]:
+    """What changed in each vLLM version that the entry names."""
     lines: list[str] = []
     for item in entry.versions:
         notes = [
@@ -130,12 +134,14 @@ def _version_lines(entry: Entry, style: Style) -> list[str]:
 
 
 def _related_lines(entry: Entry, language: Language) -> list[str]:
+    """The ids of the entries that follow this one, precede it or are confused with it."""
     words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
     rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
     return [f"  {word[language == 'zh']}: {', '.join(ids)}" for word, ids in rows if ids]
 
 
 def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]:
+    """How many public threads confirm the cause or state a fix that worked, and the entry's documentation."""
     number = len(entry.threads)
     if language == "zh":
         counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
@@ -155,6 +161,7 @@ def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]
 
 
 def _count_text(count: Count, language: Language) -> str:
+    """In how many threads it was tried, worked and failed; empty where nobody tried it."""
     if not count.tried:
         return ""
     if language == "zh":
@@ -163,6 +170,7 @@ def _count_text(count: Count, language: Language) -> str:
 
 
 def _condition_text(condition: str, language: Language) -> str:
+    """The condition in brackets, to follow an advice; empty where there is none."""
     if not condition:
         return ""
     return f"（{condition}）" if language == "zh" else f" (when {condition})"

@@ -26,6 +26,7 @@ def verdict_sentences(server: FileServer) -> tuple[str, ...]:
 
 
 def _server_sentences(server: FileServer) -> Iterator[str]:
+    """Why this server of a file will not start or was not understood, else what its plan says."""
     what = server.what
     if server.refused_flags and what is not None:
         for problem in server.refused_flags:
@@ -46,6 +47,7 @@ def _server_sentences(server: FileServer) -> Iterator[str]:
 
 
 def _plan_sentences(server: FileServer) -> Iterator[str]:
+    """What is wrong with the server's plan, on each GPU that it may be put on; nothing where it fits."""
     shown = server.shown
     if shown is None or server.verdict == "fits":
         return
@@ -66,6 +68,7 @@ def plan_sentences(plan: Plan) -> Iterator[str]:
 
 
 def _failure_text(plan: Plan) -> str:
+    """The error that vLLM stops with, and the memory it needs and has; empty where the plan starts."""
     failure = plan.memory.failure
     if failure is None:
         return ""
@@ -77,6 +80,7 @@ def _failure_text(plan: Plan) -> str:
 
 
 def _advice_text(advice: Advice, plan: Plan) -> str:
+    """The flags to change, followed by what they cost."""
     longest, failure = advice.flags.get("max_model_len"), plan.memory.failure
     costs = advice.trades
     if longest and failure and failure.estimated_max_len and longest < failure.estimated_max_len:
@@ -89,6 +93,7 @@ _SHOWN = {"fits": "fits", "tight": "tight", "does_not_fit": "will not start", "u
 
 
 def diff_text(diffs: Sequence[ServerDiff], style: Style = PLAIN) -> str:
+    """How each server's verdict, memory and settings differ between two versions of a file, for the terminal."""
     if not diffs:
         return "Neither version starts a vLLM server.\n"
     return "\n".join("\n".join(_diff_lines(diff, style)) + "\n" for diff in diffs)
@@ -106,6 +111,7 @@ def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
 
 
 def _verdict_change(diff: ServerDiff, style: Style) -> str:
+    """`removed`, `new, VERDICT`, `OLD -> NEW`, or the verdict alone where it stays the same."""
     before, after = diff.verdicts
     if diff.new is None:
         return "removed"
@@ -116,6 +122,7 @@ def _verdict_change(diff: ServerDiff, style: Style) -> str:
 
 
 def _byte_change_text(change: PlanChange) -> str:
+    """The signed difference in bytes, in brackets; empty where the change has none."""
     if change.bytes is None:
         return ""
     return f"  ({'+' if change.bytes > 0 else '-'}{human_bytes(abs(change.bytes))})"
@@ -140,6 +147,7 @@ def diff_markdown(title: str, diffs: Sequence[ServerDiff]) -> str:
 
 
 def _markdown_lines(diff: ServerDiff) -> Iterator[str]:
+    """One server's differences in Markdown: its verdict, a before/after table, then sentences."""
     yield f"**{_escaped(diff.name)}: {_verdict_change(diff, PLAIN)}**"
     yield ""
     if diff.changes:

@@ -33,6 +33,7 @@ _NAMES = {
 
 
 def fragments_text(report: FragmentReport, style: Style) -> str:
+    """The terminal report on PyTorch's allocator: reserved and used memory, a bar per segment, and advice."""
     state = report.reading.state
     lines = [style.paint(line, "bold") for line in wrap(headline(report), style.width)]
     ratio = report.fragmentation_ratio
@@ -55,6 +56,7 @@ def fragments_text(report: FragmentReport, style: Style) -> str:
 
 
 def headline(report: FragmentReport) -> str:
+    """One sentence: the request that failed, else the leak, else how much memory lies in pieces, if any."""
     for name in ("failed_request", "leak"):
         part = report.part(name)
         if part is not None:
@@ -75,6 +77,7 @@ def advice_of(report: FragmentReport) -> str:
 
 
 def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
+    """A bar for each allocator segment with its label, then a legend of the colours."""
     rows, left_out = segment_rows(report, _MAX_ROWS)
     if not rows:
         return []
@@ -96,11 +99,13 @@ def _segment_bar(row: SegmentRow, width: int, style: Style) -> str:
 
 
 def _kind_cell(kind: str, style: Style) -> str:
+    """One character of a segment bar, coloured by what the memory there is: in use, free and so on."""
     name, colour, glyph, letter = KINDS[kind]
     return swatch(Segment(name, 1, colour, glyph, letter), style)
 
 
 def _part_lines(report: FragmentReport, style: Style) -> list[str]:
+    """A row of size and text for each part of the memory, then a leak's call sites and the failed request."""
     rows = []
     for part in report.parts:
         if part.part in ("failed_request", "leak"):  # they have lines of their own
@@ -126,6 +131,7 @@ def _part_lines(report: FragmentReport, style: Style) -> list[str]:
 
 
 def _tried_settings_lines(details: dict[str, object], width: int) -> list[str]:
+    """The allocator settings that would have served or refused the request; empty where none is known."""
     how = "replayed with other settings" if details.get("replayed") else "by what was free: there is no history of it"
     lines = [f"{'The request' if details.get('asked') else 'The failed request'}, {how}:"]
     for name, word in (("served_by", "served"), ("refused_by", "refused")):
@@ -166,12 +172,14 @@ def segment_rows(report: FragmentReport, max_rows: int) -> tuple[tuple[SegmentRo
 
 
 def _segment_label(segment: AllocatorSegment) -> str:
+    """A segment's size, and whether it is of CUDA graphs, of small blocks, or expandable."""
     kind = "graphs" if segment.pool else "small" if segment.is_small else ""
     grows = "grows" if segment.is_expandable else ""
     return " ".join(filter(None, (human_bytes(segment.size_bytes), kind, grows)))
 
 
 def _segment_runs(segment: AllocatorSegment) -> tuple[tuple[str, int], ...]:
+    """Neighbouring blocks of one kind merged, as (kind, bytes), in the segment's order."""
     if not segment.blocks:
         used = segment.allocated_bytes
         return (("private" if segment.pool else "allocated", used), ("free", segment.size_bytes - used))
@@ -233,6 +241,7 @@ def _svg_legend(svg: Svg, shown: set[str], y: float) -> None:
 
 
 def _svg_parts(svg: Svg, report: FragmentReport, y: float) -> float:
+    """Draws size and text of each part of the memory from `y` on; returns the y below them."""
     for part in report.parts:
         size = human_bytes(part.bytes) if part.bytes is not None else ""
         svg.text(_BAR_LEFT - 10, y + 12, size, "ink", anchor="end")

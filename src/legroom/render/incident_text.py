@@ -81,6 +81,7 @@ def incident_headline(incident: Incident) -> str:
 
 
 def _server_and_times(incident: Incident, now_s: float) -> list[str]:
+    """The server's name, and when the incident began and how long it lasted or lasts so far."""
     if incident.closed_s is None:
         end = f"and lasts, for {duration_text(now_s - incident.opened_s)} by now"
     else:
@@ -89,6 +90,7 @@ def _server_and_times(incident: Incident, now_s: float) -> list[str]:
 
 
 def _observation_lines(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
+    """Why the incident was opened, the log's last lines, curves of the samples and the finding's numbers."""
     yield style.paint("What was seen", "bold")
     reason = _finding_detail(incident).get("reason")
     if reason:
@@ -123,6 +125,7 @@ def _exit_and_log_lines(incident: Incident, style: Style) -> Iterator[str]:
 
 
 def _axis_with_start_mark(points: Sequence[JournalPoint], incident: Incident, width: int) -> str:
+    """A line of `width` columns with `^` where the incident began."""
     first, last = points[0].time_s, points[-1].time_s
     at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
     line = [" "] * width
@@ -161,11 +164,13 @@ def _time_slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
 
 
 def _finding_detail(incident: Incident) -> Mapping[str, Any]:
+    """The finding that opened the incident, as it was stored; empty where there is none."""
     finding = incident.detail.get("finding")
     return finding if isinstance(finding, Mapping) else {}
 
 
 def _diagnosis_texts(incident: Incident) -> Iterator[str]:
+    """The dated notes of the incident, and the cause and catalog entry where one was found."""
     finding = _finding_detail(incident)
     details = [finding, incident.detail, *(note.detail for note in incident.notes)]
     entry, cause = (next((detail[name] for detail in details if detail.get(name)), None) for name in ("entry", "cause"))
@@ -182,6 +187,7 @@ def _diagnosis_texts(incident: Incident) -> Iterator[str]:
 
 
 def _action_texts(incident: Incident) -> Iterator[str]:
+    """Each action with its time, stages and result, or that legroom did nothing."""
     for action in incident.actions:
         end = (
             f", {action.state} after {duration_text(action.finished_s - action.begun_s)}"
@@ -196,6 +202,7 @@ def _action_texts(incident: Incident) -> Iterator[str]:
 
 
 def _recommendation_texts(incident: Incident) -> Iterator[str]:
+    """What was advised: reasons, flags, environment, command, steps and cost, one text each."""
     answers = recommendations(incident)
     for answer in answers:
         yield str(answer.get("why", ""))
@@ -259,6 +266,7 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
 
 
 def _action_json(action: Action) -> dict[str, Any]:
+    """The action with its stages, without the incident's id."""
     stages = [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages]
     document = asdict(action) | {"stages": stages}
     del document["incident_id"]
@@ -296,6 +304,7 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
 
 
 def _draw_event_marks(svg: Svg, incident: Incident, points: Sequence[JournalPoint], top: float, bottom: float) -> None:
+    """Dashed vertical lines where the incident began and ended and where actions began."""
     first, last = points[0].time_s, points[-1].time_s
     events = [(incident.opened_s, "began")] + ([(incident.closed_s, "over")] if incident.closed_s is not None else [])
     events += [(action.begun_s, action.name) for action in incident.actions]

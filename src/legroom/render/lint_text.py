@@ -19,6 +19,7 @@ def report_text(report: LintReport, style: Style = PLAIN) -> str:
 
 
 def _report_lines(report: LintReport, style: Style) -> Iterator[str]:
+    """Every finding with its place and suggestion, then what was not read or skipped, then the totals."""
     for finding in report.findings:
         where, message = _printable(str(finding.place)), _printable(finding.message)
         word = style.paint(f"{finding.severity}:", _COLOURS[finding.severity], "bold")
@@ -41,6 +42,7 @@ def _printable(text: str) -> str:
 
 
 def _summary_line(report: LintReport) -> str:
+    """The number of files read, findings by severity, and what was not read, skipped or ignored."""
     counted = Counter(finding.severity for finding in report.findings)
     totals = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
     whole = {gap.place.path for gap in report.unread if gap.place.line == 1} | {file.path for file in report.skipped}

@@ -32,6 +32,7 @@ def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Sty
 
 
 def _headline(result: PackResult) -> str:
+    """One sentence: whether the servers fit on the GPUs, in which start order, and what stays free at the peak."""
     servers, cards = plural(len(result.needs), "server"), result.request.cards
     where = cards[0].gpu.name if len(cards) == 1 else plural(len(cards), "slice" if cards[0].is_slice else "GPU")
     if result.verdict == "does_not_fit":
@@ -47,6 +48,7 @@ def _headline(result: PackResult) -> str:
 
 
 def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
+    """A table of one GPU: peak memory, KV cache and capacity of each server on it, and what stays free."""
     what = "Slice" if use.card.is_slice else "GPU"
     title = f"{what} {use.card.number}: {use.card.gpu.name}, {gib(use.card.gpu.total_bytes)}"
     if result.request.shifts:
@@ -77,6 +79,7 @@ def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[s
 
 
 def _capacity_text(packed: Packed | None) -> str:
+    """How many requests of the full context the server holds at once; empty where it does not start."""
     if packed is None or packed.plan.memory.failure:
         return ""
     kv = packed.plan.memory.kv
@@ -91,6 +94,7 @@ def _failing(result: PackResult) -> list[Packed]:
 
 
 def _failure_lines(result: PackResult, style: Style) -> Iterator[str]:
+    """vLLM's error message for each server that does not start."""
     for packed in _failing(result):
         failure = packed.plan.memory.failure
         if failure:
@@ -98,6 +102,7 @@ def _failure_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 
 def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
+    """The flags or GPUs that would make the servers fit, least change first, or that none was found."""
     if not changes:
         yield from wrap(
             "No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN
@@ -115,6 +120,7 @@ def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
 
 
 def _start_order_lines(result: PackResult, style: Style) -> Iterator[str]:
+    """Which servers to start first and which after a sleep; nothing where any order works."""
     if isinstance(result.order, str):
         return
     first = result.request.shifts[0]
@@ -129,6 +135,7 @@ def _start_order_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 
 def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
+    """The command of each server, with the environment variables that packing sets."""
     for number, packed in enumerate(result.packed):
         if number:
             yield ""

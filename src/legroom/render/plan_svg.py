@@ -24,6 +24,7 @@ _VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit
 
 
 def plan_svg(plan: Plan) -> str:
+    """The plan as one SVG picture: verdict, memory bar, legend, KV cache, advice and command."""
     page = Svg(_WIDTH, headline(plan))
     y = _draw_title(page, plan, 40)
     y = _draw_failure(page, plan, y)
@@ -36,6 +37,7 @@ def plan_svg(plan: Plan) -> str:
 
 
 def _draw_title(page: Svg, plan: Plan, y: float) -> float:
+    """Draws the verdict and the headline; returns the y of the last line."""
     word = _VERDICT_WORD[plan.verdict]
     page.text(_LEFT, y, word, f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
     lines = wrap(headline(plan), 100)
@@ -46,6 +48,7 @@ def _draw_title(page: Svg, plan: Plan, y: float) -> float:
 
 
 def _draw_failure(page: Svg, plan: Plan, y: float) -> float:
+    """Draws the error that vLLM stops with; returns the y below it, or `y` itself where the plan starts."""
     failure = plan.memory.failure
     if failure is None:
         return y
@@ -80,6 +83,7 @@ def _draw_card_bar(page: Svg, plan: Plan, y: float) -> float:
 
 
 def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float:
+    """Marks the --gpu-memory-utilization budget, and the card's end where it is exceeded; returns the y below."""
     layout = plan.layout
     scale = scale_bytes(layout)
     x = _LEFT + layout.budget_bytes / scale * _BAR
@@ -94,6 +98,7 @@ def _draw_budget_line(page: Svg, plan: Plan, top: float, height: float) -> float
 
 
 def _draw_legend(page: Svg, layout: Layout, y: float) -> float:
+    """Draws a row for each part of the memory; returns the y below them."""
     for part in layout_parts(layout):
         _draw_legend_row(page, layout, part, y)
         y += 21
@@ -118,6 +123,7 @@ def _draw_legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> N
 
 
 def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
+    """Draws the KV cache's blocks, concurrency and longest request; returns the y below them."""
     kv = plan.memory.kv
     if kv.num_blocks <= 0:
         return y
@@ -132,6 +138,7 @@ def _draw_kv_cache_lines(page: Svg, plan: Plan, y: float) -> float:
 
 
 def _draw_all_advice(page: Svg, plan: Plan, y: float) -> float:
+    """Draws each advice with the memory bar it leads to, cheapest first; returns the y below them."""
     if not plan.advice:
         return y
     verb = "hold" if plan.starts else "start"
@@ -143,6 +150,7 @@ def _draw_all_advice(page: Svg, plan: Plan, y: float) -> float:
 
 
 def _draw_one_advice(page: Svg, advice: Advice, y: float) -> float:
+    """Draws the flags to change and the memory bar after the change; returns the y below."""
     after = advice.plan
     caveat = "" if after.verdict == "fits" else "  (tight)"
     page.text(_LEFT, y + 12, " ".join(change_words(advice.flags)) + caveat, bold=True)
@@ -159,6 +167,7 @@ def _draw_one_advice(page: Svg, advice: Advice, y: float) -> float:
 
 
 def _draw_command(page: Svg, plan: Plan, y: float) -> float:
+    """Draws the plan's command, or that of the first advice where the plan does not start; returns the y below."""
     if not plan.starts and not plan.advice:
         return y
     shown = plan if plan.starts else plan.advice[0].plan

@@ -56,6 +56,7 @@ def _body_text(plan: Plan, style: Style) -> str:
 
 
 def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """The error that vLLM stops with, the bytes needed and missing; nothing where the plan starts."""
     failure = plan.memory.failure
     if failure is None:
         return
@@ -73,6 +74,7 @@ def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """The memory bar of one GPU with the budget marked, and a legend with each part's size."""
     layout = plan.layout
     rows, width = layout_parts(layout), style.width - 2 * len(_MARGIN)
     segments = [part.segment for part in rows]
@@ -90,6 +92,7 @@ def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _tightest_stage(plan: Plan) -> str:
+    """` each`, with the tightest pipeline stage where there are several; empty on one GPU."""
     if plan.target.gpus == 1:
         return ""
     stages = plan.settings.pipeline_parallel_size
@@ -97,6 +100,7 @@ def _tightest_stage(plan: Plan) -> str:
 
 
 def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
+    """A line below the memory bar that marks where the --gpu-memory-utilization budget ends."""
     layout = plan.layout
     position = round(layout.budget_bytes / scale_bytes(layout) * width)
     share = plan.settings.gpu_memory_utilization
@@ -104,6 +108,7 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
 
 
 def _legend_rows(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+    """Colour mark, name, size, share of the card and certainty of each part of the memory."""
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)
@@ -116,6 +121,7 @@ def _legend_rows(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> It
 
 
 def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """The KV cache's blocks, concurrency and longest request, and the host memory; nothing without blocks."""
     kv = plan.memory.kv
     if kv.shape.is_empty:
         yield from wrap("This model keeps no KV cache: it reads a text whole, in one step.", style.width, _MARGIN)
@@ -175,6 +181,7 @@ def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """A small memory bar for each pipeline stage, with its weights and KV cache; nothing for a single one."""
     ranks = plan.memory.ranks
     if len(ranks) < 2:
         return
@@ -186,6 +193,7 @@ def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """The changes of flags that make it start or hold, cheapest first, or that none was found."""
     if not plan.advice:
         if plan.verdict == "does_not_fit" and plan.advised and not plan.memory.refused:
             gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
@@ -200,6 +208,7 @@ def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterator[str]:
+    """One advice: its flags, the memory bar after the change, and its cost."""
     after = advice.plan
     flags = " ".join(change_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
@@ -234,6 +243,7 @@ def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
 
 
 def _math_lines(plan: Plan, style: Style) -> Iterator[str]:
+    """How each part of the memory was computed, term by term, in bytes."""
     yield style.paint("The working", "bold")
     for part in layout_parts(plan.layout):
         if part.figure is None:
@@ -271,6 +281,7 @@ def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
+    """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
     requests = "request" if result.goal.concurrency == 1 else "requests"
     load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
     if result.best is None:
@@ -290,6 +301,7 @@ def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
 
 
 def _search_answer_lines(result: SearchAnswer, best: Plan, load_text: str, style: Style) -> Iterator[str]:
+    """That the best setting holds the load, what it gives up, and how many settings were weighed."""
     head = (
         f"{short_model_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {load_text}."
     )
@@ -302,6 +314,7 @@ def _search_answer_lines(result: SearchAnswer, best: Plan, load_text: str, style
 
 
 def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
+    """Command, memory bar and losses of each other setting that holds the load."""
     if not result.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")
@@ -327,6 +340,7 @@ def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
 
 
 def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    """GPU and host memory and the time to wake, for each state: serving, asleep at level 1 or 2, updating weights."""
     yield _MARGIN + style.paint("By state", "bold")
     rows = [tuple(style.paint(word, "dim") for word in ("", "each card", "host", "to wake"))]
     rows += [
@@ -337,6 +351,7 @@ def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
 
 
 def _wake_time_text(state: ServerState) -> str:
+    """Seconds to wake; for level 2 a phrase; empty where the time is unknown."""
     if state.name == "asleep_2":
         return "as long as the checkpoint takes to read"
     return f"{state.wake_s:.1f} s" if state.wake_s is not None else ""

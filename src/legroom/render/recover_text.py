@@ -43,6 +43,7 @@ def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: S
 
 
 def _nothing_dead_lines(hidden: str, style: Style) -> list[str]:
+    """That no memory is held in vain, or that it cannot be proven because something is `hidden`."""
     if not hidden:
         return [style.paint("Nothing here is dead weight.", "green", "bold")]
     text = f"Nothing here is proven to be dead weight: {hidden}."
@@ -76,6 +77,7 @@ def _holder_lines(holders: Sequence[Holder], style: Style) -> Iterable[str]:
 
 
 def _holder_cells(group: Sequence[Holder]) -> tuple[str, str, str, str]:
+    """PID or /dev/shm, GPU bytes, host bytes and description of what holds memory; a group is summed."""
     first = group[0]
     where = f"PID {first.process.pid}" if first.process else "/dev/shm" if first.segment else ""
     gpu, host = sum(holder.gpu_bytes for holder in group), sum(holder.bytes for holder in group)
@@ -97,6 +99,7 @@ def total_text(dead: Sequence[Holder]) -> str:
 
 
 def _reset_advice(snapshot: MachineSnapshot, style: Style) -> list[str]:
+    """When and how to reset GPUs whose memory no visible process accounts for; empty where all is accounted for."""
     unseen = [card for card in snapshot.gpus if any(pid not in snapshot.processes for pid, _ in card.processes)]
     stuck = [card for card in snapshot.gpus if not card.processes and card.used_bytes > _DRIVER_BYTES]
     if not unseen and not stuck:
@@ -144,4 +147,5 @@ def holder_json(holder: Holder) -> dict[str, Any]:
 
 
 def freed_json(freed: Freed) -> dict[str, Any]:
+    """The holder as JSON, with how it was ended and whether its memory is free now."""
     return {**holder_json(freed.holder), "ending": freed.ending, "detail": freed.detail, "freed": freed.is_free}

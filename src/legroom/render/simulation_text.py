@@ -39,6 +39,7 @@ def _blocks_up_to(length: int, size: int) -> int:
 
 
 def timeline_text(timeline: Timeline, style: Style) -> str:
+    """The terminal report of a simulated load: verdict, curves of KV blocks and queue, figures, rejections."""
     load = load_verdict(timeline)
     lines = [*(style.paint(line, "bold") for line in wrap(_headline(timeline, load), style.width)), ""]
     for curve in _timeline_curves(timeline):
@@ -52,6 +53,7 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
 
 
 def timeline_svg(timeline: Timeline) -> str:
+    """The simulated load as an SVG picture: verdict, curves and figures."""
     load = load_verdict(timeline)
     svg = Svg(760, _headline(timeline, load))
     svg.text(24, 34, _VERDICTS[load.verdict], "ink sans", size=16, bold=True)
@@ -90,6 +92,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
 
 
 def _timeline_curves(timeline: Timeline) -> list[Curve]:
+    """Used KV blocks, running and waiting requests, over the simulated steps."""
     samples, usable = timeline.samples, timeline.settings.usable_blocks
     return [
         Curve("KV blocks", "blue", 5, [sample.used_blocks for sample in samples], usable, count(usable)),
@@ -104,6 +107,7 @@ def _with_peak(name: str, colour: Colour, values: list[int], peak: int) -> Curve
 
 
 def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str]]:
+    """Name and text of each figure: preemptions, peaks, prefix hits, latencies (s or steps), wasted slots."""
     tally, settings = timeline.tally, timeline.settings
     share = tally.peak_blocks / settings.usable_blocks
     figures = [
@@ -136,6 +140,8 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 
 def _percentiles_text(values: list[float], unit: str) -> str:
+    """p50, p99 and maximum of values that are sorted already."""
+
     def show(value: float) -> str:
         return f"{value:,.0f}" if unit == "steps" else f"{value:,.2f}"
 
@@ -148,6 +154,7 @@ _MAX_CHANGES = 12
 
 
 def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
+    """The terminal report of an autoscaled replay: whether it flaps, curves, figures, scaling events."""
     lines = [style.paint(_fleet_headline(scaled), "bold"), ""]
     for curve in _fleet_curves(scaled):
         lines += curve_lines(curve, style)
@@ -158,6 +165,7 @@ def autoscale_text(scaled: ScaledReplay, style: Style) -> str:
 
 
 def _fleet_headline(scaled: ScaledReplay) -> str:
+    """One sentence: whether the autoscaled fleet flaps, thrashes or is steady."""
     if scaled.flaps:
         times = "once" if scaled.flaps == 1 else f"{scaled.flaps} times"
         return f"The fleet flaps: a server was started again soon after one was given up, {times}."
@@ -178,6 +186,7 @@ def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
 
 
 def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
+    """Name and text of each figure: requests, time to first token, preemptions, server hours, policy."""
     policy = scaled.policy
     ordered = sorted(scaled.first_token_s)
     yield "requests", f"{count(scaled.finished)} served, {count(scaled.rejected)} refused"
@@ -193,6 +202,7 @@ def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
 
 
 def _scaling_events(scaled: ScaledReplay) -> Iterator[str]:
+    """Time in minutes and the number of servers before and after, for the first scaling events."""
     for time_s, before, after in scaled.changes[:_MAX_CHANGES]:
         yield f"  {time_s / 60:7.1f} min  {before} -> {after}"
     if len(scaled.changes) > _MAX_CHANGES:
@@ -211,6 +221,7 @@ def tier_text(report: TierReport) -> str:
 
 
 def _tier_figures(report: TierReport) -> list[tuple[str, str]]:
+    """Name and text of each figure of an offloading tier: size, hits, bytes stored, loaded and evicted."""
     replayed, tally, tier = report.replayed, report.replayed.tally, report.replayed.tier
     gpu_share, without = replayed.timeline.hit_ratio, report.without.hit_ratio
     figures = [
@@ -239,6 +250,7 @@ def _tier_figures(report: TierReport) -> list[tuple[str, str]]:
 
 
 def _tier_benefit_rows(report: TierReport) -> list[tuple[str, str]]:
+    """Loading against recomputing, and time to first token with and without the tier, where estimated."""
     figures = []
     if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
         verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
@@ -262,6 +274,7 @@ def _tier_benefit_rows(report: TierReport) -> list[tuple[str, str]]:
 
 
 def _tier_curve(report: TierReport) -> list[str]:
+    """A bar of the hit ratio for each size of the tier, and the size that gives most of the hits."""
     top = max(point.hit_ratio for point in report.curve) or 1.0
     rows = [
         (_size_text(report, point.num_chunks), f"{point.hit_ratio:.1%}", "#" * round(_BAR * point.hit_ratio / top))
@@ -275,10 +288,12 @@ def _tier_curve(report: TierReport) -> list[str]:
 
 
 def _size_text(report: TierReport, num_chunks: int) -> str:
+    """The chunks' size in GiB, or their number where the bytes of a block are unknown."""
     return gib(report.tier_bytes(num_chunks)) if report.replayed.tier.block_bytes else _chunks(num_chunks)
 
 
 def _blocks_text(report: TierReport, blocks: int) -> str:
+    """The blocks' size in GiB, or their number where the bytes of a block are unknown."""
     return gib(report.bytes_of(blocks)) if report.replayed.tier.block_bytes else f"{count(blocks)} blocks"
 
 
@@ -292,6 +307,7 @@ Fleets = Sequence[tuple[HoldingFleet, Sequence[str]]]
 
 
 def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fleets, style: Style) -> str:
+    """The settings that no other beats as a table, then the best command, or what would hold the load."""
     cut_short = " before the interruption" if choice.interrupted else ""
     lines = [f"{len(choice.outcomes)} settings tried{cut_short}; those that no other beats:", ""]
     lines += [*columns(list(_choice_rows(choice, style)), "<>>>>>><"), ""]
@@ -309,6 +325,7 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
 
 
 def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
+    """A header, then goodput, p99 waits, preemptions, peak, hits and flags of each undominated setting."""
     goal = choice.goal
     has_limits = any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
     unit = "s" if choice.in_seconds else "step"
@@ -372,6 +389,7 @@ def _missed_goals_text(choice: Choice, trace: Trace) -> str:
 
 
 def _short_load_note(choice: Choice, trace: Trace) -> str:
+    """That the load ends before the server is full, and would overload it if it went on."""
     units = _time_unit_text(choice)
     return (
         f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {units} and its answers up to "
@@ -381,6 +399,7 @@ def _short_load_note(choice: Choice, trace: Trace) -> str:
 
 
 def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[str]:
+    """Which number of replicas, or which GPU, would hold the load, with its waits and command."""
     if choice.interrupted:
         yield "What would hold it was not looked for: the search was interrupted."
         return

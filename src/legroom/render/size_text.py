@@ -32,6 +32,7 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
 
 
 def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
+    """A row for each GPU type: how many it takes, how they are split, capacity, free memory, price; then remarks."""
     header = ("GPU", "count", "split", "holds", "free", "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, hourly_usd(fit, prices), style) for fit in fits if fit.plan is not None or fit.short_bytes]
@@ -44,6 +45,7 @@ def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style
 
 
 def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
+    """What the settings give up, which GPUs are too small, and why others cannot run the model."""
     for losses in dict.fromkeys(fit.losses for fit in fits if fit.losses):
         names = ", ".join(fit.gpu.name for fit in fits if fit.losses == losses)
         yield from wrap(f"* {names}: {', '.join(losses)}", style.width, "  ", "    ")
@@ -67,6 +69,7 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
 
 
 def _gpu_row(fit: Fit, usd: float | None, style: Style) -> tuple[str, ...]:
+    """The table cells of one GPU type; where the model does not fit, the bytes that each card lacks."""
     plan, nothing = fit.plan, style.pick("·", "-")
     if plan is None:
         missing = style.paint(f"-{human_bytes(fit.short_bytes)}", "red")
@@ -121,6 +124,7 @@ def fleet_size_text(report: FleetReport, style: Style) -> str:
 
 
 def _fleet_title(report: FleetReport) -> str:
+    """The load in requests/s and tokens, its latency limits and the vLLM release, in one line."""
     load, goal = report.load, report.load.goal
     limits = []
     if goal.first_token_p99 is not None:
@@ -135,6 +139,7 @@ def _fleet_title(report: FleetReport) -> str:
 
 
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
+    """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     fleets = [card.fleets[0] for card in cards if card.fleets]
     holding = [fleet for fleet in fleets if fleet.holds]
     best = report.best(cards)
@@ -148,6 +153,7 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
 
 
 def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices: bool, style: Style) -> list[str]:
+    """The table cells of one fleet: GPUs, split, p99 TTFT in s, p99 TPOT in ms, and prices if any."""
     outcome, band = fleet.outcome, fleet.band
     assert outcome is not None and band is not None
     split = f"TP {fleet.tensor_parallel_size}" if fleet.tensor_parallel_size > 1 else ""
@@ -165,6 +171,7 @@ def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices
 
 
 def _gpu_count_text(fleet: SizedFleet, style: Style) -> str:
+    """The number of GPUs with its range in brackets; `?` where the upper end is unknown."""
     low, middle, high = fleet.replicas.times(fleet.gpus_per_replica)
     if low == high:
         return f"{middle:g}"
@@ -172,6 +179,7 @@ def _gpu_count_text(fleet: SizedFleet, style: Style) -> str:
 
 
 def _usd_text(money: Money | None, style: Style) -> str:
+    """US dollars, as a range where it is uncertain; a dot where no price is known."""
     if money is None:
         return style.pick("·", "-")
     low, middle, high = money
@@ -181,6 +189,7 @@ def _usd_text(money: Money | None, style: Style) -> str:
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
+    """How uncertain the step times are, the source of the prices, and why GPU types do not hold the load."""
     holding = [fleet for fleet in fleets if fleet.holds]
     remarks = []
     for band in dict.fromkeys(fleet.band for fleet in holding if fleet.band):
@@ -231,6 +240,7 @@ def card_models_text(answer: CardModels, style: Style) -> str:
 
 
 def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
+    """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
     head = ("model", "weights", "users", "longest", "tokens/s", "gives up")
     rows = [tuple(style.paint(word, "dim") for word in head)]
     for each in models:
@@ -252,6 +262,7 @@ def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
 
 
 def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]:
+    """How many more models fit, and what the table's columns mean."""
     if more > 0:
         yield style.paint(f"  and {more} smaller ones: add a word like `qwen3`, or --json", "dim")
     if answer.fitting:

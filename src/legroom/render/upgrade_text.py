@@ -49,10 +49,12 @@ def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN
 
 
 def _titled_section(title: str, lines: list[str], style: Style) -> list[str]:
+    """The bold title and its lines; empty without lines."""
     return [style.paint(title, "bold"), *lines] if lines else []
 
 
 def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
+    """Both releases, whether the new one starts with the same command, and notes."""
     old, new = made.old, made.new
     model = short_model_name(old.target.model.name)
     yield style.paint(f"{model}: vLLM {old.target.release} -> {new.target.release}", "bold")
@@ -69,6 +71,7 @@ def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _figure_rows(made: Upgrade) -> list[str]:
+    """A table of capacity figures on the old and the new release, with their differences."""
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
     by_name = {change.what: change for change in made.pool}
     for change in made.pool:
@@ -93,6 +96,7 @@ def _figure_text(change: PoolChange, value: float) -> str:
 
 
 def _difference_text(change: PoolChange) -> str:
+    """The difference as signed bytes, or in per cent; empty where the old figure is 0."""
     if change.is_bytes:
         return _signed_bytes(change.new - change.old)
     return f"{change.new / change.old - 1:+.1%}" if change.old else ""
@@ -103,6 +107,7 @@ def _signed_bytes(bytes_: float) -> str:
 
 
 def _kv_change_lines(made: Upgrade, style: Style) -> Iterator[str]:
+    """Why the KV cache grows or shrinks, part by part."""
     yield from _byte_lines(made.changes, style)
     given = made.old.settings.kv_cache_memory_bytes
     if not made.changes and given is not None:
@@ -110,6 +115,7 @@ def _kv_change_lines(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
+    """Each large change in bytes with its reason, then the small ones as a sum."""
     large = [change for change in changes if abs(change.bytes) >= _SMALL_BYTES]
     for change in large:
         yield from wrap(f"{_signed_bytes(change.bytes):>10}  {change.what}: {change.why}", style.width, "  ", " " * 14)
@@ -124,6 +130,7 @@ def _wrapped_paragraphs(texts: Sequence[str], style: Style) -> Iterator[str]:
 
 
 def _flag_lines(made: Upgrade, style: Style) -> Iterator[str]:
+    """The command's flags that the new release refuses, renames or treats differently."""
     for flag in made.flags:
         instead = f" Instead: {flag.new}." if flag.kind in ("refused", "renamed") and flag.new else ""
         dot = "" if flag.why.endswith(".") else "."
@@ -132,6 +139,7 @@ def _flag_lines(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _metric_lines(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str]:
+    """vLLM metrics that are gone in the new release, and the exported alerts that would fall silent."""
     release = made.new.target.release
     for metric in made.metrics:
         if metric.instead:
@@ -147,6 +155,7 @@ def _metric_lines(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterato
 
 
 def _bug_lines(made: Upgrade, style: Style) -> Iterator[str]:
+    """Known memory bugs that end or begin with the upgrade."""
     for title, bugs in (("ends", made.bugs_ended), ("begins", made.bugs_begun)):
         for bug in bugs:
             where = "" if bug.memory == "gpu" else " (host memory)"
@@ -154,6 +163,7 @@ def _bug_lines(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
+    """The command that keeps today's capacity on the new release; nothing where the old one does not start."""
     kept, old, new = made.kept, made.old, made.new
     if not old.starts:
         return
@@ -167,6 +177,7 @@ def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _equivalent_capacity_text(made: Upgrade) -> str:
+    """What that command holds and leaves free at the peak, against today."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:
         return "It does not start."
@@ -198,6 +209,7 @@ def _release_table(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
 
 
 def _step_row(step: ReleaseStep) -> tuple[str, ...]:
+    """A release's KV GiB, KV tokens, concurrency, free GiB and largest change, or why it refuses the command."""
     made = step.plan
     if made is None:
         return (step.release.version, "", "", "", "", step.refused)

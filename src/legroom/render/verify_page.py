@@ -13,6 +13,7 @@ from legroom.verify.verification_checks import Check, Verification
 
 
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:
+    """The terminal report of a verified server: verdict, each check, and the test load's curves and figures."""
     colour: Colour = "green" if verification.ok else "red"
     lines = [style.paint(verdict_headline(verification), colour, "bold"), ""]
     width = max((len(check.name) for check in verification.checks), default=0)
@@ -37,12 +38,14 @@ def verdict_headline(verification: Verification) -> str:
 
 
 def _check_mark(check: Check, style: Style) -> str:
+    """A green tick, a red cross, or a grey dot where the check could not be made."""
     if check.ok is None:
         return style.paint(style.pick("·", "-"), "grey")
     return style.paint(style.pick("✓", "+"), "green") if check.ok else style.paint(style.pick("×", "x"), "red")
 
 
 def _load_curves(run: LoadRun) -> list[Curve]:
+    """KV cache usage, running and waiting requests, over the test load."""
     return [
         Curve("KV use", "blue", 5, [sample.kv_use or 0.0 for sample in run.samples], 1.0, "100%"),
         scaled_curve("running", "green", [sample.running for sample in run.samples]),
@@ -56,6 +59,7 @@ def _curve_text(run: LoadRun, style: Style) -> list[str]:
 
 
 def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
+    """Name and text of each figure of the test load: requests, tokens/s, first token, latency."""
     good = [outcome for outcome in run.outcomes if outcome.ok]
     tokens = sum(outcome.output_tokens for outcome in good)
     figures = [
@@ -88,6 +92,7 @@ def percentiles(values: Sequence[float]) -> str:
 
 
 def verification_svg(verification: Verification) -> str:
+    """The verification as an SVG picture: verdict, checks and the test load's curves."""
     svg = Svg(760, verdict_headline(verification))
     svg.text(24, 34, verdict_headline(verification), "ink sans", size=16, bold=True)
     y = 44.0
@@ -106,6 +111,7 @@ def verification_svg(verification: Verification) -> str:
 
 
 def _draw_load_curves(svg: Svg, run: LoadRun, y: float) -> float:
+    """Draws the test load's curves and figures from `y` on; returns the y of the last line."""
     for curve in _load_curves(run):
         box = 26.0 * curve.height
         draw_curve(svg, y, curve, (560, box))

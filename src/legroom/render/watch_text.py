@@ -103,6 +103,7 @@ _FLEET_COLUMNS = ("model", "pool", "release", "servers", "KV mean", "KV peak", "
 
 
 def fleet_text(view: FleetView, window: str, style: Style) -> str:
+    """A table of the watched servers by model, pool and release, with how many could go, and advice."""
     servers = sum(group.servers for group in view.groups)
     rows = [_FLEET_COLUMNS, *(_fleet_row(group) for group in view.groups)]
     lines = [style.paint(_fleet_headline(view, servers, window), "bold"), "", *columns(rows, "<<<>>>>>>"), ""]
@@ -120,6 +121,7 @@ def fleet_text(view: FleetView, window: str, style: Style) -> str:
 
 
 def _fleet_headline(view: FleetView, servers: int, window: str) -> str:
+    """One sentence: how many servers and GPUs could go, over this window."""
     spare = sum(group.spare for group in view.groups)
     about = f"{plural(servers, 'server')} over {window}"
     if not spare:
@@ -129,6 +131,7 @@ def _fleet_headline(view: FleetView, servers: int, window: str) -> str:
 
 
 def _fleet_row(group: FleetGroup) -> tuple[str, ...]:
+    """The table cells of one group: servers, mean and peak KV use, unused KV tokens, needed and spare servers."""
     peak = group.peak_demand / group.servers
     return (
         group.key.model,

@@ -185,6 +185,7 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
 
 
 def _startup_of_log(log: Path) -> Startup | None:
+    """The last start-up found in the log; None where there is none or it cannot be read."""
     try:
         startups = read_startups(_log_text(log))
     except OSError:
@@ -193,5 +194,6 @@ def _startup_of_log(log: Path) -> Startup | None:
 
 
 def _log_text(log: Path) -> str:
+    """The beginning of the log, up to a fixed size."""
     with log.open("rb") as file:
         return file.read(_READ_BYTES).decode("utf-8", "replace")

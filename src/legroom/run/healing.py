@@ -76,6 +76,7 @@ def host_estimate(command: ServerCommand, environ: Mapping[str, str], gpus: Gpus
 
 
 def _host_estimate_on_cpu(command: ServerCommand, environ: Mapping[str, str]) -> HostEstimate:
+    """Host memory of a server on CPU: processes, weights where a plan can be made, and KV cache."""
     pool = cpu_pool_bytes(command, environ)
     shares = [HostShare("processes", _CPU_PROCESSES * LEAST_PROCESS_BYTES)]
     with contextlib.suppress(LegroomError):
@@ -86,11 +87,13 @@ def _host_estimate_on_cpu(command: ServerCommand, environ: Mapping[str, str]) ->
 
 
 def _plan_on_machine(command: ServerCommand, environ: Mapping[str, str], machine: Machine) -> Plan:
+    """The plan for the command on this machine, its variables over those of `environ`; without advice."""
     args = replace(command.args, env={**environ, **command.env, **command.args.env})
     return make_plan(args, command.release, machine, advice=False)
 
 
 def _kill_sentence(kill: KernelKill, estimate: HostEstimate) -> str:
+    """Whom the kernel's OOM killer killed, which limit was reached, and what the plan expects in host memory."""
     who = kill.victim or "a process of this server"
     held = f", which held {gib(kill.victim_bytes)}," if kill.victim_bytes else ""
     if kill.limit_bytes is not None:
@@ -140,6 +143,7 @@ def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Map
 
 
 def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
+    """A fix in words only: a higher memory limit, or more RAM where no limit was reached."""
     wanted = whole_gib(max(estimate.bytes, kill.limit_bytes or 0) * (1 + _SPARE))
     if kill.limit_bytes is None:
         step = f"a machine with more RAM, or fewer other programs on it: this server alone holds {gib(estimate.bytes)}"
@@ -150,6 +154,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
 
 
 def _parse_gib(text: str | None) -> float:
+    """The number in the text; 0 where there is none."""
     try:
         return float(text or 0)
     except ValueError:
@@ -272,6 +277,7 @@ def _command_with_env(command: ServerCommand, environ: Mapping[str, str]) -> str
 
 
 def _failure_title(finding: Finding) -> str:
+    """The title of the finding's catalogue entry, or that the cause is not memory."""
     if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
         return "It is not memory"
     try:
@@ -293,6 +299,7 @@ def _exception_text(finding: Finding) -> str:
 
 
 def _first_allowed_fix(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
+    """The remedy with the first fix within the bounds and not yet tried; else with why all were refused."""
     refusals: list[str] = []
     for fix in computed_fixes(findings):
         command = case.command
@@ -355,6 +362,7 @@ def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
 
 
 def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
+    """Why the fix falls below --min-concurrency or --min-context; empty where it does not."""
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")
@@ -369,6 +377,7 @@ def _violates_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_mem
 
 
 def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
+    """The flags and variables that the fix changes, each with its value before."""
     parts = []
     for name, value in fix.flags.items():
         before = value_of(command.words, command.flags_at, name, command.release)
@@ -389,6 +398,7 @@ def _change_text(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -
 
 
 def _flag_or_variable(name: str, command: ServerCommand | None = None) -> str:
+    """The spelling on the command line of a setting's name; an upper-case name is a variable as it is."""
     if command is not None:
         for flag in flags_of(command.release).values():
             if flag.dest == name:

@@ -95,6 +95,7 @@ class ServerAddress:
         return self._health_status(timeout_s) is not None
 
     def _health_status(self, timeout_s: float) -> int | None:
+        """The HTTP status of GET /health; None where the server does not answer in time."""
         try:
             with socket.create_connection((self.host, self.port), timeout_s) as plain:
                 plain.settimeout(timeout_s)

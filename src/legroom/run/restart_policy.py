@@ -40,6 +40,7 @@ def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> d
 def incident_detail(
     ending: ServerExit, remedy: Mapping[str, Any], command: str, lines: Sequence[str]
 ) -> dict[str, Any]:
+    """What the journal keeps of an exit: code, seconds lived, command, last lines and the diagnosis."""
     diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
     return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": list(lines), **diagnosed}
 
@@ -65,6 +66,7 @@ class IncidentRecorder:
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
     def note(self, text: str, detail: Detail | None = None) -> None:
+        """Adds a note to the open incident; nothing where none is open."""
         incident = self._incident
         if incident is not None:
             self._write(lambda journal: journal.note(incident, text, detail))
@@ -88,6 +90,7 @@ class IncidentRecorder:
             self._write(lambda journal: journal.finish_action(action, FAILED))
 
     def _close_incident(self, result: str, outcome: str) -> None:
+        """Finishes the open action with `result` and closes the open incident with `outcome`, if any."""
         action, incident, self._action, self._incident = self._action, self._incident, None, None
         if action is not None:
             self._write(lambda journal: journal.finish_action(action, result))
@@ -123,6 +126,7 @@ class Setup:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Setup:
+        """The setup in a task's answer: words, environment, shown command line and expected pool."""
         return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
 
     def is_same_launch(self, other: Setup) -> bool:
@@ -146,6 +150,7 @@ class Setups:
         """Variables that a change removed from the environment, kept until it has served."""
 
     def mark_launched(self) -> None:
+        """Adds the current setup to those tried, once."""
         if not self.current.is_among(self.tried):
             self.tried.append(self.current)
 
@@ -221,10 +226,12 @@ class RestartPolicy:
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
+        """Says the reason and closes the incident as failed."""
         self._say(reason)
         self._incidents.close_failed(reason)
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
+        """The seconds to wait before the next start, 0 with a fix; None where it is not started again."""
         self._incidents.fail_action()
         remedy = self._find_fix()
         if remedy is None:
@@ -240,6 +247,7 @@ class RestartPolicy:
         return self._after_unfixed_start(remedy, head)
 
     def _try_fix(self, remedy: Mapping[str, Any], head: str) -> None:
+        """Announces the fix, makes it the current setup, and opens a relaunch action in the journal."""
         self._tries += 1
         expected = remedy["expected"]["text"]
         self._say(
@@ -312,5 +320,6 @@ class RestartPolicy:
         return delay_s
 
     def _use_remedy(self, remedy: Mapping[str, Any]) -> None:
+        """Makes the remedy's command the current setup, and notes the change in the history."""
         self._setups.current = Setup.of(remedy)
         self.history[-1]["changed"] = remedy["changed"]

@@ -126,6 +126,7 @@ class RunFile:
         return problem
 
     def _write_atomically(self, content: Mapping[str, Any]) -> str:
+        """Why the file could not be replaced; empty where it was."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

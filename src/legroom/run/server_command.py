@@ -49,6 +49,7 @@ class ServerCommand:
 
     @property
     def port(self) -> int:
+        """The --port given; 8000, vLLM's default, without one."""
         given = other_value(self.args, "--port")
         return int(given) if given and given.isdecimal() else 8000
 
@@ -60,12 +61,14 @@ class ServerCommand:
 
     @property
     def url(self) -> str:
+        """The base URL of the server; https where --ssl-certfile is given."""
         scheme = "https" if is_given(self.args, "--ssl-certfile") else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}"
 
     @property
     def shell_line(self) -> str:
+        """The command with its variables, quoted for a shell; secrets are not masked."""
         return shlex.join([*assignments(self.env), *self.words])
 
 
@@ -142,6 +145,7 @@ def _interpreter_of_script(script: Path) -> str | None:
 
 
 def _split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The leading NAME=value words as variables, and the words after them; a leading `env` is dropped."""
     env: dict[str, str] = {}
     rest = list(words)
     if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
@@ -153,6 +157,7 @@ def _split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]
 
 
 def _server_index(words: list[str]) -> int:
+    """The index at which the vLLM server begins; raises LegroomError for other commands and for containers."""
     usage = "legroom run [options] -- vllm serve MODEL [flags]"
     if not words:
         raise LegroomError("which server?", usage)

@@ -67,6 +67,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _has_terminal() -> bool:
+    """Whether the process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -183,6 +184,7 @@ class Stopping:
             )
 
     def _on_restart_signal(self, server: Child | None) -> None:
+        """Terminates the server with time to drain, to be started again; ignored while stopping."""
         if self.is_stopping:
             return
         self.restart_requested = True
@@ -193,6 +195,7 @@ class Stopping:
         self._terminate(server, signal.SIGTERM, self._sigterm_grace_s())
 
     def _on_stop_signal(self, number: int, server: Child | None) -> None:
+        """Drains on the first SIGTERM, else ends the server at once; kills it on one more after that."""
         self.stop_requested, self.restart_requested = True, False
         self._stop_signals += 1
         if server is None:
@@ -211,6 +214,7 @@ class Stopping:
             self._terminate_now(server, signal.SIGINT if number == signal.SIGTERM else number)
 
     def _sigterm_grace_s(self) -> float:
+        """The seconds between SIGTERM and the next measure: with time to drain where the server is up."""
         return self._drain_s + SHUTDOWN_GRACE_S if self.is_up else STARTING_GRACE_S
 
     def _terminate(self, server: Child, signal_number: int, grace_s: float) -> None:
@@ -232,10 +236,12 @@ class Stopping:
             self._signal_with_grace(server, signal_number, KILL_GRACE_S)
 
     def _kill(self, server: Child) -> None:
+        """Kills the server, and sets the deadline by which it must be gone."""
         server.kill()
         self._killed_by_signal = self._immediate_signal
         self._deadline_s = self._clock() + KILL_GRACE_S
 
     def _signal_with_grace(self, server: Child, signal_number: int, grace_s: float) -> None:
+        """Sends the signal, and sets the deadline `grace_s` seconds from now."""
         server.send(signal_number)
         self._deadline_s = self._clock() + grace_s

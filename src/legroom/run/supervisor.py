@@ -67,6 +67,7 @@ class Announcer:
             self._lines.put(f"{PREFIX}{line}\n")
 
     def _write_all(self) -> None:
+        """Writes queued lines to stderr until None comes."""
         while (line := self._lines.get()) is not None:
             with contextlib.suppress(OSError):  # nobody reads it any more
                 _write_to_stderr(line)
@@ -139,6 +140,7 @@ class Supervisor:
                 self.file.remove()
 
     def _serve_until_stopped(self) -> int:
+        """Starts the server again and again until stopped or given up; the exit code for the shell."""
         code = OK
         while not self.stopping.stop_requested:
             if not self._is_port_free():
@@ -161,6 +163,7 @@ class Supervisor:
         return code
 
     def _serve_once(self) -> ServerExit:
+        """Runs the server once until its process is gone; how it ended."""
         record = self._new_process_record()
         self._pool, self.stopping.is_up, self._engines = "awaited", False, []
         began = time.monotonic()
@@ -209,6 +212,7 @@ class Supervisor:
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
     def _new_process_record(self) -> ProcessRecord:
+        """A record for the next process; the log before is kept aside."""
         if self._process_record is not None:
             self._process_record.log.forget()
         self.file.keep_previous_log()
@@ -222,6 +226,7 @@ class Supervisor:
         return None if self.stopping.is_stopping else watch.left_s()
 
     def _kill_if_hung(self, child: Child, watch: HangWatch | None) -> bool:
+        """Whether the server hung and was killed; never while it is being stopped."""
         if watch is None or self.stopping.is_stopping or not watch.is_hung():
             return False
         self.say(f"it hangs: it could not serve for {self.options.hang_timeout_s:g} s. Killing it")
@@ -269,6 +274,7 @@ class Supervisor:
         return task
 
     def _handle_signal(self, number: int, child: Child | None) -> None:
+        """Passes the signal on to `stopping`; refuses a SIGHUP that would be wrong or useless now."""
         if number == signal.SIGHUP and child is not None and (problem := self.file.reject_address_flags()):
             self.say(f"SIGHUP: {problem}; the server goes on as it is")
         elif number == signal.SIGHUP and child is not None and self._is_starting_unchanged():
@@ -289,10 +295,12 @@ class Supervisor:
         return not self.stopping.is_stopping and any(process_start_ticks(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
+        """Starts the task that makes the guard refuse new requests and waits up to `deadline_s` for the rest."""
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
         self._guard_drain = self._begin_task("drain_guard", question)
 
     def _read_guard_drain(self, drain: TaskProcess, child: Child) -> None:
+        """Reads the drain task; once it is done, reports its answer and goes on stopping the server."""
         drain.read()
         if drain.done:
             self._guard_drain = None
@@ -300,6 +308,7 @@ class Supervisor:
             self.stopping.on_drained(child)
 
     def _kill_if_late(self, child: Child, ready: bool, began: float) -> bool:
+        """Whether the server was not ready in --ready-timeout and was killed."""
         timeout_s = self.options.ready_timeout_s
         if ready or self.stopping.is_stopping or time.monotonic() - began < timeout_s:
             return False
@@ -311,6 +320,7 @@ class Supervisor:
         return True
 
     def _on_ready(self, child: Child, record: ProcessRecord, task: TaskProcess | None) -> TaskProcess:
+        """Records the server as serving; the task that verifies it and stores its measured memory."""
         if task is not None:
             self._report_answer(task)
         record.log.started()
@@ -326,6 +336,7 @@ class Supervisor:
         return TaskProcess(task, question, self._start_task)
 
     def _report_answer(self, task: TaskProcess) -> None:
+        """Says what a finished task answered, or why it failed."""
         try:
             answer = task.answer()
         except LegroomError as error:
@@ -337,6 +348,7 @@ class Supervisor:
             self._report_verification(answer)
 
     def _report_verification(self, answer: Mapping[str, Any]) -> None:
+        """Says whether the server is verified, opening an incident where not; saves the script on success."""
         self.verified = answer["ok"] if self.options.verify else None
         if answer["ok"] is False:
             name = self.incidents.open("not_verified", answer["proof"], {"command": self.setup.line})
@@ -349,6 +361,7 @@ class Supervisor:
             self.say(save_script(self.options.save, self.setup.words, self.setup.env))
 
     def _task_input(self) -> dict[str, Any]:
+        """The input every task gets: command, environment, vLLM version, GPUs and log."""
         return {
             "words": self.setup.words,
             "env": self.setup.env,
@@ -378,6 +391,7 @@ class Supervisor:
         return task.answer()
 
     def _find_fix(self) -> dict[str, Any] | None:
+        """The remedy a task computes from the log; one without words, refused, where the log cannot be read."""
         options = self.options
         bounds = {
             "keep": self.prepared["keep"],
@@ -392,6 +406,7 @@ class Supervisor:
             return {"failed": failed, "refused": refused, "words": (), "is_memory": False}
 
     def _sleep_unless_stopped(self, seconds: float) -> None:
+        """Sleeps that long, still handling signals; ends early on a stop."""
         until = time.monotonic() + seconds
         while not self.stopping.stop_requested and (left := until - time.monotonic()) > 0:
             self._wait_for_event(None, None, left)

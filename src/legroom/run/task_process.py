@@ -95,4 +95,5 @@ def _memory_file() -> IO[bytes]:
 
 
 def run_task(task: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a task run in a process of its own, waited for."""
     return TaskProcess(task, question).answer()

@@ -69,6 +69,7 @@ def prepare(question: Question) -> Answer:
 
 
 def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
+    """The command as JSON for the supervisor: words, variables, address, model, and whether it has the guard."""
     own_drain_s = _given_shutdown_timeout(command, words) or ""
     return {
         "words": list(words),
@@ -169,6 +170,7 @@ def drain_guard(question: Question) -> Answer:
 
 
 async def _drain_until(guard: DrainMethod, deadline_s: float) -> str:
+    """Makes the guard refuse new requests and waits for those in flight; how that went, in words."""
     from legroom.actions.server_drain import count_in_flight, wait_until_empty
 
     await guard.begin()
@@ -207,6 +209,7 @@ def task_answer(task: str, question: Question) -> Answer:
 
 
 def main() -> None:
+    """Answers the task named in argv: its input is JSON on stdin, its answer JSON on stdout."""
     die_with_parent()
     json.dump(task_answer(sys.argv[1], json.load(sys.stdin)), sys.stdout)
 

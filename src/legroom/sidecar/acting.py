@@ -62,10 +62,12 @@ class Actor:
         return server in self._acting_on.values()
 
     def _decide(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> Decision:
+        """What may be done about the incident now, under the limits of its group."""
         server, settings = self._servers.get(incident.server), self._config.group(incident.group)
         return decision_about(incident, watcher, server, settings, group)
 
     def _report_refusal(self, incident: OpenIncident, decision: Decision) -> None:
+        """Sets when the incident is decided on again, and reports the refusal where it is a new one."""
         wait_s = REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
         incident.ask_again_s = time.monotonic() + (0.0 if decision.refusal == "busy" else wait_s)
         if decision.dedupe_key != incident.last_refusal:
@@ -97,6 +99,7 @@ class Actor:
             self._report_refusal(incident, refuse("failed", error.message, about=error.message))
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
+        """Drains, scales or restarts the server as decided; flags whose restart failed are restored."""
         server = self._servers[incident.server]
         if decision.action == "drain":
             await self._drains.begin(incident, server, decision.reason)
@@ -118,6 +121,7 @@ class Actor:
             await self._restore_flags(order, outcome, incident)
 
     async def _restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
+        """The outcome of the restart; notes the action as begun, for the group's budget."""
         begun_s = time.monotonic()
         outcome = await ServerRestart(self._context, order).run(begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
@@ -138,6 +142,7 @@ class Actor:
         self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
     async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
+        """Adds one replica, in the journal as an action, and reports how it ended."""
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
@@ -191,6 +196,7 @@ class Actor:
             self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
     async def _resume_restart(self, action: Action, server: ServerConfig) -> RestartOutcome:
+        """The outcome of a restart that an earlier process left unfinished; restores flags where it fails."""
         detail, limits = action.detail, self._config.group(action.group).limits
         taken_back = detail.get("takes_back")
         override = kept_override(taken_back, self._context.home) if taken_back is not None else None
@@ -240,6 +246,7 @@ class Actor:
         return number, override
 
     async def _restart_under_lease(self, order: RestartOrder) -> None:
+        """Restarts while holding the group's lease, and reports the outcome or why it could not be done."""
         try:
             if not await self._take_lease(order.server.group):
                 raise ActionFailed(f"one at a time: somebody else acts on group {order.server.group}")
@@ -272,6 +279,7 @@ class Actor:
         return int(await counted())
 
     async def _take_lease(self, group: str) -> bool:
+        """Whether the group's lease was got, from the cluster where there is one, else from the journal."""
         limits = self._config.group(group).limits
         seconds = limits.drain_deadline_s + 2 * limits.restart_deadline_s + 60.0
         if self._cluster_lease is not None:
@@ -279,6 +287,7 @@ class Actor:
         return await self._context.journal(lambda journal: journal.take_lease(group, self._holder, seconds))
 
     async def _release_lease(self, group: str) -> None:
+        """Gives the group's lease back; a failure is ignored, as leases expire."""
         try:
             if self._cluster_lease is not None:
                 await self._cluster_lease.release(group, self._holder)
@@ -288,6 +297,8 @@ class Actor:
             pass  # a lease expires
 
     def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
+        """Runs the work as a task; an exception is reported, and the group is no longer busy afterwards."""
+
         async def guarded() -> None:
             try:
                 await work
@@ -364,6 +375,7 @@ class Drains:
             pause_s = min(2 * pause_s, 60.0)
 
     async def _end_one(self, drain: Action) -> None:
+        """Lets requests in again, unless another drain of the server lasts, and marks the drain as undone."""
         server = self._servers.get(str(drain.detail.get("server")))
         if server is not None and server.drain_method is not None:
             name = server.name
@@ -379,6 +391,7 @@ def leftover_drains(journal: Journal) -> tuple[Action, ...]:
 
 
 def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
+    """The sidecar's completed drains for the incident with this key that were not undone."""
     number = journal.incident_id(key)
     incident = journal.incident(number) if number is not None else None
     return _only_drains(incident.actions) if incident is not None else ()
@@ -395,6 +408,7 @@ def _other_drains_of_server(journal: Journal, server: str, drain: Action) -> tup
 
 
 def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
+    """The sidecar's own drains that are done and not undone."""
     return tuple(
         action
         for action in actions
@@ -403,5 +417,6 @@ def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
 
 
 def _incident_is_open(journal: Journal, drain: Action) -> bool:
+    """Whether the incident for which the drain was made is in the journal and not closed."""
     incident = journal.incident(drain.incident_id) if drain.incident_id is not None else None
     return incident is not None and incident.closed_s is None

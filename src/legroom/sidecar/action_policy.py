@@ -140,6 +140,7 @@ def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
 
 
 def _refuse_hour_budget(group: GroupState, limits: ActionLimits) -> Decision | None:
+    """A refusal where the group's actions of the last hour are used up; None where not."""
     return _refuse_spent_budget(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
 
 
@@ -154,6 +155,7 @@ def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal:
 
 
 def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | None:
+    """A refusal where the last attempt is more recent than the backoff after so many; None where not."""
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
     pause_s = limits.backoff_s(len(recent))
     if not recent or min(recent) >= pause_s:
@@ -164,6 +166,7 @@ def _refuse_in_backoff(group: GroupState, limits: ActionLimits) -> Decision | No
 
 
 def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
+    """A refusal where a server that still serves would drain past its deadline; None where not."""
     if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
     return refuse(
@@ -174,6 +177,7 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
 
 
 def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
+    """The wanted scaling, or a refusal at the most replicas, on a spent hour budget or in backoff."""
     if group.replicas is not None and group.replicas >= limits.most_replicas:
         return refuse("most replicas", f"group {group.name} has {group.replicas} servers, the most that is allowed")
     return _refuse_hour_budget(group, limits) or _refuse_in_backoff(group, limits) or wanted

@@ -93,6 +93,7 @@ def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument
 
 
 def _flags_of_remedy(answer: ProposedRemedy, used: Release) -> FlagChange | None:
+    """The remedy as flags and variables to set; None where a flag does not exist or takes several words."""
     flags: dict[str, str | None] = {}
     for dest, value in answer.flags.items():
         words = setting_words(dest, value, used)
@@ -126,6 +127,7 @@ class RemedySearch:
     async def _find_remedies(
         self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
+        """Computes remedies in a thread, keeps the first accepted change, and notes them at the incident."""
         given = incident.change
         try:
             remedies = await asyncio.to_thread(remedies_for, finding, window, plan)

@@ -111,6 +111,7 @@ async def post_with_retries(hook: Webhook, message: Mapping[str, Any], first_pau
 
 
 def _iso_time(time_s: float) -> str:
+    """A Unix time as ISO 8601 in UTC, to milliseconds."""
     return (
         datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )
@@ -151,6 +152,7 @@ class Notifier:
                     _put_dropping_oldest(queue, (incident, message_of(incident)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
+        """Sends queued notifications to all webhooks, and repeats open incidents every minute, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
                 group.create_task(self._send_queued(hook, queue))
@@ -160,6 +162,7 @@ class Notifier:
                 self.repeat_open(lasting())
 
     async def _send_queued(self, hook: Webhook, queue: _Queue) -> None:
+        """Posts a webhook's notifications in order, with retries, and counts those taken and failed."""
         while True:
             incident, message = await queue.get()
             try:
@@ -203,6 +206,7 @@ class IncidentReporter:
         self._journal, self._notifier, self._metrics, self._log = journal, notifier, metrics, log
 
     def report_opened(self, incident: OpenIncident) -> None:
+        """Logs, counts, journals and notifies a new incident."""
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
         self._log(f"{incident.server}: {incident.title}: {reason}")
@@ -223,6 +227,7 @@ class IncidentReporter:
         self._notifier.notify(incident)
 
     def report_closed(self, incident: OpenIncident, how: str = "over") -> None:
+        """Logs, journals as closed and notifies an incident that is over."""
         unseen = incident.finding is None and how == "over"
         outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.last_action}" if incident.last_action else ""
@@ -235,6 +240,7 @@ class IncidentReporter:
         self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
     def report_action(self, report: ActionReport) -> None:
+        """Logs and counts an action or refusal, and notes it at its incident; a refusal is not notified."""
         incident = report.incident
         self._log(f"{incident.server}: {report.text}" if incident is not None else report.text)
         if report.name == "refusal":

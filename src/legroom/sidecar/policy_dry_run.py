@@ -85,6 +85,7 @@ class _Player:
         self.until_s: float | None = None
 
     def take(self, result: ScrapeResult) -> None:
+        """Watches one recorded result: opens and closes incidents, and decides on those open."""
         self.looks += 1
         self.from_s = result.time_s if self.from_s is None else self.from_s
         self.until_s = result.time_s
@@ -106,6 +107,7 @@ class _Player:
             self._decide(result, incident, watcher)
 
     def _decide(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
+        """Appends as an event what the sidecar would do about the incident, or why not; does nothing else."""
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return
@@ -123,6 +125,7 @@ class _Player:
         self._append_event(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
     def _group_state(self, name: str, now_s: float) -> GroupState:
+        """The group's servers, unhealthy ones and ages of would-be actions at that time."""
         members = [server for server, group in self.groups.items() if group == name]
         unhealthy = sum(
             any(finding.severity == "critical" for finding in self.watchers[server].findings)
@@ -140,6 +143,7 @@ class _Player:
 
 
 def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
+    """The scrape results of a recording, or of a journal database, told apart by the file's first bytes."""
     try:
         with path.open("rb") as file:
             is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
@@ -160,6 +164,7 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _sample_of_point(server: str, point: JournalPoint) -> Sample:
+    """A journal point as a sample with one engine, at the end of the point's time span."""
     values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
     blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
     engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]

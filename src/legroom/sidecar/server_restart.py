@@ -136,6 +136,7 @@ class ServerRestart:
         return await self._record_done(f"{order.server.name} was restarted by {self._platform.name}")
 
     def _begun_detail(self, before: State, started_s: float | None) -> dict[str, Any]:
+        """What the journal keeps about the restart, so that a later process can resume it."""
         order = self._order
         return {
             "by": BY,
@@ -177,6 +178,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
+        """Writes or restores flags where ordered, then restarts through the platform and records it."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.
@@ -193,6 +195,7 @@ class ServerRestart:
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
+        """Records that the restart was set off, by the program with this pid (0 where there is none)."""
         await self._record_stage("launched", {"pid": pid, "identity": identity})
         self._launched = True
 
@@ -208,6 +211,7 @@ class ServerRestart:
         raise ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
 
     async def _is_new_process(self, before: State, started_s: float | None, result: Sample) -> bool:
+        """Whether another process than before answers, by start time, else identity; True where neither is known."""
         if started_s is not None and result.process_start_s is not None:
             return result.process_start_s != started_s
         if before.identity is None:
@@ -217,12 +221,14 @@ class ServerRestart:
         return False
 
     async def _unfinished_requests(self) -> float | None:
+        """Running and waiting requests by a scrape now; None where it does not tell."""
         result = await self._context.scrape(self._order.server)
         if not isinstance(result, Sample) or result.running is None:
             return None
         return result.running + (result.waiting or 0.0)
 
     async def _process_start_s(self) -> float | None:
+        """The Unix time the server's process started, by a scrape now; None where it does not tell."""
         result = await self._context.scrape(self._order.server)
         return result.process_start_s if isinstance(result, Sample) else None
 
@@ -232,6 +238,7 @@ class ServerRestart:
     # Outcomes, and recovery after a kill
 
     async def _record_done(self, text: str) -> RestartOutcome:
+        """Ends the drain, marks restored flags as undone, and records the restart as done."""
         text = await self._end_drain(text)
         if self._order.restore is not None:
             taken_back = self._order.restore[0]
@@ -240,9 +247,11 @@ class ServerRestart:
         return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
+        """Ends the drain and records the restart as failed."""
         return await self._record_outcome(FAILED, await self._end_drain(text, patient=False))
 
     async def _record_undone(self, text: str) -> RestartOutcome:
+        """Restores changed flags where they were kept, ends the drain, and records the restart as undone."""
         override = kept_override(self._id, self._context.home)
         if override is not None:
             with contextlib.suppress(ActionFailed):
@@ -251,6 +260,7 @@ class ServerRestart:
         return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
 
     async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
+        """Finishes the action in the journal with this state and text, and returns them."""
         await self._context.finish(self._id, state, {"outcome": text})
         return RestartOutcome(state, text, self._id)
 

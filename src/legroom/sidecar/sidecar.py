@@ -99,6 +99,7 @@ class Sidecar:
         self._stopping.set()
 
     async def _shut_down(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
+        """Stops acting, sends notifications for a second, cancels all tasks, and closes HTTP server and journal."""
         self._stopping.set()
         await self._actor.stop()
         await self._notifier.drain(1.0)
@@ -112,6 +113,7 @@ class Sidecar:
         await self._journal.close()
 
     async def _start_http(self) -> Any:
+        """The running aiohttp AppRunner; raises LegroomError where the port cannot be bound."""
         from aiohttp import web  # slow to import
 
         runner = web.AppRunner(make_app(self), access_log=None, shutdown_timeout=1.0)
@@ -224,10 +226,12 @@ class Sidecar:
         self._metrics.remove_server(server, self._groups.pop(server, "default"))
 
     def _close_incident(self, incident: OpenIncident, how: str = OVER) -> None:
+        """Ends the drain made for the incident, and reports it as closed."""
         self._actor.end_drain_of(incident)
         self._reporter.report_closed(incident, how)
 
     def _update_metrics(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
+        """Counts the scrape and, at intervals, sets when the KV pool will be full (infinity: no forecast)."""
         self._metrics.count_scrape(result, group, not (_is_unhealthy(watcher) or result.server in self._under_way))
         if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
@@ -268,6 +272,7 @@ class Sidecar:
                 self._log(f"an entry of the journal was given up: {error_text}")
 
     async def _maintain_journal(self) -> None:
+        """Maintains the journal every ten minutes until cancelled; failures are logged."""
         while True:
             try:
                 await self._journal.maintain()
@@ -278,6 +283,7 @@ class Sidecar:
     # HTTP
 
     def metrics_text(self) -> tuple[bytes, str]:
+        """The sidecar's own /metrics page and its content type."""
         return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
@@ -314,6 +320,7 @@ class Sidecar:
         )
 
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+        """Whether a requested action was accepted, why, and in how many seconds to ask again."""
         if not self._has_taken_over:
             raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
@@ -322,6 +329,7 @@ class Sidecar:
 
 
 def _is_unhealthy(watcher: Watcher) -> bool:
+    """Whether any finding about the server is critical."""
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 
@@ -336,6 +344,7 @@ def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None)
 
 
 async def _run_until_signal(config: SidecarConfig, log: Callable[[str], None]) -> None:
+    """Runs the sidecar until SIGTERM or SIGINT."""
     sidecar = Sidecar(config, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -347,6 +356,7 @@ async def _run_until_signal(config: SidecarConfig, log: Callable[[str], None]) -
 
 
 def _sources_text(config: SidecarConfig) -> str:
+    """The number of servers named and the discovery used, in words."""
     discovery = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
     listed = [f"what {name} lists" for name, source_name in discovery if source_name is not None]
     named = [f"{len(config.servers)} server{'s' if len(config.servers) != 1 else ''}"] if config.servers else []
@@ -354,4 +364,5 @@ def _sources_text(config: SidecarConfig) -> str:
 
 
 def _to_stderr(text: str) -> None:
+    """Prints a line with the local time to stderr, with secrets masked."""
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} legroom: {masked(text)}", file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ class ServedSidecar(Protocol):
 
 
 def make_app(served: ServedSidecar) -> web.Application:
+    """The HTTP app with the sidecar's routes; any method but GET and HEAD needs the token."""
     from aiohttp import web  # slow to import
 
     async def metrics(_: web.Request) -> web.Response:
@@ -97,6 +98,7 @@ def _unauthorised(request: web.Request, token: str | None) -> web.Response | Non
 
 
 async def _json_body(request: web.Request) -> dict[str, Any]:
+    """The JSON object in the body, empty without a body; raises LegroomError for anything else."""
     try:
         document = json.loads(await request.text() or "{}")
     except ValueError as error:
@@ -112,6 +114,7 @@ def _row_id(given: Any) -> int | None:
 
 
 def _number_of_query(text: str | None, name: str) -> float | None:
+    """A query parameter as a number from 0 on; None where it is not given, LegroomError where it is wrong."""
     if text is None:
         return None
     try:

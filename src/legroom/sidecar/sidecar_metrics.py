@@ -46,6 +46,7 @@ class SidecarMetrics:
         self.acting = gauge("acting", "Whether an action is turned on.", ("name", "group"))
 
     def count_scrape(self, result: ScrapeResult, group: str, is_healthy: bool) -> None:
+        """Counts the result by kind, and sets the server's up, healthy and KV use gauges."""
         self.scrapes.labels("sample" if isinstance(result, Sample) else result.kind).inc()
         self.up.labels(result.server, group).set(isinstance(result, Sample))
         self.healthy.labels(result.server, group).set(is_healthy)
@@ -58,6 +59,7 @@ class SidecarMetrics:
                 gauge.remove(server, group)
 
     def set_allowed_actions(self, group: str, act: frozenset[str]) -> None:
+        """Sets a gauge for each action: 1 where the group allows it, else 0."""
         for name in ACTION_NAMES:
             self.acting.labels(name, group).set(name in act)
 

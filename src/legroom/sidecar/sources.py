@@ -85,6 +85,7 @@ def combined_source(config: SidecarConfig, log: Log) -> Source:
 
 
 def _first_of_group(error: BaseException | None) -> BaseException | None:
+    """The first exception inside nested exception groups; any other is returned as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -99,6 +100,7 @@ def prometheus_source(config: PrometheusConfig) -> PrometheusSource:
 async def _poll_prometheus(
     source: PrometheusSource, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
+    """Polls at the interval until cancelled, passing results on and reporting removed servers."""
     last_problem, listed = "", no_servers()
     async with open_session() as session:
         while True:
@@ -117,6 +119,7 @@ async def _poll_prometheus(
 async def _scrape_pods(
     config: KubernetesConfig, interval_s: float, take: OnScrape, discovery: _Discovery, log: Log
 ) -> None:
+    """Discovers pods by label and scrapes them until cancelled; while discovery fails, the known ones."""
     pods, last_problem, listed = KubernetesPods(config.context), "", no_servers()
     endpoints: dict[str, Endpoint] = {}
     while True:

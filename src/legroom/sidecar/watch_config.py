@@ -173,6 +173,7 @@ def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
 
 
 def _server_config(table: TomlTable) -> ServerConfig:
+    """A `[[servers]]` table as a server; raises ConfigError for wrong or unknown keys."""
     try:
         place = endpoint(
             table.require("url", str),
@@ -194,6 +195,7 @@ def _server_config(table: TomlTable) -> ServerConfig:
 
 
 def _server_plan(table: TomlTable) -> PlanDocument | None:
+    """The plan read from the file the table names; None where it names none."""
     path = table.path("plan")
     if path is None:
         return None
@@ -226,6 +228,7 @@ def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
 def _group_configs(
     table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
+    """The actions and limits of each group: its own where given, else the general ones."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     for name in table.keys if table is not None else ():
         group_table = table.table(name) if table is not None else None
@@ -240,6 +243,7 @@ def _group_configs(
 
 
 def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
+    """The limits of the table, with the given ones for keys left out."""
     if table is None:
         return given
     made = ActionLimits(
@@ -256,6 +260,7 @@ def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits
 
 
 def _thresholds(table: TomlTable) -> Thresholds:
+    """The default thresholds with those of the table put in."""
     levels_table = table.table("thresholds")
     levels = DEFAULT
     for name, value in (levels_table.unchecked() if levels_table is not None else {}).items():
@@ -268,6 +273,7 @@ def _thresholds(table: TomlTable) -> Thresholds:
 
 
 def _webhook(table: TomlTable) -> Webhook:
+    """A webhook with its format and, where a token is given, an Authorization header."""
     url = table.secret("url")
     if url is None:
         raise table.error("url", "is missing, as url, url_env or url_file")
@@ -283,6 +289,7 @@ def _webhook(table: TomlTable) -> Webhook:
 
 
 def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
+    """The Prometheus to poll, its URL and matchers checked; None without a table."""
     if table is None:
         return None
     made = PrometheusConfig(
@@ -302,6 +309,7 @@ def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
 
 
 def _ca_file(table: TomlTable) -> str | None:
+    """The path of the PEM file, checked to hold certificates; None where none is given."""
     path = table.path("ca_file")
     if path is None:
         return None
@@ -313,6 +321,7 @@ def _ca_file(table: TomlTable) -> str | None:
 
 
 def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
+    """The label selector, namespace and context for discovery; None without a table."""
     if table is None:
         return None
     made = KubernetesConfig(table.require("selector", str), table.find("namespace", str), table.find("context", str))
@@ -373,6 +382,7 @@ def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform
 
 
 def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:
+    """The drain method that `by` names: guard (the default), file, command or platform."""
     by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
     if by == "guard":
         token = table.secret("token") or os.environ.get(GUARD_TOKEN)

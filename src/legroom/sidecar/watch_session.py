@@ -143,6 +143,7 @@ class WatchSession:
             known.pop(server, None)
 
     def _append_history(self, result: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
+        """Appends KV use, requests and rates of the latest step; a failed scrape appends a point without values."""
         kept = self.history.get(result.server)
         if kept is None:
             points = MAX_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
@@ -218,6 +219,7 @@ class WatchSession:
         return made
 
     def _note_remedies(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
+        """Notes the remedies for a new incident in the journal, at the row `made`."""
         from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
         assert incident.finding is not None and self._journal is not None
@@ -226,6 +228,7 @@ class WatchSession:
         self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
 
     def _journal_closed(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+        """Lists the incident as closed and closes it in the journal."""
         made = self._ids.pop(incident.key, None)
         self.changes.appendleft(IncidentChange(incident, True, time_s, made))
         if made is not None and self._journal is not None:
@@ -235,6 +238,7 @@ class WatchSession:
                 self._stop_journaling(error)
 
     def _flush(self) -> None:
+        """Writes the collected samples to the journal, if there is one."""
         samples, self._samples = self._samples, []
         if samples and self._journal is not None:
             try:
@@ -243,6 +247,7 @@ class WatchSession:
                 self._stop_journaling(error)
 
     def _stop_journaling(self, error: Exception) -> None:
+        """Goes on without the journal where it is unavailable; raises any other error."""
         from legroom.live.journal.journal import JournalUnavailable
 
         if not isinstance(error, JournalUnavailable):
@@ -283,6 +288,7 @@ def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _scrape_all(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    """Feeds the session a few scrapes of every server, `gap_s` seconds apart, or until pods are discovered."""
     if config.prometheus is not None:
         await _poll_prometheus(config.prometheus, session, gap_s)
         config = replace(config, prometheus=None)

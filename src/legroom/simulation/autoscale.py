@@ -76,6 +76,7 @@ class ScaledReplay:
 
     @property
     def is_steady(self) -> bool:
+        """Whether the number of replicas neither flaps nor thrashes."""
         return not self.flaps and not self.is_thrashing
 
     def as_json(self) -> dict[str, Any]:
@@ -129,10 +130,12 @@ class _Replica:
 
     @property
     def num_requests(self) -> int:
+        """Running and waiting requests of this replica."""
         return len(self.running) + len(self.waiting)
 
     @property
     def kv_use(self) -> float:
+        """The share of the usable KV blocks in use, 0 to 1."""
         return min(1.0, self._blocks_in_use() / self.settings.usable_blocks)
 
     def _blocks_in_use(self) -> int:
@@ -143,11 +146,13 @@ class _Replica:
         return len(self.running) * (self.settings.max_blocks_of(int(mean) + 1, 1))
 
     def add_request(self, request: _Served, time_s: float) -> None:
+        """Queue a request that arrives at `time_s`; an idle replica's clock moves up to that moment."""
         if not self.num_requests:
             self.now_s = max(self.now_s, time_s)
         self.waiting.append(request)
 
     def serve_until(self, time_s: float, first_token_s: dict[int, float]) -> None:
+        """Run engine steps up to `time_s`; each request's time of first token is written into `first_token_s`."""
         while self.now_s < time_s and (self.running or self.waiting):
             admitted = self._admit() if self.waiting else None
             if admitted:
@@ -172,6 +177,7 @@ class _Replica:
         return admitted
 
     def _prefill(self, admitted: list[_Served], first_token_s: dict[int, float]) -> None:
+        """Run the steps that prefill the admitted requests; running requests decode in the same steps."""
         decoding = len(self.running)
         prompt = sum(request.tokens for request in admitted)
         steps = math.ceil(prompt / max(1, self.settings.max_num_batched_tokens - decoding))
@@ -187,6 +193,7 @@ class _Replica:
             heapq.heappush(self.ends, (request.admitted_step + request.remaining, request.index, request))
 
     def _decode(self, time_s: float) -> None:
+        """Run decode steps until `time_s`, a request's end or a full pool, whichever is first; at least one step."""
         running = len(self.running)
         step_s = step_seconds(self.cost, running, self.stored, running)  # type: ignore[no-untyped-call]
         free = (self.settings.usable_blocks - self._blocks_in_use()) * self.settings.block_size
@@ -196,10 +203,12 @@ class _Replica:
         self._decode_steps(steps)
 
     def _decode_steps(self, steps: int) -> None:
+        """Count steps in which every running request gains one token; the clock is not advanced."""
         self.step += steps
         self.stored += steps * len(self.running)
 
     def _finish(self) -> None:
+        """Remove the running requests that have generated all their tokens."""
         while self.ends and self.ends[0][0] <= self.step:
             _, _, request = heapq.heappop(self.ends)
             self._remove(request)
@@ -232,6 +241,7 @@ class _Controller:
     changes: list[tuple[float, int, int]] = field(default_factory=list)
 
     def decide(self, time_s: float, kv_use_sum: float, waiting_sum: int) -> int:
+        """The replicas the autoscaler sets at `time_s`, from the replicas' summed KV use and waiting requests."""
         policy = self.policy
         desired = max(
             self._proposed_replicas(kv_use_sum, policy.kv_target_ratio),
@@ -255,6 +265,7 @@ class _Controller:
         return self.replicas
 
     def _proposals_within(self, time_s: float, window_s: float) -> Iterator[int]:
+        """The replica counts proposed in the `window_s` seconds before `time_s`."""
         return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
     def _proposed_replicas(self, total: float, target: float) -> int:
@@ -303,6 +314,7 @@ class _Fleet:
         self.replica_seconds = 0.0
 
     def run(self, progress: Progress | None) -> ScaledReplay:
+        """Replay the whole trace until every request is served; `progress` gets the replayed share, 0 to 1."""
         accepted, rejections = admissible_requests(self.trace, self.settings)
         rows = ((i, row) for i, row in enumerate(self.trace.rows()) if accepted[i])
         upcoming = next(rows, None)
@@ -341,6 +353,7 @@ class _Fleet:
         min(serving, key=lambda replica: replica.num_requests).add_request(request, time_s)
 
     def _decide(self, time_s: float) -> None:
+        """One autoscaler sync: start replicas or set the youngest draining, drop drained ones, record a sample."""
         for replica in [each for each in self.replicas if each.draining and not each.num_requests]:
             self.replicas.remove(replica)
             self.gone.append(replica)

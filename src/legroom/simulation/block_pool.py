@@ -38,6 +38,7 @@ class BlockPool:
         return len(self._free)
 
     def get_cached_block(self, key: BlockKey) -> Block | None:
+        """A block with these contents, in use or free; None where none is cached."""
         copies = self._cached.get(key)
         return next(iter(copies.values())) if copies else None
 
@@ -85,6 +86,7 @@ class BlockPool:
             self._free.move_to_end(block.block_id, last=False)
 
     def _evict(self, block: Block) -> None:
+        """Remove a block's hash from the prefix cache, so that its contents are no longer found."""
         assert block.key is not None
         copies = self._cached[block.key]
         del copies[block.block_id]

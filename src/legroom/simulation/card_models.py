@@ -123,11 +123,13 @@ class CardModels:
 
 
 def _preference(each: CardModel) -> tuple[int, float]:
+    """Sort key: checkpoints with the fewest losses first, then those with the most bytes of weights."""
     weights = each.fit.plan.layout.weights.bytes if each.fit.plan else 0
     return len(each.fit.losses), -weights
 
 
 def _largest_first(each: CardModel) -> tuple[int, str]:
+    """Sort key: model families by parameter count, largest first, then by name."""
     root = find(each.family)
     return -(root.parameters if root else each.bundled.parameters), each.family
 

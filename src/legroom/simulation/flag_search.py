@@ -56,6 +56,7 @@ def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Cand
 
 
 def _searched_limit(flags: dict[str, Any]) -> int | None:
+    """The max_num_seqs searched, otherwise the max_num_batched_tokens; None where neither was searched."""
     return flags.get("max_num_seqs", flags.get("max_num_batched_tokens"))
 
 
@@ -266,6 +267,7 @@ def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
 
 
 def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
+    """Whether `rival` is at least as good in finished requests, goodput and both p99 latencies."""
     return (
         rival.finished >= other.finished
         and rival.goodput >= other.goodput
@@ -285,6 +287,7 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
 
 
 def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
+    """The replay of one server's requests under a candidate; tokens loaded from its tier count as cache hits."""
     if candidate.tier is None:
         return simulate(part, candidate.settings, cost=candidate.cost, engine=_replay_engine())
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier  # most searches have no tier

@@ -84,6 +84,7 @@ class CountBand:
         return dict(zip(("low", "middle", "high"), self.times(factor), strict=True))
 
     def times(self, factor: float) -> tuple[float | None, float | None, float | None]:
+        """The low, middle and high counts multiplied by `factor`; None stays None."""
         low, middle, high = (None if count is None else count * factor for count in (self.low, self.middle, self.high))
         return low, middle, high
 
@@ -109,10 +110,12 @@ class SizedFleet:
 
     @property
     def holds(self) -> bool:
+        """Whether some number of replicas up to the maximum serves the load within the goal."""
         return self.replicas.middle is not None
 
     @property
     def gpus_per_replica(self) -> int:
+        """The GPUs one replica takes by its plan; the tensor-parallel size where there is no plan."""
         return self.plan.args.gpus_needed if self.plan else self.tensor_parallel_size
 
     @property
@@ -163,11 +166,13 @@ def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]
 
 
 def _sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
+    """Sort key: fleets that hold the load first, those with the fewest GPUs before others."""
     # Of those that do not hold the load, the largest replayed split explains most.
     return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
 
 
 def _check_task(task: FleetTask) -> None:
+    """Raise where the flags ask for data parallelism or the trace has no arrival times."""
     load = task.load
     if any((args.data_parallel_size or 1) > 1 for args in task.args):
         raise LegroomError(
@@ -198,6 +203,7 @@ def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gp
 
 
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
+    """The replicas needed on one GPU model with these flags; where it cannot be sized, `reason` says why."""
     size = args.tensor_parallel_size or 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "")
     try:
@@ -235,6 +241,7 @@ def _with_replicas(
 
 
 def _scheduler_settings(plan: Plan, trace: Trace) -> SchedulerSettings:
+    """The planned scheduler settings, simplified to what the fast replay covers: synchronous, one group of layers."""
     # Asynchronous scheduling changes little, and only the step-by-step replay implements it.
     flags = {**planned_scheduler(plan).flags, "async_scheduling": False}
     if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
@@ -302,9 +309,11 @@ class FleetReport:
         return any(fleet.holds for card in self.cards for fleet in card.fleets)
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
+        """The hourly price of the fleet's GPU model; None where no price is known."""
         return self.prices.get(fleet.gpu.name)
 
     def usd_per_hour(self, fleet: SizedFleet) -> Money | None:
+        """Low, middle and high cost of the whole fleet; None without a price or where it does not hold the load."""
         price = self.price_of(fleet)
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
@@ -369,6 +378,7 @@ class FleetReport:
 
 
 def _money_json(money: Money | None) -> dict[str, float | None] | None:
+    """Dollars rounded to four decimals under low, middle and high; None where there is no price."""
     if money is None:
         return None
     return {

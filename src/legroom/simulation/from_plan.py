@@ -99,6 +99,7 @@ def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
 
 
 def _settings_note(flags: dict[str, Any]) -> str:
+    """A line for the user that lists the scheduler settings taken from the plan."""
     words = [
         f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
         f"max-num-seqs {flags['max_num_seqs']:,}",
@@ -209,6 +210,7 @@ def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> boo
 
 
 def _expert_share(plan: Plan) -> float:
+    """The share of the experts that one token activates; 1.0 for a model without experts."""
     blocks = [layer.feedforward for layer in plan.target.model.layers if isinstance(layer.feedforward, Experts)]
     chosen = sum(block.experts_per_token for block in blocks)
     return chosen / sum(block.num_experts for block in blocks) if blocks else 1.0

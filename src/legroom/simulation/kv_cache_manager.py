@@ -206,6 +206,7 @@ class KVCacheManager:
             self._kinds.setdefault(group.sliding_window, []).append(i)
 
     def _group_manager(self, index: int, group: LayerGroup) -> FullAttentionManager:
+        """The block manager for a group's kind of cache: fixed size, sliding window or full attention."""
         if group.fixed_blocks:
             return FixedSizeManager(index, self.settings, self.block_pool, group.fixed_blocks)
         if group.sliding_window is not None:
@@ -213,6 +214,7 @@ class KVCacheManager:
         return FullAttentionManager(index, self.settings, self.block_pool)
 
     def add_request(self, request: Request) -> None:
+        """Give the request an empty block table for each group of layers."""
         request.blocks = [[] for _ in self.tables]
         request.num_cached_blocks = [0] * len(self.tables)
 
@@ -331,6 +333,7 @@ class KVCacheManager:
     def _num_blocks_to_allocate(
         self, request: Request, num_tokens: int, hit: Hit | None, computed: int, full: bool
     ) -> int:
+        """New blocks, over all groups of layers, that the request needs to hold `num_tokens`."""
         return sum(
             table.num_blocks_to_allocate(request, num_tokens, hit[i] if hit else [], computed, full)
             for i, table in enumerate(self.tables)

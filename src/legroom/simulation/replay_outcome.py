@@ -71,6 +71,7 @@ class Goal:
         )
 
     def is_within(self, first_token: float, latency: float, time_per_token: float) -> bool:
+        """Whether each latency is at most its limit; a limit of None always holds."""
         limits = (self.first_token_p99, self.latency_p99, self.time_per_token_p99)
         reached = (first_token, latency, time_per_token)
         return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))
@@ -133,6 +134,7 @@ class ServedRequest(NamedTuple):
 
     @property
     def time_per_token(self) -> float:
+        """Mean time for each output token after the first, in the unit of `latency`."""
         return (self.latency - self.first_token) / max(1, self.output_len - 1)
 
 
@@ -165,6 +167,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
 
 
 def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
+    """The finished requests with their latencies, in seconds; in steps where the trace counts steps."""
     if timeline.clocks is not None:
         arrivals: Sequence[float] = timeline.trace.arrivals
         tokens: Sequence[float] = timeline.clocks.token_s

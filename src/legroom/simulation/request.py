@@ -45,6 +45,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
+        """Prompt tokens and the output tokens generated so far."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property

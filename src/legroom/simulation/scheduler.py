@@ -25,6 +25,7 @@ class WaitingQueue:
         return len(self._heap)
 
     def add(self, request: Request) -> None:
+        """Queue a new request behind the others, or by its priority."""
         self._push(request, 1)
 
     def prepend(self, request: Request) -> None:
@@ -32,6 +33,7 @@ class WaitingQueue:
         self._push(request, -1)
 
     def _push(self, request: Request, side: int) -> None:
+        """Insert at the back (`side` 1) or the front (-1) of a FIFO queue; by priority where the policy says so."""
         self._count += 1
         heapq.heappush(self._heap, (request.priority_key if self._by_priority else (0, side * self._count), request))
 
@@ -74,6 +76,7 @@ class Scheduler:
         self.waiting = WaitingQueue(settings.scheduling_policy == "priority")
 
     def add_request(self, request: Request) -> None:
+        """Queue a request, with its prompt's block hashes where prefix caching is on."""
         self.kv_cache_manager.add_request(request)
         if self.hasher:
             self.hasher.extend(request.block_hashes, request.token_ids)
@@ -118,6 +121,7 @@ class Scheduler:
         request.num_draft_tokens = 0
 
     def _schedule_running(self, output: SchedulerOutput, budget: int, threshold: int) -> int:
+        """Schedule running requests, preempting where blocks run out; returns the token budget left."""
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -142,6 +146,7 @@ class Scheduler:
         return budget
 
     def _num_new_tokens(self, request: Request, threshold: int, budget: int) -> int:
+        """Tokens to compute for a request in this step, within budget, long-prefill threshold and max_model_len."""
         num_known = request.num_tokens + request.num_draft_tokens + request.num_placeholders
         num_new_tokens = num_known - request.num_computed_tokens
         if 0 < threshold < num_new_tokens:
@@ -156,6 +161,7 @@ class Scheduler:
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.max_total_tokens
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
+        """Admit waiting requests in order while token budget, max_num_seqs and free blocks allow."""
         skipped: list[Request] = []
         while budget > 0 and len(self.waiting) and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting.peek()
@@ -208,11 +214,13 @@ class Scheduler:
         return num_new_tokens
 
     def _long_prefill_threshold(self) -> int:
+        """The most prompt tokens a request may compute in this step; 0 for no limit."""
         # Since 0.31 a lone prompt may use the whole budget.
         alone = len(self.running) + self.num_waiting <= 1
         return 0 if alone else self.settings.long_prefill_token_threshold
 
     def _preemption_victim(self) -> Request:
+        """The running request to preempt: the last admitted, or by priority the least important."""
         if self.settings.scheduling_policy == "priority":
             return max(self.running, key=lambda request: request.priority_key)
         return self.running[-1]
@@ -225,6 +233,7 @@ class Scheduler:
         self.kv_cache_manager.free(request)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
+        """Free a request's blocks and queue it again, in front unless by priority; all its tokens are recomputed."""
         self._free(request)
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
@@ -255,6 +264,7 @@ class Scheduler:
         return sampled, finished
 
     def _append_sampled_tokens(self, request: Request, drafts: int, is_stale: bool) -> None:
+        """Append the sampled token and the accepted draft tokens; rejected drafts no longer count as computed."""
         accepted = self._num_accepted_drafts(request, drafts)
         if not is_stale:
             request.num_computed_tokens -= drafts - accepted
@@ -275,6 +285,7 @@ class Scheduler:
         return accepted
 
     def _finish_request(self, request: Request) -> None:
+        """Free the blocks of a running request, or take a preempted one out of the queue."""
         if request.status is Status.RUNNING:
             self._free(request)
         else:
@@ -282,6 +293,7 @@ class Scheduler:
         request.status = Status.FINISHED
 
     def _append_token(self, request: Request) -> None:
+        """Count one generated token, and hash the block that it fills where prefix caching is on."""
         request.num_output_tokens += 1
         if self.hasher:
             request.token_ids.append(SAMPLED_TOKEN)
@@ -311,6 +323,7 @@ class SchedulerV0(Scheduler):
         return output
 
     def _schedule_prompts(self, output: SchedulerOutput) -> None:
+        """Admit whole prompts in order, as V0 does; those that can never fit are rejected."""
         settings = self.settings
         longest = min(settings.max_model_len, settings.max_num_batched_tokens)
         budget = settings.max_num_batched_tokens
@@ -343,6 +356,7 @@ class SchedulerV0(Scheduler):
         output.ignored.append((request, why))
 
     def _schedule_decodes(self, output: SchedulerOutput) -> None:
+        """Schedule one token for each running request, preempting the last ones where no block is free."""
         queue = deque(self.running)
         self.running = []
         while queue:

@@ -91,6 +91,7 @@ class SchedulerSettings:
             self._check_v0()
 
     def _check_v0(self) -> None:
+        """Raise for a setting that the simulation of the V0 engine does not cover."""
         for is_set, what in (
             (self.enable_chunked_prefill, "chunked prefill"),
             (self.enable_prefix_caching, "prefix caching"),
@@ -126,6 +127,7 @@ class SchedulerSettings:
         return sum(self._max_blocks_in(group, tokens) for group in self.groups)
 
     def _max_blocks_in(self, group: LayerGroup, tokens: int) -> int:
+        """The most blocks that a request of `tokens` tokens holds in one group of layers."""
         if group.fixed_blocks:
             return group.fixed_blocks
         needed = cdiv(tokens, group.block_size or self.block_size)

@@ -104,6 +104,7 @@ def why_untrusted(work: Hardware) -> str:
 
 
 def _weight_format(plan: Plan, work: Hardware) -> str:
+    """The number format of the weights: fp8, the quantization method, or 16-bit."""
     if work.is_fp8:
         return "fp8"
     method = plan.settings.quantization
@@ -114,6 +115,7 @@ def _weight_format(plan: Plan, work: Hardware) -> str:
 
 @cache
 def _fit_data(name: str) -> Any:
+    """The contents of a JSON data file of this package."""
     return json.loads(resources.files("legroom.simulation").joinpath(name).read_text("utf-8"))
 
 

@@ -102,6 +102,7 @@ class Clocks:
 
     @classmethod
     def of(cls, count: int) -> Clocks:
+        """Clocks of zeros for `count` requests."""
         return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
 
 
@@ -244,6 +245,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _percentiles_json(values: Sequence[float], unit: str = "") -> dict[str, float]:
+    """p50, p90, p99 and the maximum of sorted values; `unit` is appended to the names of the percentiles."""
     shares = {f"p{share}{unit}": percentile(values, share / 100) for share in (50, 90, 99)}
     return {**shares, "max": values[-1] if values else 0}
 
@@ -274,6 +276,7 @@ class Sampler:
             self._double_width()
 
     def _double_width(self) -> None:
+        """Merge neighbouring samples into one with the larger values, so that each covers twice the steps."""
         self._width *= 2
         merged: dict[int, _Maxima] = {}
         for index, point in self._points.items():
@@ -281,6 +284,7 @@ class Sampler:
         self._points = merged
 
     def samples(self) -> list[PoolSample]:
+        """The samples so far in order of steps, each with the maxima over its steps."""
         return [PoolSample(index * self._width, *point) for index, point in sorted(self._points.items())]
 
 
@@ -316,6 +320,7 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
 
 
 def _time_at_step(marks: list[tuple[int, float]], at: int, step: int) -> float:
+    """Seconds at a step, interpolated between the marks around index `at`; the first or last mark's beyond them."""
     if at == 0:
         return marks[0][1]
     if at == len(marks):

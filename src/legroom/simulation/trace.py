@@ -63,6 +63,7 @@ class Trace:
         prefix_len: int = 0,
         priority: int = 0,
     ) -> None:
+        """Append a request; its first `prefix_len` tokens are shared with requests of the same `prefix_id`."""
         if request_id is not None and self.ids is None:
             self.ids = [f"r{i}" for i in range(len(self))]
         if self.ids is not None:
@@ -99,6 +100,7 @@ class Trace:
         return segments[::-1]
 
     def id_of(self, index: int) -> str:
+        """The request's own id; "r" and its index where the trace has none."""
         return f"r{index}" if self.ids is None else self.ids[index]
 
     def rows(self) -> Iterator[TraceRequest]:
@@ -154,6 +156,7 @@ class Trace:
         return longer
 
     def _reordered(self, order: Sequence[int]) -> Trace:
+        """A copy with the requests in this order of indices; each keeps its id."""
         names = ("arrivals", "prompt_lens", "output_lens", "priorities", "prefix_groups", "prefix_lens")
         columns = {name: getattr(self, name) for name in names}
         taken: dict[str, Any] = {
@@ -163,6 +166,7 @@ class Trace:
 
 
 def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int) -> None:
+    """Raise where a value is below `minimum` or not finite; the message names the request."""
     # The sum detects NaN and infinity, which min() may miss.
     if min(column) >= minimum and isfinite(sum(column)):
         return
@@ -191,6 +195,7 @@ def stream_tokens(name: str, length: int) -> list[int]:
 
 
 def prompt_tokens(request: TraceRequest) -> list[int]:
+    """Made-up token ids of the prompt; requests with the same prefix begin with the same ids."""
     shared = [token for name, start, end in request.prefix for token in stream_tokens("P" + name, end)[start:]]
     return shared + stream_tokens("U" + request.id, request.prompt_len - len(shared))
 

@@ -60,6 +60,7 @@ def check_cost(trace: Trace, cost: StepCost | None) -> None:
 
 
 def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, replays: int) -> ReplayEngine:
+    """The replay engine expected to be fastest; the step-by-step one where the settings or `every_step` need it."""
     if every_step or not can_replay(settings):
         return "reference"
     work = len(trace) * replays
@@ -97,6 +98,7 @@ class StepByStepReplay:
         self.next_arrival: float | None = None
 
     def _make_scheduler(self) -> Scheduler:
+        """A scheduler of the engine version in the settings, V0 or V1."""
         return SchedulerV0(self.settings) if self.settings.engine == "V0" else Scheduler(self.settings)
 
     def run(self) -> Timeline:
@@ -125,6 +127,7 @@ class StepByStepReplay:
                 self.progress(self.tally.finished / len(self.trace))
 
     def _skip_to_arrival(self, arrival: float) -> None:
+        """Advance an idle replay to the next arrival, in seconds or in steps as the trace counts."""
         if self.clocks:
             self.now_s = max(self.now_s, arrival)
         else:
@@ -138,6 +141,7 @@ class StepByStepReplay:
         self.scheduler.add_request(request)
 
     def _step(self) -> None:
+        """Run one engine step: schedule, advance the clock, and record first tokens and finished requests."""
         scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
         output = scheduler.schedule()
         self.rejections.extend(Rejection(request.id, why) for request, why in output.ignored)
@@ -163,6 +167,7 @@ class StepByStepReplay:
             self._reject_unschedulable()
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
+        """Add the estimated seconds of this step; without a cost model the clock stays."""
         if self.cost:
             running = self.scheduler.running
             stored = sum(request.num_computed_tokens for request in running)
@@ -185,6 +190,7 @@ class StepByStepReplay:
         return [], []
 
     def _record_step(self, output: SchedulerOutput, finished: list[Request]) -> None:
+        """Add the step to the totals and the pool samples, and report it to `on_step`."""
         scheduler, tally = self.scheduler, self.tally
         free = scheduler.kv_cache_manager.block_pool.num_free_blocks
         running, waiting = len(scheduler.running), scheduler.num_waiting
@@ -217,6 +223,7 @@ class StepByStepReplay:
             )
 
     def _timeline(self, interrupted: bool) -> Timeline:
+        """The result of the replay, with -1 for steps that were not reached; `interrupted` marks it as incomplete."""
         known = self.requests
         first_sched = [request.first_sched_step if request else -1 for request in known]
         return Timeline(

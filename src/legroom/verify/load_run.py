@@ -78,6 +78,7 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
 
 
 def _synthetic_spec(text: str, context: int, count: int) -> str:
+    """The load as a full trace specification: presets filled in, Poisson and `count` requests by default."""
     answer = max(1, min(128, context // 8))
     words = text
     if text in PRESETS:
@@ -88,6 +89,7 @@ def _synthetic_spec(text: str, context: int, count: int) -> str:
 
 
 def _read_trace_file(text: str, count: int) -> Trace:
+    """The first requests of a trace file; raises LegroomError where there is no such file."""
     from legroom.simulation.traces.trace_files import read_trace
 
     if not Path(text).exists():
@@ -229,6 +231,7 @@ class LoadMonitor:
         self._memory_at = -_MEMORY_INTERVAL_S
 
     async def run(self) -> None:
+        """Samples the server at the interval until cancelled."""
         while True:
             await self.sample()
             await asyncio.sleep(self._interval_s)
@@ -288,6 +291,7 @@ def memory_reader(url: str) -> MemoryReader | None:
 
 
 def _resident_bytes(pids: tuple[int, ...]) -> int | None:
+    """The resident memory of the processes together; None where one is gone or may not be read."""
     import psutil
 
     try:

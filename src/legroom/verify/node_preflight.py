@@ -64,6 +64,7 @@ class Preflight:
 
     @property
     def ok(self) -> bool:
+        """Whether no check failed; warnings pass."""
         return all(check.finding != "failure" for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +124,7 @@ def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Ma
 
 
 def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
+    """A warning where several GPUs are needed and the node's differ."""
     names = sorted({card.name for card in node.gpus})
     if len(names) > 1 and needed > 1:
         return NodeCheck("gpus", "warning", f"the GPUs differ ({', '.join(names)}): the smallest decides")
@@ -130,6 +132,7 @@ def _gpu_check(node: NodeState, needed: int) -> NodeCheck:
 
 
 def _memory_check(plan: Plan, card: GpuMemory) -> NodeCheck:
+    """Whether the plan fits the card's free memory, with the error vLLM would stop with where not."""
     from legroom.vllm.command_line import any_release_words
 
     free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
@@ -144,6 +147,7 @@ def _memory_check(plan: Plan, card: GpuMemory) -> NodeCheck:
 
 
 def _driver_checks(node: NodeState, release: Release) -> Iterator[NodeCheck]:
+    """A warning where the driver is older than the release's CUDA needs; nothing where either is unknown."""
     build = build_of(release)
     oldest = build.oldest_driver
     if not node.driver or oldest is None:
@@ -159,6 +163,7 @@ def _driver_checks(node: NodeState, release: Release) -> Iterator[NodeCheck]:
 
 
 def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
+    """Whether /dev/shm is large enough for several ranks; nothing for one rank or where it is unknown."""
     there, wanted = node.shm_bytes, plan.host.shm_bytes
     if there is None or needed < 2:
         return
@@ -186,6 +191,7 @@ def read_node_state(visible_devices: str | None = None) -> NodeState:
 
 
 def _driver_version() -> str:
+    """The NVIDIA driver's version; empty where NVML does not tell."""
     try:
         import pynvml  # loads the driver's library
 
@@ -237,6 +243,7 @@ def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
 
 
 def _command_output(command: list[str]) -> str:
+    """The command's stdout whatever its exit code; empty where it cannot be run or takes over 20 s."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -244,6 +251,7 @@ def _command_output(command: list[str]) -> str:
 
 
 def _shm_bytes() -> int | None:
+    """The size of /dev/shm, used or not; None where there is none."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:

@@ -213,6 +213,7 @@ class ServerClient:
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, parse: bool = True
     ) -> Any:
+        """The JSON of the answer, or its text without `parse`; raises LegroomError for any status but 200."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=timeout_s)
@@ -239,6 +240,7 @@ class ServerClient:
 
 
 def _error_reason(error: Exception) -> str:
+    """Why a request got no answer, in words for the user."""
     import aiohttp
 
     if isinstance(error, TimeoutError):
@@ -286,6 +288,7 @@ def _token_count(usage: Mapping[str, Any], name: str) -> int:
 
 
 def _parse_event(data: bytes) -> Mapping[str, Any]:
+    """The JSON object of a server-sent event; empty where it is none."""
     try:
         event = json.loads(data)
     except ValueError:
@@ -294,11 +297,13 @@ def _parse_event(data: bytes) -> Mapping[str, Any]:
 
 
 def _refused_outcome(status: int, body: str) -> RequestOutcome:
+    """The outcome of a request that the server answered with an HTTP error."""
     refusal = ServerRefusal.read(status, body)
     return RequestOutcome(error=str(refusal), refusal=refusal)
 
 
 def _failed_outcome(error: Exception, started_s: float) -> RequestOutcome:
+    """The outcome of a request whose connection broke, with the seconds until then."""
     return RequestOutcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - started_s)
 
 
@@ -316,6 +321,7 @@ def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
 
 
 async def _run_smoke_test(url: str, api_key: str | None, timeout_s: float = 120.0) -> tuple[bool | None, str]:
+    """Whether a short and a full-context request are served, and in words; None where no request applies."""
     async with ServerClient(url, api_key, verify_tls=False) as server:
         served = await server.served(timeout_s)
         name, length = served.model, served.max_model_len or 0

@@ -61,6 +61,7 @@ class Verification:
 
 
 def _load_json(run: LoadRun) -> dict[str, Any]:
+    """Totals, peaks, each answered request and each sample of the load."""
     good = [outcome for outcome in run.outcomes if outcome.ok]
     return {
         "name": run.name,
@@ -151,6 +152,7 @@ def _pool_was_cycled(run: LoadRun, pool: KvPool | None, rounds: int = 3) -> bool
 
 
 def all_answered_check(run: LoadRun) -> Check:
+    """Passes where every request was sent and answered."""
     if run.failed:
         reasons = {outcome.error for outcome in run.failed}
         text = f"{len(run.failed)} of {plural(len(run.outcomes), 'request')} failed: {min(reasons)}"
@@ -160,6 +162,7 @@ def all_answered_check(run: LoadRun) -> Check:
 
 
 def preemption_check(run: LoadRun, limits: PassCriteria) -> Check:
+    """Passes up to the allowed preemptions; fails where the server restarted; unknown where it has no counter."""
     if run.preemptions is None:
         return Check("preemptions", None, "the server does not count preemptions")
     if run.preemptions < 0:

@@ -117,6 +117,7 @@ class VerificationRun:
         )
 
     async def _run_steps(self) -> None:
+        """Runs health, plan, completion, full-context and load checks in turn, up to the first failed request."""
         self.served = await self.server.served()
         context = self.served.max_model_len or _ASSUMED_CONTEXT
         length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
@@ -129,6 +130,7 @@ class VerificationRun:
         await self._run_load(context)
 
     def _compare_with_plan(self, served: ServedModel) -> None:
+        """Adds checks of KV pool and context against the plan, and a note where the model differs."""
         planned = self.request.planned
         checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
         self.checks += (check for check in checks if check is not None)
@@ -137,6 +139,7 @@ class VerificationRun:
             self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
 
     async def _first_sample(self) -> Sample | None:
+        """The metrics before any request; None, with a note, where there are none."""
         try:
             sample = await scrape(self.server.session, self.server.metrics)
         except ScrapeFailed as error:
@@ -147,6 +150,7 @@ class VerificationRun:
         return sample
 
     async def _send_short_completion(self) -> bool:
+        """Whether a short completion was answered; a model without completions is checked for pooling."""
         assert self.served is not None
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self.send(LoadRequest(8, 4), 1)
@@ -182,6 +186,7 @@ class VerificationRun:
             self.checks.append(Check("load", None, "not judged: a load is made of completions"))
 
     async def _pooling_request(self, path: str, length: int) -> RequestOutcome:
+        """The outcome of a pooling request of `length` tokens; an error past the deadline."""
         assert self.served is not None
         prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
         try:
@@ -191,6 +196,7 @@ class VerificationRun:
             return RequestOutcome(error=_TIMED_OUT)
 
     async def _send_full_context(self) -> bool:
+        """Whether to go on: a request of max_model_len tokens was served, or the length is unknown."""
         assert self.served is not None
         length = self.served.max_model_len
         if length is None:
@@ -211,6 +217,7 @@ class VerificationRun:
         return outcome.ok or by_guard
 
     async def _run_load(self, context: int) -> None:
+        """Sends the load and adds its checks and notes."""
         request = self.request
         lengths = _num_lengths(request)
         load = read_load(request.load, context, lengths, request.seed)
@@ -247,6 +254,7 @@ class VerificationRun:
         return safe_concurrency(load, pool, context, most)
 
     async def send(self, request: LoadRequest, seed: int) -> RequestOutcome:
+        """The outcome of one completion; an error past the deadline of the verification."""
         assert self.served is not None
         left_s = self.deadline_s - time.monotonic()
         prompt = (
@@ -270,6 +278,7 @@ class LoadSender:
         self.open: set[asyncio.Task[RequestOutcome]] = set()
 
     async def run(self) -> LoadRun:
+        """Sends the load while sampling the metrics; a timeout or interrupt ends it early, and the result says so."""
         run = self.verification
         interval = 0.25 if is_loopback(run.request.url) else 1.0
         monitor = LoadMonitor(run.server, interval, run.memory, lambda: len(self.open))
@@ -309,6 +318,7 @@ class LoadSender:
         )
 
     async def _send_all(self) -> None:
+        """Sends all requests, the concurrency rising over the first third, and waits for all of them."""
         requests = self.load.requests
         ramp = max(1, len(requests) // 3)
         for number, request in enumerate(requests):
@@ -322,6 +332,7 @@ class LoadSender:
             await self._wait_for_one()
 
     async def _wait_for_one(self) -> None:
+        """Waits until at least one open request ends; collects outcomes and reports progress."""
         done, self.open = await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
         self.outcomes += (task.result() for task in done)
         self.verification.progress(len(self.outcomes) / len(self.load.requests))
@@ -335,12 +346,14 @@ class LoadSender:
 
 
 def _preemptions_between(first: Sample | None, last: Sample | None) -> int | None:
+    """The preemptions between two samples, below 0 after a restart; None where either is unknown."""
     if first is None or last is None or first.preemptions is None or last.preemptions is None:
         return None
     return round(last.preemptions - first.preemptions)
 
 
 def _duration_text(outcome: RequestOutcome, tokens: int) -> str:
+    """The request's tokens and seconds in words, or its error."""
     return f"a request of {tokens:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
 
 

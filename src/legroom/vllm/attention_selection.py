@@ -72,6 +72,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
 def _refusal(
     needs: LayerNeeds, named: str, table: BackendTable, gpu: Gpu, release: Release
 ) -> Iterator[tuple[str, str]]:
+    """vLLM's message and a hint where the named backend, or every one, rejects the layer; otherwise nothing."""
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
     if named and against[named]:
         hint = f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}"
@@ -113,6 +114,7 @@ def _forced(model: Model, table: BackendTable) -> str:
 
 
 def _runs(table: BackendTable, needs: LayerNeeds) -> str:
+    """The first backend in vLLM's order that runs the layer; empty where none does."""
     return next((name for name in table.in_order(needs) if not table.reasons_against(name, needs)), "")
 
 
@@ -134,6 +136,7 @@ def _hint(needs: LayerNeeds, table: BackendTable) -> str:
 
 
 def _shown(needs: LayerNeeds) -> str:
+    """The layer's needs as vLLM prints them in its error message."""
     return (
         f"AttentionSelectorConfig(head_size={needs.head_size}, dtype=torch.{needs.dtype}, "
         f"kv_cache_dtype={needs.kv_cache_dtype}, block_size={needs.block_size}, use_mla={needs.mla}, "
@@ -175,6 +178,7 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
 
 
 def _draft_dtype(settings: EngineSettings, model: Model) -> str:
+    """The draft model's KV cache dtype: its own, or the main model's."""
     own = (settings.given.speculative_config or {}).get("kv_cache_dtype")
     by_default = settings.given.kv_cache_dtype is None and model.architecture == "GlmMoeDsaForCausalLM"
     return (
@@ -183,6 +187,7 @@ def _draft_dtype(settings: EngineSettings, model: Model) -> str:
 
 
 def _shape(mixer: LatentAttention) -> str:
+    """The kind of MLA head sizes in the backend table: no_rope, deepseek, glm, or small."""
     if not mixer.qk_rope_head_dim:
         return "no_rope"
     return {128: "deepseek", 192: "glm"}.get(mixer.qk_nope_head_dim, "small")

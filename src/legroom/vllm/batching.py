@@ -76,6 +76,7 @@ def _default_tokens_v1(
 
 
 def _is_batched_dp_moe(args: ServeArgs, model: Model) -> bool:
+    """Whether data-parallel ranks share experts over an all-to-all backend with batched experts."""
     return (
         (args.data_parallel_size or 1) > 1
         and bool(args.enable_expert_parallel)
@@ -112,6 +113,7 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
 
 
 def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Whether V1 runs with chunked prefill: as given, or where the model supports it."""
     supported = not is_encoder_decoder(model)
     if is_pooling(args, model):
         supported = supported and not is_bidirectional(model)
@@ -122,6 +124,7 @@ def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool
 
 
 def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Whether V1 runs with prefix caching: as given, or the default for this kind of model and release."""
     if is_pooling(args, model):
         supported = release.at_least("0.9.2") and not is_bidirectional(model) and not is_encoder_decoder(model)
     elif is_encoder_decoder(model) or is_attention_free(model):
@@ -149,6 +152,7 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _default_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_len: int, chunked: bool) -> int:
+    """V0's default of --max-num-batched-tokens."""
     tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
     steps = other_value(args, "--num-scheduler-steps") or "1"
     multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
@@ -163,6 +167,7 @@ def _default_tokens_v0(args: ServeArgs, model: Model, release: Release, max_mode
 
 
 def _chunk_tokens_v0(release: Release) -> int:
+    """V0's default of --max-num-batched-tokens with chunked prefill, by release."""
     if release.at_least("0.6.5"):
         return _MIN_BATCHED_TOKENS
     return 768 if release.version == "0.4.1" else 512

@@ -88,6 +88,7 @@ def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -
 
 
 def _positive(name: str) -> str:
+    """The flag without `no-`: `--no-x` as `--x`."""
     return "--" + name[5:] if name.startswith("--no-") else name
 
 
@@ -188,6 +189,7 @@ def change_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _any_release_values(name: str, value: Any) -> tuple[str, ...]:
+    """The value as words for an unknown release; a list is JSON unless the flag takes several words."""
     flag = flags_ever().get(name)
     if isinstance(value, (list, tuple)) and not (value and flag and flag.kind.startswith("list:")):
         return (json.dumps(value),)
@@ -217,10 +219,12 @@ def joined(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _by_dest(release: Release) -> dict[str, Flag]:
+    """The release's flags by argparse destination."""
     return {flag.dest: flag for flag in flags_of(release).values()}
 
 
 def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
+    """The command before its flags: `vllm serve MODEL`, or the api_server module before 0.5.2."""
     # `vllm serve` came with 0.5.2.
     if release.at_least("0.5.2"):
         return ("vllm", "serve", args.model) if args.model else ("vllm", "serve")

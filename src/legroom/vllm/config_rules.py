@@ -111,6 +111,7 @@ def _is_choice(item: Any, choices: list[Any]) -> bool:
 
 
 def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str) -> Iterator[Refusal]:
+    """The bounds of the rule that the value violates; `shown`: the flag as the hint names it."""
     for key, (words, holds) in _BOUNDS.items():
         if key in rule and not holds(value, rule[key]):
             yield f"{name}: Input should be {words} {rule[key]}", f"give {shown} a value {words} {rule[key]}"
@@ -156,6 +157,7 @@ def _names(settings: EngineSettings, model: Model, release: Release) -> Iterator
 
 
 def _dtype(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """float16 for model types that do not support it."""
     model_type = str(model.config.get("model_type") or "")
     if settings.dtype == "float16" and model_type in known_names("without_float16", release):
         yield (
@@ -166,6 +168,7 @@ def _dtype(settings: EngineSettings, model: Model, release: Release) -> Iterator
 
 
 def _media(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Negative counts in --limit-mm-per-prompt."""
     for kind, limit in (settings.given.limit_mm_per_prompt or {}).items():
         count = limit.get("count") if isinstance(limit, Mapping) else limit
         if model.modalities and isinstance(count, int) and count < 0:
@@ -174,6 +177,7 @@ def _media(settings: EngineSettings, model: Model, release: Release) -> Iterator
 
 
 def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """--runner and --convert where the model's architecture does not support them."""
     implements = interfaces(model.architecture, release)
     if implements is None:
         return
@@ -188,6 +192,7 @@ def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterato
 
 
 def _parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Expert parallelism without experts, and pipeline parallelism for architectures without it."""
     implements = interfaces(model.architecture, release)
     if settings.enable_expert_parallel and not is_moe(model):
         message = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
@@ -387,6 +392,7 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
 
 
 def _has_mtp(implements: frozenset[str], model: Model) -> bool:
+    """Whether the architecture has MTP layers; where the release counts them, the checkpoint must hold some."""
     own = {"mtp", f"mtp:{model.model_type}"}
     return bool(own & implements) or ("counted_mtp" in implements and bool(model.draft_layers))
 

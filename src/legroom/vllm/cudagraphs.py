@@ -98,6 +98,7 @@ def _compile_level(args: ServeArgs, release: Release) -> int:
 
 
 def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
+    """The cudagraph_mode of the V1 engine after vLLM's adjustments for model, card and attention backend."""
     config = _compilation(args)
     if args.enforce_eager or gpu.vendor not in ("nvidia", "amd") or config.get("use_cudagraph") is False:
         return "NONE"
@@ -151,6 +152,7 @@ def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Rel
 
 
 def _asked_mode(value: Any) -> str | None:
+    """The mode's name from a number or text; None where it is not given or unknown."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _MODE_NUMBERS.get(value)
     text = str(value).upper().removeprefix("CUDAGRAPHMODE.") if value is not None else ""
@@ -158,6 +160,7 @@ def _asked_mode(value: Any) -> str | None:
 
 
 def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -> str:
+    """The release's default mode before adjustments; `level`: that of compilation."""
     if release.at_least("0.12.0"):
         by_level = {0: "NONE", 1: "PIECEWISE"}
         return by_level.get(2 if args.optimization_level is None else args.optimization_level, "FULL_AND_PIECEWISE")
@@ -186,6 +189,7 @@ def _own_top_size(model: Model, release: Release) -> int | None:
 def _sizes_v1(
     args: ServeArgs, gpu: Gpu, release: Release, *, max_num_seqs: int, max_num_batched_tokens: int, own_top: int | None
 ) -> tuple[int, ...]:
+    """The batch sizes that V1 captures, ascending: those asked for, or the release's defaults."""
     config = _compilation(args)
     asked = args.cudagraph_capture_sizes or _int_list(config.get("cudagraph_capture_sizes"))
     legacy = _legacy_sizes(args) if release.within("0.9.0", "0.12.0") else ()
@@ -265,6 +269,7 @@ def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
 
 
 def _int_list(value: Any) -> tuple[int, ...]:
+    """The integers of a list; empty for anything else."""
     if not isinstance(value, list | tuple):
         return ()
     return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))

@@ -152,6 +152,7 @@ def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> It
 
 
 def _kv_dtype_reasons(args: ServeArgs, gpu: Gpu, release: Release) -> Iterator[str]:
+    """The KV cache dtype, where V1 of this release does not support it on this card and vLLM falls back to V0."""
     dtype = args.kv_cache_dtype
     if dtype is None or dtype == "auto":
         return
@@ -164,6 +165,7 @@ def _kv_dtype_reasons(args: ServeArgs, gpu: Gpu, release: Release) -> Iterator[s
 
 
 def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[str]:
+    """Properties of the model that this release supports in the V0 engine only."""
     pooling = is_pooling(args, model)
     if pooling and release.before("0.9.2"):
         yield "a pooling model"
@@ -180,6 +182,7 @@ def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[
 
 
 def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
+    """Speculative decoding, where this release supports the method in the V0 engine only."""
     if not args.speculative_config or release.at_least("0.10.0"):
         return
     method = draft_method(args.speculative_config)
@@ -189,6 +192,7 @@ def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
 
 
 def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
+    """Flags and variables for which this release falls back to V0: V1 support is experimental or missing."""
     if args.enable_lora and release.before("0.8.3"):
         yield "--enable-lora"
     pipeline = (args.pipeline_parallel_size or 1) > 1

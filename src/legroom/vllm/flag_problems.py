@@ -68,11 +68,13 @@ def _short_name(name: str, release: Release) -> FlagProblem | None:
 
 
 def _abbreviated(name: str, whole: str, release: Release) -> FlagProblem:
+    """The problem of the flag `whole`, reported for its abbreviation."""
     problem = explain_unknown(whole, release)
     return replace(problem, flag=name, message=f"{name} is short for {whole}: {problem.message}")
 
 
 def _never_existed(name: str, release: Release) -> FlagProblem:
+    """The problem of a flag that no release has, with advice, the flag it abbreviates, or the nearest spelling."""
     known = advice(name)
     if known:
         message = f"no vLLM release has {name}" + (f": {known.why}" if known.why else "")

@@ -70,10 +70,12 @@ def read_json(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
+    """Raises ValueError: NaN and Infinity are not JSON."""
     raise ValueError(name)
 
 
 def _plain_number(match: re.Match[str]) -> str:
+    """A human-readable number such as `1k` as digits; quoted strings are unchanged."""
     return match[0] if match[1] is not None else str(read_int(match[0], human=True))
 
 

@@ -96,6 +96,7 @@ class FlagReader:
         return True
 
     def _convert(self, flag: Flag, text: str) -> Any:
+        """The text as the flag's type; raises BadValue where it is none."""
         if text == "None" and flag.kind not in ("str", "maybe"):
             return None
         if flag.name == "--max-model-len" and self.release.at_least("0.14.0") and text.strip().lower() == "auto":
@@ -109,6 +110,7 @@ class FlagReader:
         return self._convert_json(flag, text) if flag.kind == "json" else text
 
     def _convert_pairs(self, flag: Flag, text: str) -> dict[str, Any]:
+        """`image=2,video=1` or a JSON object as a dict; the former is a recorded problem since 0.10."""
         if text.lstrip().startswith("{"):
             value = read_json(text)
             if not isinstance(value, dict):
@@ -121,6 +123,7 @@ class FlagReader:
         return pairs
 
     def _convert_json(self, flag: Flag, text: str) -> Any:
+        """The JSON value; raises BadValue where the flag needs an object."""
         value = read_json(text)
         if flag.name == "--compilation-config" and isinstance(value, int) and not isinstance(value, bool):
             if self.release.at_least("0.12.0"):
@@ -148,6 +151,7 @@ class FlagReader:
             self.others[flag.name] = as_words(value)
 
     def _store_level(self, value: Any) -> None:
+        """Stores --optimization-level 0 to 3; anything else is recorded as a problem."""
         text = str(value).removeprefix("O")
         if text in ("0", "1", "2", "3"):
             self.values["optimization_level"] = int(text)
@@ -177,6 +181,7 @@ class FlagReader:
 
 
 def _nearest_choice(text: str, allowed: tuple[Any, ...]) -> str:
+    """The choice nearest to a misspelt value; empty where none is near."""
     import difflib  # only a misspelt value needs it
 
     numbers = [choice for choice in allowed if isinstance(choice, int)]
@@ -222,6 +227,7 @@ def _strip_head(tokens: list[str]) -> tuple[dict[str, str], list[str], bool]:
 
 
 def _read_token(reader: FlagReader) -> None:
+    """Reads the next token: a positional, -O, or a flag with its values."""
     token = reader.take()
     if not token or token in ("--", "-h", "--help"):
         return
@@ -252,6 +258,7 @@ def _read_optimization(token: str, reader: FlagReader) -> None:
 
 
 def _read_flag(token: str, reader: FlagReader) -> None:
+    """Stores the flag's value, or records a problem where the release does not know it or rejects the value."""
     name, has_value, text = token.partition("=")
     value = text if has_value else None
     dashes = "--" if name.startswith("--") else "-"
@@ -321,6 +328,7 @@ def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReader) -> None:
+    """Stores a boolean flag; a value after it is a problem unless the release takes one."""
     written = f"{flag.name}={value}"
     if value is None and reader.has_value_next() and reader.tokens[reader.at].lower() in ("true", "false"):
         value = reader.take()
@@ -341,6 +349,7 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReade
 
 
 def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
+    """Stores the words up to the next flag as a list; without any, or with bad ones, a problem is recorded."""
     items = [] if value is None else [value]
     while value is None and reader.has_value_next():
         items.append(reader.take())
@@ -381,6 +390,7 @@ def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -
 
 
 def _take_positionals(reader: FlagReader, positional_model: bool) -> None:
+    """Takes the first positional as the model where none is given; the others are recorded as problems."""
     words = reader.positionals
     if words and positional_model and not reader.values.get("model"):
         reader.values["model"] = words.pop(0)

@@ -182,12 +182,14 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
 
 
 def _utilization(args: ServeArgs, release: Release) -> float:
+    """--gpu-memory-utilization, or the release's default."""
     if args.gpu_memory_utilization is not None:
         return args.gpu_memory_utilization
     return float(default("--gpu-memory-utilization", release))
 
 
 def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: str) -> bool:
+    """Whether scheduling is asynchronous: as given (0.10+), or by default since 0.14 if nothing is against it."""
     if release.before("0.10.0"):
         return False
     if args.async_scheduling is not None:

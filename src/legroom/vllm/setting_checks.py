@@ -87,6 +87,7 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
 
 
 def _batched_tokens(settings: EngineSettings, model: Model) -> None:
+    """Raises RefusedByVllm where max_num_batched_tokens is below a whole unchunked prompt or max_num_seqs."""
     tokens, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
     if tokens < length and not settings.enable_chunked_prefill:
         raise RefusedByVllm(
@@ -105,6 +106,7 @@ def _batched_tokens(settings: EngineSettings, model: Model) -> None:
 
 
 def _heads(settings: EngineSettings, model: Model) -> None:
+    """Raises RefusedByVllm where TP does not divide the attention heads, or decode context parallelism TP."""
     heads, ranks = attention_heads(model), settings.tensor_parallel_size
     if heads is not None and heads % ranks:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
@@ -140,6 +142,7 @@ def _block_size(settings: EngineSettings, model: Model) -> None:
 
 
 def _pool(settings: EngineSettings, model: Model) -> None:
+    """Raises LegroomError for --num-gpu-blocks-override below 1."""
     blocks = settings.num_gpu_blocks_override
     if blocks is not None and blocks < 1 and not is_bidirectional(model):
         message = f"--num-gpu-blocks-override {blocks} is out of range"
@@ -147,6 +150,7 @@ def _pool(settings: EngineSettings, model: Model) -> None:
 
 
 def _state_blocks(settings: EngineSettings, model: Model) -> None:
+    """Raises RefusedByVllm for --mamba-block-size without prefix caching."""
     size, release = settings.given.mamba_block_size, known_release(settings.release)
     if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):
         return

@@ -32,10 +32,12 @@ _known: Memo[_LayerTraits] = Memo(64)
 
 
 def _traits(model: Model) -> _LayerTraits:
+    """The properties of the model's layers, computed once per model."""
     return _known.get((model.layers,), (), lambda: _read(model.layers))
 
 
 def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
+    """The properties that vLLM's rules ask of a model, from its layers."""
     mixers = [layer.mixer for layer in layers if layer.mixer is not None]
     attentions, latents, states = with_kv_heads(mixers), latent(mixers), recurrent(mixers)
     return _LayerTraits(

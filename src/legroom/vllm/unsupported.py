@@ -74,6 +74,7 @@ def _card(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) ->
 
 
 def _dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """bfloat16 on NVIDIA cards before Ampere."""
     if settings.dtype != "bfloat16" or not _lacks(gpu, (8, 0)):
         return
     yield Unsupported(
@@ -130,6 +131,7 @@ def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
 
 
 def _lacks(gpu: Gpu, needed: tuple[int, int]) -> bool:
+    """Whether an NVIDIA card is known to be below the compute capability."""
     return gpu.vendor == "nvidia" and _UNKNOWN < gpu.compute_capability < needed
 
 
@@ -189,6 +191,7 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
 
 
 def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """Why the quantization is refused: unknown, deprecated, or not for this checkpoint, card or dtype."""
     if not (settings.quantization or settings.given.quantization):
         return
     flag = (settings.given.quantization or "").lower() or None
@@ -244,6 +247,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
 
 
 def _unknown(method: str, release: Release) -> Unsupported:
+    """A quantization method that the release does not have, with the plugin that brings it."""
     package = plugin_of(method, release)
     message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
     if package:
@@ -276,6 +280,7 @@ def _on_plain(method: str, declared: str | None, model: Model, release: Release)
 
 
 def _on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """The card lacks the compute capability (or, on AMD, the support) that the quantization method needs."""
     if gpu.vendor == "amd":
         supported = amd_methods(release)
         if supported is not None and method not in supported:
@@ -312,6 +317,7 @@ def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Re
 
 
 def _scheme_name(scheme: Quantization) -> str:
+    """The compressed-tensors scheme by which the release's needed compute capability is looked up."""
     if scheme.number == "float":
         if scheme.weight_bits == 4:
             return "mxfp4" if scheme.group_size == 32 else "nvfp4"
@@ -321,6 +327,7 @@ def _scheme_name(scheme: Quantization) -> str:
 
 
 def _in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
+    """The dtype, where the quantization method does not support it."""
     known = quantization_method(method, release)
     if known is None or not known.dtypes or dtype in known.dtypes or (online and method in _ONLINE_ANY_DTYPE):
         return
@@ -453,6 +460,7 @@ def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Re
 
 
 def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) -> bool:
+    """Whether the release has this Marlin method and its kernel runs the scheme on the card."""
     known = quantization_method(marlin, release)
     if known is None or gpu.vendor != "nvidia":
         # 0.14+ accepts the name on AMD cards and runs other kernels.
@@ -477,6 +485,7 @@ def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, releas
 
 
 def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """The attention backend, where vLLM finds none for the model on this card or rejects the named one."""
     for message, hint in backend_refusals(settings, model, gpu, release):
         yield Unsupported("unsupported_attention_backend", message, hint)
 

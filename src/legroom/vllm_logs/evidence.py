@@ -171,11 +171,13 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
 
 @cache
 def _message_pattern_set() -> PatternSet:
+    """All message patterns as one set, with the literal text that must occur in a matching line."""
     return PatternSet((_message_pattern(message), message.marks) for message in message_patterns())
 
 
 @cache
 def _message_pattern(message: MessagePattern) -> str:
+    """The message's regular expression; its literal marks where it has none."""
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)
 
 

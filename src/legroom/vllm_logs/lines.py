@@ -122,6 +122,7 @@ def _parts_known_words(lines: list[str]) -> bool:
 
 @cache
 def _message_words() -> frozenset[str]:
+    """The lower-case words of all known log messages."""
     words = (word for message in message_patterns() for mark in message.marks for word in mark.lower().split())
     return frozenset((*words, *" ".join(message_openings()).lower().split()))
 
@@ -258,6 +259,7 @@ def plain_line(raw: str) -> str:
 
 
 def _message_of_json(text: str) -> str | None:
+    """The message of a JSON log record with its traceback, without colours; None where it is not such a record."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -280,6 +282,7 @@ def _process_label(head: str) -> re.Match[str] | None:
 
 
 def _time_of_line(head: str) -> str:
+    """The time at the head of a line as vLLM or an ISO prefix writes it; empty where there is none."""
     match = _VLLM_TIME.search(head)
     if match:
         return match[1]
@@ -288,4 +291,5 @@ def _time_of_line(head: str) -> str:
 
 
 def _first_int(groups: tuple[str | None, ...]) -> int | None:
+    """The first non-empty group as a number (its first 6 digits); None where all are empty."""
     return next((int(group[:6]) for group in groups if group), None)

@@ -205,4 +205,5 @@ def _json_escaped(mark: str) -> str:
 
 @cache
 def _once_marks() -> tuple[bytes, ...]:
+    """The literal texts of messages with the role `once`: the first one found is enough."""
     return tuple(mark.encode() for message in message_patterns() if message.role == "once" for mark in message.marks)

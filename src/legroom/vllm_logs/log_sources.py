@@ -76,6 +76,7 @@ def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> 
 
 
 def _opened_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The log's bytes, decompressed and in UTF-8; raises LegroomError where it is empty, binary or unreadable."""
     try:
         head = stream.read(PIECE_BYTES)
         if not head:
@@ -130,6 +131,7 @@ def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError
 
 
 def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
+    """A decompressing reader, the name, and the exception it raises; LegroomError without the zstandard package."""
     try:
         import zstandard
     except ImportError:
@@ -157,6 +159,7 @@ class _PrependedStream:
 
 
 def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The pieces in UTF-8, converted from UTF-16 by its byte order mark; raises LegroomError if binary."""
     for mark, encoding in _UTF16.items():
         if first.startswith(mark):
             decoder = codecs.getincrementaldecoder(encoding)("replace")

@@ -180,6 +180,7 @@ def _plain_pairs(text: str) -> dict[str, Any]:
 
 
 def _python_literal(text: str) -> Any:
+    """The text as a Python literal; the text itself where it is none."""
     text = text.strip()
     try:
         return ast.literal_eval(text)
@@ -256,6 +257,7 @@ def hidden_flag_names(printed: PrintedFlags, release: Release | None) -> tuple[s
 
 
 def _flag_words(flag: Flag, value: Any) -> list[str]:
+    """The flag and a logged value as command-line words; none for a switch that is off."""
     if isinstance(value, dict) or (isinstance(value, list) and not flag.kind.startswith("list:")):
         return [flag.name, json.dumps(value)]
     if isinstance(value, bool) and flag.kind not in ("switch", "bool", "optbool"):
@@ -264,11 +266,13 @@ def _flag_words(flag: Flag, value: Any) -> list[str]:
 
 
 def _flags_by_dest(release: Release | None) -> dict[str, Flag]:
+    """Flags by argparse destination: those of every release, with this release's definitions first."""
     table = {flag.dest: flag for flag in flags_ever().values()}
     return table if release is None else table | {flag.dest: flag for flag in flags_of(release).values()}
 
 
 def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
+    """Whether the value is the flag's default in this release (in any release where it is unknown), or empty."""
     if value is None or value is False or value in ([], {}, ""):
         return True
     declared = defaults_ever(flag.name) if release is None else (default(flag.name, release),)

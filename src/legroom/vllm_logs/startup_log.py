@@ -120,6 +120,7 @@ def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEven
 
 @cache
 def _startup_patterns() -> PatternSet:
+    """The patterns of all start-up lines, with the literal text that must occur in each."""
     return PatternSet((_without_lookbehind(form.pattern.pattern)[0], (form.mark,)) for form in startup_lines())
 
 
@@ -155,6 +156,7 @@ def startup_of(events: list[StartupEvent]) -> Startup:
 
 
 def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
+    """The start-up with release, arguments and engine settings as the log prints them."""
     config = _first_value(events, "config")
     facts = engine_facts(str(config)) if config else {}
     mapping, namespace = _first_value(events, "mapping"), _first_value(events, "namespace")
@@ -189,6 +191,7 @@ def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 
 def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
+    """The start-up with the printed memory figures: the largest use and the smallest free memory of all ranks."""
     estimate = _largest_value(events, "graph_estimate_bytes")
     weights = _largest_value(events, "weights_bytes")
     consumed = _largest_value(events, "consumed_bytes")
@@ -220,6 +223,7 @@ def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 
 def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
+    """Whether the CUDA graph estimate is taken off the KV cache; by release where the log does not say."""
     printed = _first_value(events, "graph_profiling")
     if printed is not None:
         return printed == "enabled"
@@ -227,12 +231,14 @@ def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> boo
 
 
 def _summary_includes_graphs(vllm: str | None) -> bool:
+    """Whether the release's memory summary counts CUDA graphs in the activation peak: 0.18, and 0.27 on."""
     release = logged_release(vllm) if vllm else None
     is_0_18 = release is not None and release.at_least("0.18.0") and not release.at_least("0.19.0")
     return release is not None and (is_0_18 or release.at_least("0.27.0"))
 
 
 def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
+    """The start-up with blocks, tokens and concurrency of the KV cache; the smallest of all ranks."""
     concurrency = _smallest_value(events, "concurrency_ratio")
     length = _first_value(events, "concurrency_len_count")
     override = _first_value(events, "override_blocks_count")
@@ -247,6 +253,7 @@ def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 
 def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
+    """The start-up as failed, started or incomplete; a failure after it was ready does not count."""
     ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
     failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
     if failed is not None and (ready is None or failed < ready):
@@ -257,6 +264,7 @@ def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
 
 
 def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
+    """The failure at this event; an out-of-memory error is named by the last phase that the log shows."""
     event = events[index]
     id_ = event.id
     if id_ == "out_of_memory":
@@ -286,6 +294,7 @@ def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:
 
 
 def _process_of_line(line: str) -> str:
+    """The process and rank that a line names, without the pid; empty where it names none."""
     match = _PROCESS.search(line[:400])
     if not match:
         return ""
@@ -294,6 +303,7 @@ def _process_of_line(line: str) -> str:
 
 
 def _first_value(events: list[StartupEvent], name: str) -> Value | None:
+    """The first event's value for the field; None where no event has it."""
     return next((event.fields[name] for event in events if name in event.fields), None)
 
 

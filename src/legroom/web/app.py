@@ -66,9 +66,11 @@ class ApiMetrics:
             self._seconds.observe(seconds)
 
     async def metrics_page(self, request: Request) -> Response:
+        """GET /metrics: this server's own metrics, in Prometheus' text format."""
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def readiness(self, request: Request) -> Response:
+        """GET /readyz: 200 when a worker is warm, else 503."""
         if self.is_ready:
             return JSONResponse({"status": "ok"})
         return error_response(503, "it has just started, or is about to end", "ask again in a moment")
@@ -108,6 +110,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        """Warms up a worker and watches the servers while the app runs; cancels both at its end."""
         warming = asyncio.create_task(_warm_up_worker(processes, metrics))
         watching = asyncio.create_task(feed.run()) if feed is not None else None
         try:
@@ -139,6 +142,7 @@ def create_app(
 
 
 async def _healthz(request: Request) -> Response:
+    """GET /healthz: always 200 while the process serves."""
     return JSONResponse({"status": "ok"})
 
 
@@ -151,6 +155,8 @@ async def _warm_up_worker(processes: EndpointProcesses, metrics: ApiMetrics) -> 
 
 
 def _openapi_handler(page: bool) -> Handler:
+    """The handler of GET /openapi.json; with `page` the document includes the live events."""
+
     async def openapi(request: Request) -> Response:
         return JSONResponse(openapi_document(live=page))
 
@@ -158,6 +164,7 @@ def _openapi_handler(page: bool) -> Handler:
 
 
 async def _not_found(request: Request) -> Response:
+    """404, or 405 where the path is an API endpoint asked with a method it does not take."""
     path = request.url.path
     if path.removeprefix("/api/") in ENDPOINTS and path.startswith("/api/"):
         return _method_not_allowed(path)
@@ -171,6 +178,7 @@ def _method_not_allowed(path: str) -> Response:
 
 
 async def _serve_page_file(request: Request) -> Response:
+    """A file of the web page (or 304, 404); a `token` in the query becomes a cookie by a redirect."""
     token = request.query_params.get("token")
     if token is not None:
         # Removes the token from the address, and so from the browser's history.
@@ -193,6 +201,8 @@ def _worker_response(answer: WorkerAnswer) -> Response:
 
 
 def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Route:
+    """The route /api/NAME, which passes each request to a worker process."""
+
     async def handle(request: Request) -> Response:
         try:
             if request.method != "POST":
@@ -236,6 +246,8 @@ async def _body_pieces(request: Request, max_bytes: int, max_silence_s: float = 
 
 
 def _live_handler(feed: LiveFeed | None) -> Handler:
+    """The handler of the server-sent events; it answers 404 where no servers are watched."""
+
     async def live(request: Request) -> Response:
         if feed is None:
             hint = "start it with legroom ui --watch http://host:8000"

@@ -99,6 +99,7 @@ def _fetch_by_npm() -> bytes:
 
 
 def _package_spec() -> str:
+    """The pinned Pyodide package as npm writes it: NAME@VERSION."""
     return f"{pinned_pyodide()['package']}@{pinned_pyodide()['version']}"
 
 
@@ -113,6 +114,7 @@ def _with_pinned_digest(package: bytes, name: str) -> bytes:
 
 
 def _unpacked_files(package: bytes) -> dict[str, bytes]:
+    """The runtime files of Pyodide's npm tarball, by name."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(package)) as archive:
         for name in RUNTIME_FILES:
@@ -134,6 +136,7 @@ def browser_package() -> bytes:
 
 
 def _legroom_files() -> Iterator[tuple[str, bytes]]:
+    """Archive path and content of each file of legroom that the browser needs."""
     top = [file.name for file in _PACKAGE.glob("*.py")]
     for start in (*top, *_ROOMS, *(f"web/{name}" for name in _WEB_FILES)):
         path = _PACKAGE / start
@@ -143,6 +146,7 @@ def _legroom_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _yaml_files() -> Iterator[tuple[str, bytes]]:
+    """Archive path and content of PyYAML's Python files and licence; LegroomError where it is not installed."""
     try:
         import yaml
     except ImportError:
@@ -156,5 +160,6 @@ def _yaml_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _dist_info_file() -> Iterator[tuple[str, bytes]]:
+    """Archive path and content of a METADATA file that tells legroom's version."""
     folder = f"legroom-{__version__}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: legroom\nVersion: {__version__}\n".encode()

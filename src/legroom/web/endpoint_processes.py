@@ -86,6 +86,7 @@ class EndpointProcesses:
     async def _run_in_worker(
         self, limit_s: float, name: str, content: bytes | str, query: dict[str, str]
     ) -> WorkerAnswer:
+        """A worker process's answer; Refused: 429 when too many wait, 422 beyond `limit_s` or if it died."""
         limits = self.limits
         self._free = free = self._free or CapacityLimiter(limits.workers)
         if free.statistics().tasks_waiting >= limits.waiting:
@@ -170,6 +171,8 @@ def http_status(error: LegroomError) -> int:
 
 
 def _parse_json(body: bytes) -> Any:
+    """The parsed body; BadRequest where it is not JSON (NaN and Infinity are not)."""
+
     def reject(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
@@ -190,6 +193,7 @@ def _log_hints(query: dict[str, str]) -> dict[str, Any]:
 
 
 def _log_pieces(content: bytes | str) -> Iterator[bytes]:
+    """The log itself where it is bytes, else the file at that path in pieces of 1 MiB."""
     if isinstance(content, bytes):
         yield content
         return

@@ -74,6 +74,7 @@ class LiveFeed:
         return [sse_event(curves, "history"), sse_event(self._recent_incidents(), "incidents"), *samples, *plans]
 
     def _publish_view(self, view: ServerView) -> None:
+        """Sends a server's new reading to all browsers, with incidents and the plan's comparison if they changed."""
         newest = self._session.changes[0] if self._session.changes else None
         texts = [sse_event(view.to_json())]
         if newest is not self._last_change:
@@ -88,6 +89,7 @@ class LiveFeed:
                 _put_dropping_oldest(reader, text)
 
     def _comparison_event(self, server: str) -> str:
+        """The server-sent event `plan`: the server's plan and its figures as planned and as measured."""
         plan = self._session.plan_of(server)
         assert plan is not None
         figures = [asdict(figure) | {"is_as_planned": figure.is_as_planned} for figure in self._compared[server]]
@@ -122,5 +124,6 @@ def _put_dropping_oldest(reader: asyncio.Queue[str], text: str) -> None:
 
 
 def sse_event(document: Any, name: str = "") -> str:
+    """A server-sent event with the document as JSON data; unnamed without `name`."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(document, separators=(',', ':'))}\n\n"

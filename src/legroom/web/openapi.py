@@ -46,6 +46,7 @@ def openapi_document(live: bool = True) -> dict[str, Any]:
 
 
 def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
+    """The endpoint's OpenAPI path item: POST, and GET where it takes no input."""
     document = _json_content(response_name(endpoint.name))
     post = _operation(endpoint.name, endpoint.summary, "The document", document, _error_responses(*_ERRORS))
     post["requestBody"] = {"required": True, "content": _json_content(request_name(endpoint.name))}
@@ -75,6 +76,7 @@ def _error_responses(*codes: str, **others: str) -> dict[str, Any]:
 
 
 def _query_parameter(name: str) -> dict[str, Any]:
+    """The OpenAPI query parameter of /api/diagnose that stands for this field of its JSON request."""
     schema = schemas()["DiagnoseRequest"]["properties"][name]
     return {
         "name": name,
@@ -90,6 +92,7 @@ def _json_content(name: str) -> dict[str, Any]:
 
 
 def _live_path() -> dict[str, Any]:
+    """The OpenAPI operation of the server-sent events."""
     description = (
         "Server-sent events. `history` once: {server: [points]}; `incidents` at each change; unnamed ones: a look at a "
         "server, what `legroom watch --json` prints."
@@ -100,6 +103,7 @@ def _live_path() -> dict[str, Any]:
 
 
 def _probe_paths() -> dict[str, Any]:
+    """The OpenAPI path items of /healthz, /readyz and /metrics."""
     schema = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
     status, text = {"application/json": {"schema": schema}}, {"text/plain": {"schema": {"type": "string"}}}
     denied = _error_responses("403", "421")

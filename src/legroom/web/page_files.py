@@ -50,6 +50,7 @@ def page_names() -> list[str]:
 
 @lru_cache(maxsize=64)
 def _load_page_file(file: Path, changed_ns: int, edition: Edition) -> PageFile:
+    """Content, media type and ETag; HTML is marked with the edition. `changed_ns` only keys the cache."""
     body = file.read_bytes()
     if file.suffix == ".html":
         body = with_edition(body, edition)

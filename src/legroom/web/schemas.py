@@ -39,6 +39,7 @@ def check_request(endpoint: str, request: Any) -> str:
 
 @cache
 def _schema_validator(endpoint: str) -> Any:
+    """The jsonschema validator of the endpoint's requests; None in the browser, which lacks jsonschema."""
     try:
         import jsonschema
     except ImportError:  # in the browser, where only the page itself sends requests

@@ -67,6 +67,7 @@ def denial(access: Access, method: str, path: str, query: str, headers: dict[str
 
 
 def _host_name(host: str) -> str:
+    """The host name of a Host header without its port; empty where it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -74,6 +75,7 @@ def _host_name(host: str) -> str:
 
 
 def _has_token(token: str, query: str, headers: dict[str, str]) -> bool:
+    """Whether the Authorization header, the query or the cookie carries the token (compared in constant time)."""
     shown = [headers.get("authorization", "").removeprefix("Bearer "), *parse_qs(query).get("token", ())[:1]]
     try:
         cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
@@ -85,6 +87,7 @@ def _has_token(token: str, query: str, headers: dict[str, str]) -> bool:
 
 
 def error_response(status: int, message: str, hint: str = "", exit_code: int = 2) -> Response:
+    """legroom's JSON error document with this HTTP status; 429 also gets Retry-After."""
     retry = {"retry-after": "2"} if status == 429 else {}
     document = error_document(LegroomError(message, hint, exit_code))
     return JSONResponse(document, status, {"cache-control": "no-store", **retry})

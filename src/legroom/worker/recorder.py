@@ -165,6 +165,7 @@ class BlackBoxRecorder:
         free_bytes: int | None = None,
         limit_bytes: int | None = None,
     ) -> None:
+        """Writes a black-box file of memory, engine step and settings; nothing above the limit, unless asked for."""
         with self._lock:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return
@@ -191,6 +192,7 @@ class BlackBoxRecorder:
             self._last = time.time(), record, path
 
     def _write_record(self, record: BlackBox) -> Path | None:
+        """The file written, in the first folder that takes it; None where none did and it was only logged."""
         text = _bounded_json(record)
         name = (
             f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.time_s))}-{os.getpid()}-{self._written}.json"
@@ -217,6 +219,7 @@ def _result_or_none(make: Any, *arguments: Any) -> Any:
 
 
 def _process_versions() -> WorkerProcess:
+    """The worker's pid and rank, vLLM's and PyTorch's versions, and cuda, rocm or cpu."""
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
@@ -229,12 +232,14 @@ def _module_version(module: Any) -> str | None:
 
 
 def _host_memory() -> WorkerHostMemory:
+    """The worker's host memory and what the machine has available."""
     return replace(read_host_memory(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
 def _card_memory(
     cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
 ) -> CardMemory:
+    """Total, free, own and other processes' bytes of the GPU, and a limit below the total; None where unknown."""
     use = _result_or_none(card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     if use is None:
@@ -316,12 +321,14 @@ def _log_line(record: BlackBox) -> str:
 
 
 def _without_none(value: Any) -> Any:
+    """The value with None and empty containers left out of its dicts, at any depth."""
     if isinstance(value, dict):
         return {name: _without_none(inner) for name, inner in value.items() if inner not in (None, {}, (), [])}
     return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None:
+    """The allocator's state with its segments left out but counted."""
     if allocator is None:
         return None
     return replace(allocator, segments=(), segments_left_out=len(allocator.segments))

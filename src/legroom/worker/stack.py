@@ -81,6 +81,7 @@ def _innermost_local(frames: list[FrameType], name: str) -> Any:
 
 
 def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
+    """The scheduled tokens of each request id in vLLM's input batch; empty where it does not tell."""
     names, counts = getattr(batch, "req_ids", None), getattr(batch, "num_scheduled_tokens", None)
     if not isinstance(names, list) or counts is None:
         return {}
@@ -88,6 +89,7 @@ def _scheduled_tokens_of_batch(batch: Any) -> dict[str, int]:
 
 
 def _recorded_step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
+    """The engine step as scheduled: requests, tokens, new ones, and the largest requests."""
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
     computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
@@ -163,6 +165,7 @@ def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
 
 
 def _sampling_parameter(request: Any, name: str) -> int | None:
+    """An integer field of the request's SamplingParams; None where unset or not an integer."""
     value = getattr(getattr(request, "sampling_params", None), name, None)
     return value if isinstance(value, int) else None
 
@@ -181,6 +184,7 @@ def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
 
 
 def _config_settings(config: Any) -> dict[str, Any]:
+    """The set fields of a VllmConfig that bear on memory, by flag name."""
     settings: dict[str, Any] = {}
     for part, names in _SETTINGS.items():
         for name in names:

@@ -110,6 +110,7 @@ def observe_allocator(recorder: BlackBoxRecorder) -> None:
 
 
 def _attach_recorder(attach: Any, recorder: BlackBoxRecorder) -> None:
+    """Registers the recorder as the CUDA allocator's out-of-memory observer; a failure is only logged."""
     try:
         attach(recorder.out_of_memory)
     except Exception as error:
@@ -179,16 +180,20 @@ def start() -> None:
 
 
 def _start_observing(folder: TelemetryFolder, recorder: BlackBoxRecorder) -> None:
+    """Starts the recorder and the thread that reports the worker's memory until the folder is removed."""
     recorder.begin()
     _start_thread(lambda: report_until_removed(folder, recorder))
 
 
 def _remove_if_owner(folder: TelemetryFolder, owner: int) -> None:
+    """Deletes the folder, but only in the process with this pid, not in its forks."""
     if os.getpid() == owner:
         folder.remove()
 
 
 def _start_thread(task: Callable[[], None]) -> None:
+    """Runs the task in a daemon thread; an exception ends it with a warning in the log."""
+
     def until_it_fails() -> None:
         try:
             task()

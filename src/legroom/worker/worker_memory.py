@@ -52,6 +52,7 @@ class PacedSums:
         self._kept: dict[int, tuple[float, dict[str, Any]]] = {}
 
     def read(self, cuda: Any, device: int) -> dict[str, Any]:
+        """Sums over the allocator's segments; cached for a multiple of the time that reading them took."""
         began_s = self._clock()
         due_s, sums = self._kept.get(device, (began_s, {}))
         if began_s < due_s:
@@ -90,6 +91,7 @@ def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
 
 
 def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[AllocatorSegment, ...]:
+    """The PyTorch allocator's segments on the device; empty where it has no snapshot."""
     snapshot = getattr(cuda, "memory_snapshot", None)
     if snapshot is None:
         return ()
@@ -101,6 +103,7 @@ def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[A
 def _allocator_segment(
     segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, with_blocks: bool
 ) -> AllocatorSegment:
+    """One segment of a PyTorch memory snapshot; its blocks only on request."""
     blocks = segment.get("blocks", ())
     largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
     pool = tuple(segment.get("segment_pool_id", _COMMON_POOL))
@@ -125,6 +128,7 @@ def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str
 
 
 def _graph_pool() -> tuple[int, ...] | None:
+    """The id of vLLM's CUDA graph memory pool; None where there is none yet."""
     platform = getattr(sys.modules.get("vllm.platforms"), "_current_platform", None)
     handle = getattr(platform, "_global_graph_pool", None)
     return tuple(handle) if handle is not None else None
@@ -196,6 +200,7 @@ def initialized_cuda() -> Any | None:
 
 
 def read_host_memory(cuda: Any | None) -> WorkerHostMemory:
+    """The process's resident bytes, and pinned bytes where PyTorch (2.7 on) counts them."""
     rss = psutil.Process(os.getpid()).memory_info().rss
     stats = getattr(cuda, "host_memory_stats", None)  # PyTorch 2.7 on
     pinned = stats().get("allocated_bytes.current") if stats is not None else None

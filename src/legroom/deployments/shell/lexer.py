@@ -176,6 +176,7 @@ class _Lexer:
             self._read_word()
 
     def _read_operator(self, character: str) -> None:
+        """Appends the operator at the position as a word; a here-document's is kept for the end of the line."""
         if self.text.startswith("((", self.position):
             # In `(( a << b ))`, `<<` is a shift.
             line_end = self.text.find("\n", self.position)
@@ -197,6 +198,7 @@ class _Lexer:
         self.position = end
 
     def _read_word(self) -> None:
+        """Appends the word at the position; `name=(` opens an array."""
         word, self.position = _parse_word(self.text, self.position)
         if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
             word = Word(word.text + "(", word.offset, word.raw + "(")
@@ -207,6 +209,7 @@ class _Lexer:
 
 
 def _parse_word(text: str, start: int) -> tuple[Word, int]:
+    """The word at `start` with its quotes removed, and the position after it."""
     position, out, is_open = start, [], False
     while position < len(text):
         character = text[position]
@@ -246,6 +249,7 @@ def _parse_word(text: str, start: int) -> tuple[Word, int]:
 
 
 def _double_quoted(text: str, position: int) -> tuple[str, int]:
+    """The content up to the closing quote with escapes resolved, and the position after that quote."""
     out: list[str] = []
     while position < len(text) and text[position] != '"':
         if text[position] == "\\" and position + 1 < len(text) and text[position + 1] in '"\\$`\n':

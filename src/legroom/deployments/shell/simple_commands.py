@@ -30,6 +30,7 @@ class Function:
         self._is_straight = True
 
     def keep_command(self, words: list[Word], line: list[Word]) -> None:
+        """Adds a command to the function's body and notes whether its positional arguments stay known."""
         self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
         name = words[0].text
         sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
@@ -62,6 +63,7 @@ class Functions:
         return []
 
     def _keep_in_body(self, words: list[Word], line: list[Word]) -> None:
+        """Adds the command to the function being defined, which its closing brace ends."""
         assert self._open is not None
         while words and words[0].text in ("{", *LEADING):
             self._depth += words[0].text == "{"
@@ -74,6 +76,7 @@ class Functions:
             self._open.keep_command(words, line)
 
     def uncalled_commands(self) -> Iterator[Simple]:
+        """The commands in the bodies of functions that the script never calls."""
         for function in self._every:
             if not function.is_called:
                 yield from function.body
@@ -270,6 +273,7 @@ def _split_assignment(word: Word) -> tuple[str, Word]:
 
 
 def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
+    """Applies `NAME=value` or `NAME+=value` to the state; a bare name is only exported."""
     if ASSIGNMENT.fullmatch(word.text):
         name, value = _split_assignment(word)
         state.pieces[name] = [value]
@@ -291,6 +295,7 @@ def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
 
 
 def _expanded_words(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterator[Word]:
+    """The words with variables, arrays and positional arguments replaced where they are known."""
     texts = state.texts
     for word in words:
         if word.text in _PLACEHOLDERS:

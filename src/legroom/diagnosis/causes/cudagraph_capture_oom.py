@@ -27,6 +27,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _confidence(case: Case) -> float:
+    """Confidence (0 to 1) that the allocation failed in CUDA graph capture."""
     oom = case.oom
     if case.site in ("sampler", "warmup"):
         return 0.4 if case.site == "sampler" else 0.7
@@ -49,6 +50,7 @@ def _confidence(case: Case) -> float:
 
 
 def _explanation(case: Case) -> str:
+    """Why capture ran out of memory, with what is left outside the budget."""
     startup, oom = case.startup, case.oom
     total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
     room = ""

@@ -16,6 +16,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes of the matching look-alike messages."""
     yield from lookalike_fixes(planner, _LABEL)
 
 

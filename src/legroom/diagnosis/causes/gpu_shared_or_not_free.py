@@ -35,6 +35,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_startup_check(case: Case) -> Assessment | None:
+    """vLLM's start-up check found less free memory than utilization asks for; None where it did not."""
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
@@ -55,6 +56,7 @@ def _assess_startup_check(case: Case) -> Assessment | None:
 
 
 def _assess_free_memory_change(case: Case) -> Assessment | None:
+    """Free memory grew during profiling as another process released some; None without that error."""
     error = case.first("profiling_error")
     if error is None:
         return None
@@ -70,6 +72,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
+    """0 bytes of weights were measured, so the model is on another GPU; None otherwise."""
     loaded = next((item for item in case.all("weights_loaded") if item.facts.get("weights_bytes") == 0), None)
     if loaded is None or not case.first_failure:
         return None
@@ -94,6 +97,7 @@ def _assess_unequal_ranks(case: Case) -> Assessment | None:
 
 
 def _assess_torch_process_list(case: Case) -> Assessment | None:
+    """The out-of-memory message shows memory of other processes on the card; None where it is too little."""
     oom = case.oom
     if oom is None or oom.total_bytes is None:
         return None
@@ -162,6 +166,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
 
 
 def _assess_device_init(case: Case) -> Assessment | None:
+    """Not even a CUDA context could be created; None where the failure was elsewhere."""
     error = case.first("cuda_oom", "cublas_alloc")
     if error is None or case.site != "device":
         return None

@@ -72,6 +72,7 @@ def _suggests_kill(case: Case, ended: Evidence) -> bool:
 
 
 def _confidence(case: Case, error: Evidence, certainty: float) -> float:
+    """The confidence, lowered where the GPU failed before the kill or shares the host's memory."""
     if error.id not in _CERTAIN and _failed_before(case, error):
         return min(certainty, 0.45)  # the GPU side failed first; being killed came after
     on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
@@ -85,6 +86,7 @@ def _failed_before(case: Case, error: Evidence) -> bool:
 
 
 def _explanation(case: Case) -> str:
+    """What ran out on the host (RAM, container limit, /dev/shm, pinned memory), or which signal ended it."""
     killed = case.first("killed_process")
     if killed:
         anon = killed.facts.get("anon_count")
@@ -130,6 +132,7 @@ def _explanation(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes: a smaller CPU pool, more /dev/shm, less pinned memory, more RAM, by what ran out."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_check_failed(case):
@@ -226,6 +229,7 @@ def _mmap_fix(case: Case) -> Fix:
 
 
 def _more_ram_fix(planner: FixPlanner) -> Fix:
+    """Fix: a higher memory limit or more RAM; on Ray, its memory monitor's threshold."""
     steps = [
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
@@ -245,6 +249,7 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
 
 
 def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
+    """Fix: a KV cache on the CPU within the available RAM; None where no change is found."""
     free, total = (int(shares.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
     if planner.known.args.kv_cache_memory_bytes:
         flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}

@@ -23,6 +23,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes: no more sequences than state blocks, a larger pool, more GPUs."""
     blocks = planner.case.number("state_blocks_short", "state_blocks_count") or 0
     if blocks > 0:
         seqs = blocks if blocks < 32 else blocks // 8 * 8

@@ -45,6 +45,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
+    """The preemptions and the highest KV cache usage that the log shows."""
     last = preempted[-1] if preempted else None
     count = last.facts.get("preemptions_count") if last else None
     parts = []
@@ -63,11 +64,13 @@ def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Eviden
 
 
 def _kv_usage_percent(item: Evidence) -> float:
+    """KV cache usage in percent; 0 where the line has none."""
     value = item.facts.get("kv_usage_ratio")
     return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _count_or_ratio(item: Evidence, stem: str) -> float:
+    """The fact `{stem}_count` or else `{stem}_ratio`; 0 where the line has neither."""
     for ending in ("count", "ratio"):
         value = item.facts.get(f"{stem}_{ending}")
         if isinstance(value, int | float):

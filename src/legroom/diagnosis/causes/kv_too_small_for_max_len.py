@@ -49,6 +49,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
 
 
 def _explanation(case: Case) -> str:
+    """What one request of max_model_len needs, what the pool has, and the length that fits."""
     wanted, needed, has = _printed_shortage(case)
     if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
         return (
@@ -126,6 +127,7 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: a --max-model-len that the pool holds, 1 % below the length in the log."""
     fits = longest_fitting_len(planner.case)
     if not fits:
         return planner.pull_lever("shorter context", "The longest length the pool holds.", 0.7)
@@ -139,6 +141,7 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _pool_shortage_bytes(planner: FixPlanner) -> int | None:
+    """KV cache bytes missing for one request of max_model_len; None where the log does not print them."""
     _, needed, has = _printed_shortage(planner.case)
     return None if needed is None or has is None else needed - has
 

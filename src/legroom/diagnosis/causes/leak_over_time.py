@@ -43,6 +43,7 @@ def _assess_written_growth(case: Case) -> Assessment | None:
 
 
 def _assess_memory_after_sleep(case: Case) -> Assessment | None:
+    """At least three sleeps, each leaving more memory in use; None otherwise."""
     left = [item for item in case.all("sleep_freed") if isinstance(item.facts.get("left_bytes"), int)]
     amounts = [int(item.facts["left_bytes"]) for item in left]
     if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:

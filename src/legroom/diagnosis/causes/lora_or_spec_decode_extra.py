@@ -44,6 +44,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case, non_torch: int | None) -> str:
+    """Why adapters or a draft model exceed the profile; `non_torch`: bytes used outside torch, None where unknown."""
     if non_torch is not None and case.oom and case.oom.torch_bytes is not None:
         return (
             f"{gib(non_torch)} of the card are used outside torch ({gib(case.oom.total_bytes or 0)} - "

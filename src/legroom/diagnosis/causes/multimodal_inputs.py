@@ -40,6 +40,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _dummy_media_suspected(case: Case) -> bool:
+    """Whether the profile run's dummy images are likely to have caused the failed allocation."""
     if case.has("mm_profile_too_short", "encoder_budget") and case.site == "profile":
         return True
     oom = case.oom

@@ -72,6 +72,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
+    """Whether this release sets the NCCL variable itself; by engine and log style where the release is unknown."""
     if planner.known.release_known:
         return planner.release_is_within(*_SET_BY_VLLM)
     engine = planner.case.engine
@@ -79,6 +80,7 @@ def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
 
 
 def _registration_fix() -> Iterator[Fix]:
+    """Fix: NCCL's default buffers and an unlimited memlock."""
     yield Fix(
         "disable_custom_allreduce_or_nccl_env",
         "The default buffers are small enough to be registered, once the process may lock as much as it wants.",

@@ -68,6 +68,7 @@ def cpu_check_failed(case: Case) -> Evidence | None:
 
 
 def _explanation(case: Case) -> str:
+    """What the budget was spent on before the KV cache, with the log's figures."""
     startup = case.startup
     total, weights, peak = startup.gpu_total_bytes, startup.weights_bytes, startup.activation_bytes
     share = startup.args.gpu_memory_utilization
@@ -125,6 +126,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes whose effect the memory model computes: utilization, smaller batches, quantized weights, more GPUs."""
     why = "Weights and peak are above the budget, and the card has room."
     single = [
         planner.pull_lever("raise utilization", why, 0.7),
@@ -195,6 +197,7 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _other_release_fix() -> Fix:
+    """Fix: the last release that started, as the memory accounting differs between releases."""
     return Fix(
         "engine_version_or_V0",
         "What a release counts has changed: if an earlier one started with these flags, it is the accounting.",

@@ -65,6 +65,7 @@ def _first_exception(case: Case) -> Evidence | None:
 
 
 def _assess_exception(case: Case) -> Assessment | None:
+    """The log ends in an exception and shows no shortage; None where anything speaks of memory."""
     error = _first_exception(case)
     if error is None or error is case.truncated_error or case.is_oom or case.unread_shortage is not None:
         return None
@@ -114,6 +115,7 @@ def _exception_message(error: Evidence) -> str:
 
 
 def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
+    """Fix: what the exception's type suggests, then search and report it at vLLM."""
     kind, message = _exception_name(error), _exception_message(error)
     meaning = _STEP_BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
@@ -131,6 +133,7 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
 
 
 def _crashed_step_fix(planner: FixPlanner) -> Fix:
+    """Fix: one run with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager to find the failing operation."""
     return Fix(
         "report",
         "Find the operation that fails.",

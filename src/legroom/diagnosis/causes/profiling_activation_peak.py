@@ -30,6 +30,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _confidence(case: Case) -> float:
+    """Confidence (0 to 1) that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
     if case.has("hbm_oom"):
         return 0.86 if case.phase_reached != "startup_load" else 0.4
@@ -66,6 +67,7 @@ def _peak_left_no_pool(case: Case) -> float:
 
 
 def _explanation(case: Case) -> str:
+    """What the profile run or warm-up asked for, with the log's figures."""
     warmup, oom = case.first("sampler_warmup_oom"), case.oom
     if warmup is not None:
         return (
@@ -169,6 +171,7 @@ def _reduced(planner: FixPlanner, number: int) -> int:
 
 
 def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
+    """Fix: a smaller pool, so that the warm-up fits beside it."""
     oom = planner.case.oom
     compiled = planner.case.first("hbm_oom")
     need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
@@ -179,6 +182,7 @@ def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
 
 
 def _fewer_sequences(planner: FixPlanner) -> Fix | None:
+    """Fix: a lower --max-num-seqs; None where the memory model says that the server still would not start."""
     dummies = planner.case.number("sampler_warmup_oom", "dummy_requests_count")
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
@@ -189,6 +193,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
 
 
 def _fewer_tokens(planner: FixPlanner) -> Fix | None:
+    """Fix: a lower --max-num-batched-tokens; None where by the memory model the server still would not start."""
     why = "The peak grows with the tokens of a step."
     if planner.failed_plan is not None:
         return planner.pull_lever("smaller batches", why, 0.6)

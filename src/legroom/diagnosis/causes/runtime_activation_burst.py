@@ -31,6 +31,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _confidence(case: Case) -> float:
+    """Confidence (0 to 1) that the allocation failed in a model step of real traffic."""
     oom = case.oom
     if case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return 0.2
@@ -57,6 +58,7 @@ def _was_running(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
+    """What a step asked for while serving, and what was free."""
     oom = case.oom
     if oom is None:
         return "A model step of real traffic needed more than what was left beside the KV cache."

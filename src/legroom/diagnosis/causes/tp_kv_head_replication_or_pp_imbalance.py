@@ -47,10 +47,12 @@ def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
 
 
 def _is_uneven(values: dict[str, int]) -> bool:
+    """Whether the ranks' values differ by more than 15 % of the largest."""
     return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes: other layers per stage, a length that fits, a later release, TP within the KV heads."""
     partition = _layer_partition(planner)
     write = "VLLM_PP_LAYER_PARTITION: one number of layers a stage, smaller at both ends; their sum is the layer count"
     yield Fix(

@@ -51,6 +51,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_shared_memory(case: Case) -> Assessment | None:
+    """A shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
     confidence = 0.75 if not case.has("free_below_desired") or _has_much_free(case) else 0.6
@@ -71,6 +72,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
 
 
 def _has_much_free(case: Case) -> bool:
+    """Whether the start-up check found more than a sixth of the memory free."""
     free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
     return free is not None and total is not None and free > total // 6
 
@@ -114,6 +116,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _larger_gpu_share_fix(case: Case) -> Fix:
+    """Fix: more RAM for an integrated AMD GPU, by kernel parameter or BIOS."""
     total = case.oom.total_bytes if case.oom else None
     shown = f" Here that is {gib(total)}." if total else ""
     return Fix(

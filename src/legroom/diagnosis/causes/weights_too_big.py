@@ -23,6 +23,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _confidence(case: Case) -> float:
+    """Confidence (0 to 1) that the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint"):
         return 0.88
     if case.site == "load" and case.has_site_frame:
@@ -48,6 +49,7 @@ def nothing_was_freed(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
+    """What torch held and asked for while the model was being built."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
@@ -79,6 +81,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: the smallest --cpu-offload-gb with which the plan fits; None where the memory model has no plan."""
     oom = planner.case.oom
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"

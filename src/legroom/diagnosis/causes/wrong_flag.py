@@ -50,6 +50,7 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
 
 
 def _explanation(id_: str, facts: dict[str, object]) -> str:
+    """What is wrong with the flag or value, by the id of the matched message."""
     if id_ == "unrecognized_arguments":
         return f"vLLM does not know {facts.get('words')}: misspelt, of another release, or not a flag at all."
     if id_ == "len_over_derived":

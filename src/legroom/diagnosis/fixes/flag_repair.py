@@ -77,6 +77,7 @@ def _more_cpu_space(planner: FixPlanner, args: ServeArgs, confidence: float) -> 
 
 
 def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: float) -> Fix | None:
+    """Fix: another KV cache size by these flags; None where the memory model says that it would not start."""
     trades = "that much more memory" if "kv_cache_memory_bytes" in flags else "more of the pool is used"
     return planner.plan_change("kv_cache_memory_bytes", flags, why, trades=trades, confidence=confidence)
 

@@ -18,6 +18,7 @@ add_options = partial(add_server_options, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """compose.yaml, preceded by a Dockerfile where the image needs legroom."""
     server = containers.container_server(request)
     text = yaml_text(compose_document(server), head=(*containers.head_comment(server), *server.remarks))
     return containers.with_dockerfile_before(server, ExportedFile("compose.yaml", text))
@@ -68,11 +69,13 @@ def _service(server: ExportedServer) -> dict[str, Any]:
 
 
 def _ports(server: ExportedServer) -> list[Any]:
+    """The published port, with a warning comment where the server has no API key."""
     port = containers.published_port(server)
     return [port if server.has_key else Commented(containers.NO_KEY, port)]
 
 
 def _environment(server: ExportedServer) -> dict[str, Any]:
+    """The service's variables; secrets come from the caller's environment, and a missing API key stops `up`."""
     named: dict[str, Any] = {
         line.name: Commented(f"{line.why}.", literal(line.value))
         for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
@@ -93,6 +96,7 @@ def _volumes(server: ExportedServer) -> list[str]:
 
 
 def _gpu_devices(server: ExportedServer) -> dict[str, Any]:
+    """The service's GPU keys: device files where the vendor needs them, else a reservation for NVIDIA's driver."""
     if files := containers.device_files(server):
         return {"devices": [f"{file}:{file}" for file in files], "group_add": ["video"]}
     picked = containers.visible_gpu_indexes(server)

@@ -19,12 +19,14 @@ add_options = partial(add_server_options, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """A script with `docker run`, preceded by a Dockerfile where the image needs legroom."""
     server = containers.container_server(request)
     script = ExportedFile(f"{server.name}-docker.sh", docker_run_script(server), executable=True)
     return containers.with_dockerfile_before(server, script)
 
 
 def docker_run_script(server: ExportedServer) -> str:
+    """A bash script that starts the server's container and, if asked for, one with `legroom watch`."""
     lines = [
         "#!/usr/bin/env bash",
         *comment_lines(*containers.head_comment(server), *server.remarks),
@@ -49,6 +51,7 @@ def docker_run_script(server: ExportedServer) -> str:
 
 
 def _docker_run_options(server: ExportedServer) -> Iterator[str]:
+    """Lines of the script's `options` array, with comments: all options of `docker run` but --entrypoint."""
     yield f"--detach --init --name {server.name}"
     yield from comment_lines("It restarts after a crash and after a reboot.")
     yield "--restart unless-stopped"
@@ -70,6 +73,7 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
 
 
 def _gpu_options(server: ExportedServer) -> Iterator[str]:
+    """One line: --device for each device file where the vendor needs them, else --gpus by index or by count."""
     if files := containers.device_files(server):
         yield " ".join(f"--device {file}" for file in files) + " --group-add video"
         return
@@ -88,6 +92,7 @@ def _volume_options(server: ExportedServer) -> Iterator[str]:
 
 
 def _health_check_options(server: ExportedServer) -> Iterator[str]:
+    """Lines with --health-* and --stop-timeout; the start period is the startup limit."""
     yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"

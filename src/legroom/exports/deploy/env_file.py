@@ -17,6 +17,7 @@ add_options = add_server_options
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One NAME.env file with the variables of the planned server."""
     server = requested_server(request)
     return (ExportedFile(f"{server.name}.env", "\n".join(_variable_lines(server)) + "\n"),)
 

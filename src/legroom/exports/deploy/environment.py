@@ -97,6 +97,7 @@ def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given
 
 
 def _why_broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
+    """Why expandable segments break this server at the plan's tensor-parallel size; empty where they do not."""
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
     return why_expandable_segments_break(words, release, ranks)
 

@@ -118,10 +118,12 @@ class ExportedServer:
 
     @property
     def image(self) -> str:
+        """The image that the user named, else vLLM's own of the planned release."""
         return self.options.image or f"vllm/vllm-openai:v{self.release.version}"
 
     @property
     def local_model(self) -> bool:
+        """Whether the model is a folder on this machine rather than a Hub id."""
         return is_model_folder(self.model)
 
 
@@ -180,6 +182,7 @@ def server_options(options: Mapping[str, Any]) -> ServerOptions:
 
 
 def _parsed_seconds(text: str | None, default: int) -> int:
+    """The seconds of --drain, or the default where it is not given; LegroomError if it is no whole number."""
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 6):
@@ -241,6 +244,7 @@ def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: 
 
 
 def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
+    """One remark where more than 8 GPUs are needed in one machine; else empty."""
     if gpus <= 8:
         return ()
     return (

@@ -84,6 +84,7 @@ def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
 
 
 def _max_model_len_comment(phrase: Phrase, plan: PlanDocument) -> str:
+    """What --max-model-len limits, and how many requests of that length the planned KV cache holds."""
     if phrase.value in ("-1", "auto"):
         return f"The longest context that memory holds: {plan.args['max_model_len']:,} tokens here."
     needed = plan.kv.needed_bytes
@@ -106,6 +107,7 @@ def _max_num_seqs_comment(plan: PlanDocument) -> str:
 
 
 def _gpu_memory_utilization_comment(plan: PlanDocument) -> str:
+    """The GiB that the share amounts to, what of them becomes KV cache, and what is used outside."""
     layout = plan.layout
     if plan.args.get("kv_cache_memory_bytes"):
         return "The share of the card that must be free at the start; the size of the pool is set separately."

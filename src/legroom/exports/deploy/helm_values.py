@@ -58,6 +58,7 @@ _OWN = frozenset(
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """A values file for the chart of vLLM's production stack; LegroomError where the chart cannot hold the plan."""
     server = containers.container_server(request)
     _check_chart_can_hold(server)
     remarks = (
@@ -72,6 +73,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _check_chart_can_hold(server: ExportedServer) -> None:
+    """Raises LegroomError for TLS, a guard or sidecar, and releases without --no-enable-prefix-caching."""
     if server.address.tls:
         hint = "leave out --ssl-*, or use legroom export kubernetes"
         raise LegroomError("the router of the chart speaks plain http to its servers", hint)
@@ -87,6 +89,7 @@ def _check_chart_can_hold(server: ExportedServer) -> None:
 
 
 def chart_values(server: ExportedServer) -> dict[str, Any]:
+    """The chart's `servingEngineSpec`: one model, its API key secret, startup and liveness probes."""
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model_spec(server)]}
     if API_KEY_NAME in server.secrets:
         keys = {"secretName": server.name, "secretKey": secret_key(API_KEY_NAME)}
@@ -135,6 +138,7 @@ def _image_repository_and_tag(name: str) -> tuple[str, str]:
 
 
 def _environment(server: ExportedServer) -> Iterator[Any]:
+    """The model's `env` entries, secrets by reference; the API key is left out because the chart has its own key."""
     for line in containers.container_env(server):
         yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
@@ -155,6 +159,7 @@ def _resources(server: ExportedServer) -> dict[str, Any]:
 
 
 def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:
+    """The chart's `vllmConfig`: flags that it has a key for, and the others as `extraArgs`."""
     config: dict[str, Any] = {
         "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _has_prefix_caching(server)),
         "tensorParallelSize": Commented("The chart mounts /dev/shm only if this is set.", 1),

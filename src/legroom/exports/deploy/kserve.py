@@ -66,6 +66,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One file with an LLMInferenceService; LegroomError where KServe cannot run the plan."""
     server, settings, over = cluster_server(request)
     _check_kserve_can_hold(server, over)
     remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
@@ -74,6 +75,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
+    """Raises LegroomError for model folders, guards, sidecars, Ray, and copies whose ranks span nodes."""
     if server.local_model:
         raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
     if containers.needs_legroom(server):
@@ -89,6 +91,7 @@ def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
 
 
 def llm_inference_service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The LLMInferenceService manifest; over several nodes it has a `worker` template too."""
     pod = _pod_template(server, settings, over)
     spec: dict[str, Any] = {
         "model": {"uri": f"hf://{server.model}", "name": server.served_name},
@@ -117,6 +120,7 @@ def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
 
 
 def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The pod spec for the manifest's `template` or `worker`, whose container KServe merges with its own."""
     main: dict[str, Any] = {
         "name": "main",
         "image": containers.image(server),

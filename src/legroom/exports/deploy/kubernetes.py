@@ -64,6 +64,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
 
 
 def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
+    """The option as a number from 1 to 9,999, or the default where it is not given; LegroomError otherwise."""
     text = options.get(name)
     if text is None:
         return default
@@ -74,6 +75,7 @@ def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _checked_namespace(namespace: str | None) -> str | None:
+    """The namespace unchanged; LegroomError unless it is a valid Kubernetes name or None."""
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
     return namespace
@@ -104,6 +106,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The manifests in one YAML file, with a Dockerfile and prometheus-adapter values where they are needed."""
     server, settings, over = cluster_server(request)
     created = (*secret_command(server, settings.namespace), *create_commands(server, settings.namespace))
     remarks = (*containers.head_comment(server), *_head_remarks(server, settings, over), *server.remarks, *created)
@@ -129,6 +132,7 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSetti
 
 
 def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
+    """Claim, workload (Deployment, LeaderWorkerSet or RayCluster), Service and optional objects, in this order."""
     claim = []
     if not server.local_model and not settings.own_volumes:
         spec = claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce")
@@ -144,6 +148,7 @@ def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSprea
 
 
 def _optional_objects(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[dict[str, Any]]:
+    """ConfigMap of the sidecar, disruption budget, autoscaler and NetworkPolicy, each only if asked for."""
     if server.options.sidecar:
         yield sidecar_config_map(server, settings)
     if settings.many_replicas:
@@ -155,6 +160,7 @@ def _optional_objects(server: ExportedServer, settings: ClusterSettings, over: N
 
 
 def _head_remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[str]:
+    """Head comments: what the cluster must offer for several nodes, a shared cache or autoscaling."""
     if over.nodes > 1:
         what = "KubeRay" if over.ray else f"LeaderWorkerSet {pod_groups.LEAST_VERSION} or newer"
         yield f"{over.nodes_sentence} It needs {what} in the cluster."
@@ -173,6 +179,7 @@ def _head_remarks(server: ExportedServer, settings: ClusterSettings, over: NodeS
 
 
 def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The Deployment of a server on one node; without `replicas` where an autoscaler sets them."""
     if settings.many_replicas:
         rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
         strategy = Commented("One after another, without spare cards: the others serve meanwhile.", rolling)

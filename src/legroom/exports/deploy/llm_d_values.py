@@ -29,6 +29,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """A values file for llm-d's modelservice chart; LegroomError where the chart cannot hold the plan."""
     server, settings, over = cluster_server(request)
     if server.local_model or containers.needs_legroom(server):
         what = "a model in a folder" if server.local_model else "a guard or a sidecar"
@@ -46,6 +47,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def chart_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The chart's values, with all replicas under `decode` and none for prefill."""
     artifacts = {
         "name": server.served_name,
         "uri": f"hf://{server.model}",
@@ -64,6 +66,7 @@ def chart_values(server: ExportedServer, settings: ClusterSettings) -> dict[str,
 
 
 def _decode_section(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The chart's `decode`: replicas, parallel sizes, and pod and container without the cache volume."""
     pod, first = pod_spec(server, settings), container(server, settings)
     first["volumeMounts"] = [mount for mount in first["volumeMounts"] if mount["name"] != "cache"]
     cache = {"name": "HF_HOME", "value": "/model-cache"}

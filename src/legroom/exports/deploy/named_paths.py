@@ -135,6 +135,7 @@ def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
 
 
 def _flags_that_may_hold_paths(server: ExportedServer) -> list[Phrase]:
+    """The command's flags with their values, without those that never name a file."""
     return [line.phrase for line in server.lines if line.phrase.flag.partition(".")[0] not in _NO_PATHS]
 
 
@@ -160,6 +161,7 @@ def _possible_paths(phrase: Phrase) -> Iterator[str]:
 
 
 def _json_texts(value: str) -> Iterator[str]:
+    """The strings with a slash anywhere in a JSON value; none where the value is not JSON."""
     try:
         waiting: list[Any] = [json.loads(value)]
     except (ValueError, RecursionError):
@@ -175,6 +177,7 @@ def _json_texts(value: str) -> Iterator[str]:
 
 
 def _is_relative_path(phrase: Phrase, path: str) -> bool:
+    """Whether a flag that takes paths names one relative to the working or home folder."""
     if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
         return False
     return path.startswith(("./", "../", "~/")) or _path_exists(Path(path))
@@ -211,6 +214,7 @@ def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str,
 
 
 def _paths_mounted_from_node(server: ExportedServer) -> list[NamedPath]:
+    """Folders and large files that the command names, which no ConfigMap or Secret can hold."""
     small = {
         named.path for private in (False, True) for named in _files_for_config_map(server, private=private).values()
     }

@@ -34,6 +34,7 @@ def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]
 
 
 def _head_comments(result: PackResult) -> Iterator[str]:
+    """Head comments: the servers, how shifts work, and each GPU's memory by server with what stays free."""
     names = ", ".join(packed.name for packed in result.packed)
     cards = len(result.cards)
     where = result.cards[0].card.gpu.name if cards == 1 else f"{cards} GPUs"
@@ -54,10 +55,12 @@ def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) 
 
 
 def _pack_name(server: ExportedServer) -> str:
+    """The name that the user gave the server in the pack, without the prefix of exported names."""
     return server.name.removeprefix(_PREFIX)
 
 
 def _compose_files(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+    """compose.yaml with all servers, started one after another, and a script for each shift."""
     services: dict[str, Any] = {}
     volumes: dict[str, Any] = {}
     before: ExportedServer | None = None
@@ -150,6 +153,7 @@ def _llama_swap_groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]
 def _shift_scripts(
     result: PackResult, servers: Sequence[ExportedServer], start: Callable[[str], str]
 ) -> tuple[ExportedFile, ...]:
+    """A shell script for each shift; `start` gives the command that starts a server by name."""
     level = result.request.servers[0].sleep_level
     return tuple(
         ExportedFile(f"shift-{shift.name}.sh", _script(shift, servers, level, start), executable=True)

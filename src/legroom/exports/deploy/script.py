@@ -18,11 +18,13 @@ _NEEDED = {"HF_TOKEN": " Only gated models need it.", "LEGROOM_GUARD_TOKEN": " W
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One executable bash script that starts the planned server."""
     server = requested_server(request)
     return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
 
 
 def script_text(server: ExportedServer) -> str:
+    """A bash script that sets the variables and replaces itself with `vllm serve`."""
     arguments = ["arguments=(", *(f"  {line}" for line in argument_lines(server)), ")"] if server.lines else []
     parts = (_script_head(server), _export_lines(server), arguments, [_exec_line(server)])
     return "\n\n".join(filter(None, map("\n".join, parts))) + "\n"

@@ -98,6 +98,7 @@ def _split_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _parse_flags(words: Iterable[str], release: Release) -> list[Phrase]:
+    """Each flag with the words that follow it, under its long name; LegroomError for a word before any flag."""
     table = flags_of(release)
     phrases: list[Phrase] = []
     for word in words:
@@ -112,6 +113,7 @@ def _parse_flags(words: Iterable[str], release: Release) -> list[Phrase]:
 
 
 def _canonical_flag(flag: str, table: object) -> str:
+    """The long spelling of the flag; a dotted path such as `--config.key` keeps its tail."""
     if not flag.startswith("--") and isinstance(table, dict) and flag in table and not flag.startswith("-O"):
         return str(table[flag].name)
     _, dot, path = flag.partition(".")
@@ -150,6 +152,7 @@ class Address:
         return ("curl", "-fsS", "-m", "5", *insecure, *through, *options, self.url + path)
 
     def curl(self, path: str, *options: str) -> str:
+        """A shell-quoted curl command for a path of the server."""
         return shlex.join(self.curl_words(path, *options))
 
     def watch_words(self, url: str = "") -> tuple[str, ...]:
@@ -160,6 +163,7 @@ class Address:
 
 
 def address_of(words: ServeCommand) -> Address:
+    """Host, port, TLS and Unix socket from the command's flags; vLLM's default port where none is given."""
     given = {name: phrase.value for name in _FLAGS if (phrase := words.get(name))}
     port = given.get("--port", "")
     return Address(

@@ -47,6 +47,7 @@ class StartTimes:
 
     @property
     def checkpoint_read_s(self) -> float:
+        """The seconds to read the checkpoint from disk once."""
         return self.checkpoint_bytes / self.disk_bytes_s
 
     @property

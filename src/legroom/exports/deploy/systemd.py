@@ -58,6 +58,7 @@ class UnitPlace:
 
 
 def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace | None = None) -> str:
+    """The text of the .service file; `folder` holds the vllm program, `place` its target and order."""
     place = place or UnitPlace()
     sections = [_unit_section(server, place), _service_section(server, user, folder)]
     if place.starts_with_target:
@@ -102,6 +103,7 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
 
 
 def _environment_lines(server: ExportedServer) -> Iterator[str]:
+    """Environment= lines with comments; secrets come from a file below /etc, checked for the API key."""
     yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
@@ -117,6 +119,7 @@ def _environment_lines(server: ExportedServer) -> Iterator[str]:
 
 
 def _exec_start(server: ExportedServer, folder: str) -> str:
+    """The value of ExecStart: the program by absolute path, then one continued line per flag."""
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]

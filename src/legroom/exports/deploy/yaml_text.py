@@ -56,6 +56,7 @@ def _comment_lines(text: str, indent: int) -> list[str]:
 
 
 def _yaml_lines(value: Any, indent: int) -> Iterator[str]:
+    """The value as block-style YAML lines, each comment above what it belongs to."""
     if isinstance(value, Commented):
         yield from _comment_lines(value.comment, indent)
         yield from _yaml_lines(value.value, indent)
@@ -70,6 +71,7 @@ def _yaml_lines(value: Any, indent: int) -> Iterator[str]:
 
 
 def _mapping_entry_lines(lead: str, value: Any, indent: int) -> Iterator[str]:
+    """The lines of one mapping entry, `lead` being its key with the colon."""
     if isinstance(value, Commented):
         yield from _comment_lines(value.comment, indent)
         value = value.value
@@ -108,6 +110,7 @@ def _list_item_lines(value: Any, indent: int) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
+    """The value as one-line YAML, double-quoted where plain text would be misread; empty collections as {}, []."""
     if value is None:
         return "null"
     if isinstance(value, bool):

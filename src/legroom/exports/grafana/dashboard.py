@@ -34,6 +34,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The dashboard's JSON file; LegroomError where the Grafana Foundation SDK is not installed."""
     try:
         import grafana_foundation_sdk  # noqa: F401
         from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -53,6 +54,7 @@ def dashboard_uid(plan: PlanDocument | None) -> str:
 
 
 def _dashboard(request: ExportRequest) -> Any:
+    """The built dashboard as an object of the Grafana SDK, not yet JSON."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
@@ -148,6 +150,7 @@ def _panel_builder(panel: Panel) -> Any:
 
 
 def _style_lines(builder: Any, panel: Panel) -> None:
+    """Sets line width, fill, tooltip and dashed thresholds on the builder of a time series."""
     from grafana_foundation_sdk.builders import common as build
     from grafana_foundation_sdk.models import common
 
@@ -170,6 +173,7 @@ def _threshold_steps(panel: Panel) -> Any:
 
 
 def _prometheus_query(expr: str, legend: str, ref: str, kind: str) -> Any:
+    """The SDK's builder for one query: a range for time series, instant for the other kinds of panel."""
     from grafana_foundation_sdk.builders import prometheus
     from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 

@@ -123,10 +123,12 @@ def dashboard_rows(release: Release | None, levels: AlertLevels, plan: PlanDocum
 
 
 def _pool_colors(levels: AlertLevels) -> tuple[tuple[float, str], ...]:
+    """The shares of KV cache use from which a panel is yellow and orange."""
     return ((levels.detect.pool_calm_ratio, "yellow"), (levels.detect.pool_full_ratio, "orange"))
 
 
 def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
+    """Red from the target on; no threshold where there is no target."""
     return ((seconds, "red"),) if seconds is not None else ()
 
 
@@ -306,6 +308,7 @@ def _prefix_cache_row(measures: Measures) -> DashboardRow:
 
 
 def _guard_rejection_rate(matches: str) -> str:
+    """A PromQL rate of the guard's rejections, with `=~` those for lack of room, with `!~` the others."""
     return f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason{matches}"{NO_ROOM_REASONS}"}}[{WINDOW}]))'
 
 
@@ -353,6 +356,7 @@ def _sidecar_row() -> DashboardRow:
 
 
 def _workers_row(levels: AlertLevels) -> DashboardRow:
+    """GPU memory in use and allocator fragmentation of each rank, where the workers report them."""
     legend, level = "{{instance}} {{rank}}", ((levels.detect.fragmentation_ratio, "orange"),)
     panels = (
         Panel("Memory in use", {legend: "legroom_worker_used_bytes"}, "bytes"),

@@ -93,6 +93,7 @@ def duration(seconds: float) -> str:
 
 
 def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLevels:
+    """Thresholds from the options; with a plan, its start time sets the start limit and the crash window."""
     levels = AlertLevels(
         ttft_p99_s=parse_seconds(options.get("ttft_p99"), "--ttft-p99"),
         inter_token_p99_s=parse_seconds(options.get("inter_token_p99"), "--inter-token-p99"),
@@ -110,6 +111,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
 
 
 def _parsed_speed_up(text: str | None) -> float:
+    """The factor of --speed-up, 1.0 where it is not given; LegroomError outside its range."""
     if text is None:
         return 1.0
     try:

@@ -50,6 +50,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def runbook_page(condition: AlertCondition, levels: AlertLevels) -> str:
+    """The Markdown page of one alert: meaning, harm, what to look at, fixes, dead ends and the rule."""
     from legroom.explain.catalog_entries import entry  # reads the whole catalog
 
     texts = alert_texts()[condition.name]

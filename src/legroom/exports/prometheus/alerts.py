@@ -90,6 +90,7 @@ def _pool_full_query(levels: AlertLevels) -> str:
 
 
 def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
+    """Alerts on KV cache pressure, queue and preemptions; `batch` matches servers whose full pool is intended."""
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
     full = _pool_full_query(levels)
@@ -119,6 +120,7 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
 
 
 def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
+    """Alerts on a stuck engine, a crash loop and a server that is down; `job` is the scrape job."""
     there = f"{record.RUNNING} + {record.WAITING} > 0"
     # A prompt counts with its first output token (0.32): during a long prefill only the KV use changes.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
@@ -205,6 +207,7 @@ def _fewer_than_usual_query(targets: str, levels: AlertLevels) -> str:
 
 
 def _latency_query(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+    """PromQL for a p99 over its target or, without one, over the floor and a multiple of its own day before."""
     p99 = record.latency_series(role, "p99")
     enough = f"{record.observation_series(role)} >= {levels.latency_least}"
     if target_s is not None:
@@ -248,6 +251,7 @@ def fragmentation_share() -> str:
 
 
 def _memory_alerts(levels: AlertLevels) -> list[AlertCondition]:
+    """Alerts on growing GPU and host memory and on allocator fragmentation, from the workers' series."""
     detect = levels.detect
     window = levels.time(detect.creep_least_hours * 3600)
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
@@ -346,6 +350,7 @@ def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) 
 
 
 def _seconds_text(seconds: float) -> str:
+    """The time as text: in ms below one second, else in s."""
     return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
 
 

@@ -124,12 +124,14 @@ class Measures:
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
     def _first_of_series(self, role: str, expression: Callable[[str], str]) -> str:
+        """PromQL of the expression over the first of the role's series names that has a value."""
         return first_with_value(*(expression(name) for name in self.series(role)))
 
     def _label_selector(self) -> str:
         return f"{{{self.selector}}}" if self.selector else ""
 
     def _by_labels(self, role: str) -> str:
+        """The aggregation clause: the labels to keep, else `without` those that split the role's series."""
         return self.keep or f"without ({', '.join(_splitting_labels().get(role, ()))})"
 
 

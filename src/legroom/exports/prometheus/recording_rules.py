@@ -71,6 +71,7 @@ def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> d
 
 
 def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
+    """Recording rule names with their PromQL: rates that the release's metrics allow."""
     records = {}
     if measures.has("preemptions"):
         records[PREEMPTIONS] = measures.rate("preemptions", window)

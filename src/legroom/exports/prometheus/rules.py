@@ -136,6 +136,7 @@ def _head_comment(request: ExportRequest) -> str:
 
 
 def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+    """One alerting rule as Prometheus reads it, with severity, texts and, given a base, runbook_url."""
     texts = alert_texts()[condition.name]
     slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or "").rstrip("/")
@@ -176,6 +177,7 @@ def _scrape_config(job: str, targets: list[str]) -> dict[str, Any]:
 
 
 def _checked_targets(given: Sequence[str] | None, option: str) -> list[str]:
+    """The scrape targets as a list; LegroomError for one that is not an address."""
     for target in given or ():
         if not _TARGET.fullmatch(target):
             raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")
@@ -183,6 +185,7 @@ def _checked_targets(given: Sequence[str] | None, option: str) -> list[str]:
 
 
 def rules_text(*documents: Any) -> str:
+    """The documents as YAML, multi-line texts as block scalars, keys in the given order."""
     import yaml  # only an export writes YAML
 
     class Dumper(yaml.SafeDumper):
@@ -218,11 +221,13 @@ def _operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: Ex
 
 
 def _planned_address(request: ExportRequest) -> Address:
+    """Where the planned server listens; the default address without a plan."""
     plan = request.plan
     return address_of(parse_command(plan.command, plan.release)) if plan else Address()
 
 
 def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The PrometheusRule's metadata, with the labels of --operator-label; LegroomError for a malformed one."""
     labels = {"app.kubernetes.io/part-of": "legroom"}
     for text in options.get("operator_label") or ():
         if not _LABEL.fullmatch(text):

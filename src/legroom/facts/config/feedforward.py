@@ -60,6 +60,7 @@ def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None,
 
 
 def _model_type(config: Config, architecture: str) -> str:
+    """The config's model_type without `_text`, or the one that the architecture implies."""
     stated = str(config.get("model_type") or "")
     return _BY_ARCHITECTURE.get(architecture, stated.removesuffix("_text"))
 
@@ -86,6 +87,7 @@ _BY_ARCHITECTURE = {
 
 
 def _first_int(config: Config, names: Sequence[str]) -> int:
+    """The first of these fields that is a positive number, a list's largest item; 0 where none is."""
     for name in names:
         value = config.get(name)
         if isinstance(value, (list, tuple)):
@@ -96,6 +98,7 @@ def _first_int(config: Config, names: Sequence[str]) -> int:
 
 
 def _mlp_width(config: Config, model_type: str) -> int:
+    """The intermediate size of a dense MLP; four times the hidden size where the config gives none."""
     hidden = int_field(config, "hidden_size")
     if model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
         return _first_int(config, ("ffn_hidden_size",)) or 4 * hidden
@@ -126,6 +129,7 @@ def _dense_block(config: Config, architecture: str) -> Dense:
 
 
 def _expert_block(config: Config, architecture: str) -> Experts | None:
+    """The mixture-of-experts block that the config describes; None with fewer than two experts."""
     inner = config.get("ffn_config")
     if isinstance(inner, Mapping) and _first_int(inner, _EXPERT_COUNT) > 1:
         config = {**config, **inner}
@@ -165,12 +169,14 @@ _CORRECTED = frozenset(
 
 
 def _has_correction_bias(config: Config, kind: str) -> bool:
+    """Whether the router has a score correction bias for each expert."""
     if config.get("topk_method") == "noaux_tc" or config.get("use_moe_router_bias") or config.get("use_expert_bias"):
         return True
     return kind in _CORRECTED or bool(config.get("moe_router_enable_expert_bias"))
 
 
 def _shared_expert_width(config: Config, kind: str, width: int) -> int:
+    """The intermediate size of all shared experts together; 0 without shared experts."""
     stated = _first_int(config, _SHARED_WIDTH)
     if kind == "llama4":
         return stated or width
@@ -208,6 +214,7 @@ def _sparse_layers(config: Config, count: int) -> list[bool]:
 
 
 def _nemotron_h_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Each layer's feed-forward block by the hybrid pattern; None for a Mamba or attention layer."""
     pattern = config.get("hybrid_override_pattern")
     letters = (
         pattern.replace("|", "")
@@ -234,6 +241,7 @@ _BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 
 def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Each layer's MLP by `block_configs`; None where it is left out or replaced by a linear layer."""
     hidden = int_field(config, "hidden_size")
     out: list[FeedForward | None] = []
     for block in config.get("block_configs") or ():
@@ -248,6 +256,7 @@ def _deci_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Experts at every `expert_layer_period`-th layer, a dense MLP at the others."""
     dense, experts = _dense_block(config, ""), _expert_block(config, "")
     period, offset = config.get("expert_layer_period", 2), config.get("expert_layer_offset", 1)
     return tuple(experts if experts and i % period == offset else dense for i in range(count))
@@ -258,6 +267,7 @@ def _no_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """The same block for each layer: experts with the shared MLP, or the shared MLP alone, or None."""
     hidden, experts = int_field(config, "hidden_size"), _expert_block({**config, "shared_intermediate_size": 0}, "")
     width = _first_int(config, ("shared_intermediate_size",))
     shared = Dense(hidden, width) if width else None
@@ -272,6 +282,7 @@ def _width_at(widths: object, index: int) -> int:
 
 
 def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Each layer's dense MLP with its own width, beside experts where the model has them."""
     hidden, width = int_field(config, "hidden_size"), _mlp_width(config, "gemma4")
     widths = config.get("intermediate_size")
     shared = int(config.get("num_kv_shared_layers") or 0)
@@ -301,6 +312,7 @@ def _llama4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]
 
 
 def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Experts at the sparse layers and a dense MLP, of the adjusted width, at the others."""
     width = _first_int(config, ("block_ff_dim", "intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
@@ -310,6 +322,7 @@ def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 def _arctic_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Experts, with any residual MLP, at every `moe_layer_frequency`-th layer; a dense MLP at the others."""
     dense = _dense_block(config, "")
     experts = _expert_block(config, "")
     if experts is None:
@@ -325,6 +338,7 @@ def _phi3_small_blocks(config: Config, count: int) -> tuple[FeedForward | None, 
 
 
 def _deepseek_v4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Experts for each layer, the first `num_hash_layers` routed by token id; a dense MLP without experts."""
     experts = _expert_block(config, "")
     if experts is None:
         return (_dense_block(config, ""),) * count

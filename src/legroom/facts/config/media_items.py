@@ -58,6 +58,7 @@ class _Grid:
         self.config, self.patch, self.merge, self.side, self.class_token = config, patch, merge, side, class_token
 
     def items(self, kind: str, spec: Config) -> list[MediaItem]:
+        """A list of the one largest item of this kind, with its tokens and patches by the spec's way of counting."""
         dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
         if "frames_up_to" in spec:
             return [self._sampled_video(kind, spec, dates)]
@@ -106,6 +107,7 @@ class _Grid:
         )
 
     def _one_tile(self) -> MediaItem:
+        """An image of one tile, with the tokens that the config states or downsampling leaves."""
         tokens = int(self.config.get("image_seq_length") or 0)
         if not tokens:
             ratio = float(self.config.get("downsample_ratio") or 0.5)
@@ -134,11 +136,13 @@ class _Grid:
         return 0
 
     def _processor_config(self, kind: str) -> Config:
+        """The processor's settings for images or videos; empty where the checkpoint has none."""
         said = self.config.get(PROCESSOR_KEY)
         found = said.get(kind) if isinstance(said, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
     def _max_pixels(self, kind: str) -> int:
+        """The most pixels the processor lets an item have; 0 where it states no limit."""
         processor = self._processor_config(kind)
         size = processor.get("size")
         edge = size.get("longest_edge") if isinstance(size, Mapping) else None

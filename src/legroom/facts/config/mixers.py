@@ -23,6 +23,7 @@ def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
 
 
 def _first_number(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these fields that is a number; else the first field's default, an error without one."""
     for name in names:
         value = text.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -172,6 +173,7 @@ def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]
 
 
 def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
+    """The layer's attention or state-space mixer; None where the layer has neither."""
     kind = kind.partition("+")[0]
     if kind == "none":
         return None
@@ -192,6 +194,7 @@ def is_latent(text: Mapping[str, Any]) -> bool:
 
 
 def _latent_attention(text: Mapping[str, Any], index: int) -> LatentAttention:
+    """The multi-head latent attention (MLA) of one layer, with its sparse indexer where the layer has one."""
     index_dim = int_field(text, "index_head_dim", default=0, low=0)
     return LatentAttention(
         heads=int_field(text, "num_attention_heads"),
@@ -266,6 +269,7 @@ def is_encoder_only(architecture: str, text: Mapping[str, Any]) -> bool:
 
 
 def _has_bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
+    """Whether the architecture is of these families, and the config does not switch biases off."""
     if any(text.get(name) is False for name in ("use_bias", "bias", "enable_bias")):
         return False
     return architecture.startswith(families)
@@ -322,6 +326,7 @@ def _int_of_layer(text: Mapping[str, Any], name: str, index: int) -> int | None:
 
 
 def _head_dim(text: Mapping[str, Any], heads: int, hidden: int) -> int:
+    """The config's head_dim, else the hidden size over the heads; an error where that does not divide."""
     given = text.get("head_dim")
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return int_field(text, "head_dim")
@@ -333,6 +338,7 @@ def _head_dim(text: Mapping[str, Any], heads: int, hidden: int) -> int:
 
 
 def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
+    """Attention heads, KV heads, key head size and value head size of a sliding or a full layer."""
     kv_heads = int_field(text, "num_key_value_heads")
     head_dim = int_field(text, "head_dim")
     if kind == "full":
@@ -343,6 +349,7 @@ def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[
 
 
 def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
+    """Attention heads, KV heads, key head size and value head size of a sliding or a full layer."""
     prefix = "swa_" if kind == "sliding" else ""
     kv_heads = int_field(text, f"{prefix}num_key_value_heads", default=int_field(text, "num_key_value_heads"))
     head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))
@@ -357,6 +364,7 @@ def _shares_kv(text: Mapping[str, Any], index: int) -> bool:
 
 
 def _sparse_index_dim(text: Mapping[str, Any], index: int) -> int:
+    """The head size of the layer's sparse attention index; 0 where the layer has none."""
     sparse = text.get("sparse_attention_config")
     if not isinstance(sparse, Mapping) or not sparse.get("use_sparse_attention", False):
         return 0

@@ -54,6 +54,7 @@ def families() -> dict[str, dict[str, Any]]:
 
 @cache
 def _live_tensor_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of one table in towers.json: the tensors alive at the peak of an encoder's forward pass."""
     table: list[dict[str, Any]] = read_data("towers.json")["live"][name]
     return table
 
@@ -105,6 +106,7 @@ class _Encoder:
 
     @property
     def styles(self) -> set[str]:
+        """The structural traits of the encoder family, such as `class_token` or `layer_norm`."""
         return set(self.row.get("style", ()))
 
     @property
@@ -122,6 +124,7 @@ class _Encoder:
 
     @property
     def patch(self) -> int:
+        """The side of a square patch in pixels."""
         return self.field("patch_size", 14)
 
     @property
@@ -136,6 +139,7 @@ class _Encoder:
         return len(tapped) if isinstance(tapped, (list, tuple)) else 0
 
     def norm(self, name: str, size: int, count: int = 1) -> Linear:
+        """The weights of `count` norms; with a bias where the encoder uses LayerNorm and not RMSNorm."""
         return Linear(name, size, bias="layer_norm" in self.styles, count=count)
 
 
@@ -211,6 +215,7 @@ def _audio_tower(audio: Config, width: int) -> Modality:
 
 
 def _patch_embedding(encoder: _Encoder) -> list[Linear]:
+    """The weights before the encoder's blocks: patch, class and position embeddings, and the outer norms."""
     style, hidden, patch, field = encoder.styles, encoder.hidden, encoder.patch, encoder.field
     split: Split = "out" if "split_patch" in style else ""
     out = [Linear("patch_embed", hidden, encoder.patch_pixels, "patch_bias" in style, split)]

@@ -106,6 +106,7 @@ def _ties_embeddings(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool
 
 
 def _encoder_parts(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], tuple[Any, ...]]:
+    """The mixers and feed-forward blocks of an encoder-decoder's encoder; both empty without an encoder."""
     mixed = encoder_mixers(text, architecture)
     if not mixed:
         return (), ()
@@ -115,6 +116,7 @@ def _encoder_parts(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mi
 
 
 def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bool:
+    """Whether vLLM serves the model for embeddings, scores or classes, without generating text."""
     heads = with_kv_heads(layer_mixers)
     encoder_only = bool(heads) and not latent(layer_mixers) and not any(mixer.causal for mixer in heads)
     outputs = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
@@ -151,6 +153,7 @@ def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_
 
 
 def _config_length(text: Mapping[str, Any], key: str) -> int:
+    """The field as a number of tokens; an error where it is no number of at least 1."""
     value = text[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
         raise LegroomError(f"{key} in the model config is {value!r}, not a length", "check the config.json")
@@ -169,10 +172,12 @@ def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _rope_type(rope: Mapping[str, Any]) -> str:
+    """The kind of RoPE scaling, such as `yarn` or `linear`; `default` where none is stated."""
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _rope_scaled_length(length: float, ropes: list[Mapping[str, Any]], yarn_multiplies: bool) -> float:
+    """The context length in tokens after RoPE scaling."""
     factor = 1.0
     for rope in ropes:
         kind = _rope_type(rope)

@@ -57,10 +57,12 @@ def online_quantization(method: str) -> Quantization | None:
 
 
 def _text_configs(config: Config) -> list[Config]:
+    """The config itself and its nested `text_config` or `llm_config`."""
     return [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
 
 
 def _quantization_section(config: Config) -> Config | None:
+    """The `quantization_config` or `compression_config` of the model; None where it is not quantized."""
     for candidate in _text_configs(config):
         for key in ("quantization_config", "compression_config"):
             section = candidate.get(key)
@@ -70,6 +72,7 @@ def _quantization_section(config: Config) -> Config | None:
 
 
 def _method_name(section: Config) -> str:
+    """The quantization method in lower case, deduced where `quant_method` is missing; empty where unknown."""
     method = str(section.get("quant_method") or "").lower()
     if not method:
         if "quant_algo" in section:
@@ -84,6 +87,7 @@ def _method_name(section: Config) -> str:
 
 
 def _first_int(section: Config, *names: str, default: int) -> int:
+    """The first of these fields that is a number, else the default."""
     for name in names:
         value = section.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -92,6 +96,7 @@ def _first_int(section: Config, *names: str, default: int) -> int:
 
 
 def _unquantized_modules(section: Config, *names: str) -> tuple[str, ...]:
+    """The first of these fields that is a list: the names of modules kept unquantized; empty where none is."""
     for name in names:
         value = section.get(name)
         if isinstance(value, (list, tuple)) and value:
@@ -100,6 +105,7 @@ def _unquantized_modules(section: Config, *names: str) -> tuple[str, ...]:
 
 
 def _group_size(size: int) -> int | None:
+    """The group size; None for -1 or 0, which mean no groups."""
     return size if size > 0 else None
 
 
@@ -161,6 +167,7 @@ def _fp8_scheme(section: Config) -> Quantization:
 
 
 def _weights_scheme(group: Config, method: str) -> Quantization:
+    """The scheme of one group of a compressed-tensors config, by its `weights` and `input_activations`."""
     weights = group.get("weights") or {}
     acts = group.get("input_activations") or None
     size = weights.get("group_size")
@@ -184,6 +191,7 @@ def _weights_scheme(group: Config, method: str) -> Quantization:
 
 
 def _compressed_tensors_scheme(section: Config) -> Quantization:
+    """The scheme of a compressed-tensors config, with a rule for each target where its groups differ."""
     groups = section.get("config_groups") or {}
     values = list(groups.values()) if isinstance(groups, Mapping) else list(groups)
     schemes = [(group, _weights_scheme(group, "compressed-tensors")) for group in values if group.get("weights")]
@@ -241,6 +249,7 @@ def _modelopt_scheme(section: Config) -> Quantization:
 
 
 def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
+    """ModelOpt's MIXED_PRECISION, with a rule for each listed layer; FP8 attention and NVFP4 elsewhere unlisted."""
     layers = section.get("quantized_layers")
     rules: list[tuple[str, Quantization]] = []
     if isinstance(layers, Mapping):
@@ -293,6 +302,7 @@ def _gguf_scheme(section: Config) -> Quantization:
 
 
 def _auto_round_scheme(section: Config) -> Quantization:
+    """The AWQ or GPTQ scheme by the packing format of an AutoRound checkpoint."""
     packing = str(section.get("packing_format") or section.get("backend") or "")
     base = _awq_scheme(section) if "awq" in packing else _gptq_scheme(section)
     return replace(base, ignored=_unquantized_modules(section, "modules_to_not_convert"))

@@ -74,6 +74,7 @@ class Admission:
 
     @property
     def _block_size(self) -> int:
+        """Tokens per KV block; the default size while the engine's is unknown."""
         return self.limits.block_size or DEFAULT_BLOCK
 
     def learn_engine(self, limits: EngineLimits) -> None:
@@ -95,6 +96,7 @@ class Admission:
             self._apply_limits()
 
     def _apply_limits(self) -> None:
+        """Resize the pool to the limits of the engine, the plan and the policy, of which the policy's come first."""
         limits, pool = self._engine.completed_by(self._plan), self.policy.pool
         if pool.tokens:
             size = limits.block_size or DEFAULT_BLOCK
@@ -130,6 +132,7 @@ class Admission:
             return self.refuse(refusals.malformed("it is nested too deeply"))
 
     def _apply_bounds(self, kind: Kind, body: bytes, document: dict[str, Any], client: str) -> GuardedRequest | Refusal:
+        """The request with values capped by the policy, or the refusal where the policy or the engine forbids it."""
         unit = self.limits.prefix_unit
         demand = demand_of(kind, document, unit)
         if kind is Kind.TEXT:
@@ -218,6 +221,7 @@ class Admission:
 
     @staticmethod
     def is_waiting(request: GuardedRequest) -> bool:
+        """Whether the request is in the queue, neither admitted nor gone."""
         return request.reservation is not None and request.reservation.state is ReservationState.WAITING
 
     async def wait(self, request: GuardedRequest, disconnected: asyncio.Future[Any] | None = None) -> Refusal | None:
@@ -265,6 +269,7 @@ class Admission:
             self._recheck = asyncio.get_running_loop().call_later(RECHECK_INTERVAL_S, self._recheck_waiting)
 
     def _recheck_waiting(self) -> None:
+        """Read the engine's step counter, admit what now fits, and come again while requests wait."""
         self._recheck, now_s = None, self.clock()
         if self._read_steps is not None and now_s - self._steps_read_s >= STEPS_INTERVAL_S:
             self._steps_read_s = now_s
@@ -309,6 +314,7 @@ class Admission:
         return refusal
 
     def _on_admitted(self, request: GuardedRequest, waited_s: float) -> None:
+        """Count an admitted request and its wait in the metrics; the learner hears of it if pool.count is "auto"."""
         self.metrics.admitted += 1
         self.metrics.observe_wait(waited_s)
         if self.policy.pool.count == "auto":

@@ -92,6 +92,7 @@ class FairQueue:
         return len(self._per_client)
 
     def add(self, item: Reservation, weight: float = 1.0) -> None:
+        """Queue a reservation by its client's fair share; a client of a higher `weight` is served more."""
         tag = self.count(item, weight)
         heapq.heappush(self._heap, (tag, next(self._numbers), item))
         self._waiting[id(item)] = item
@@ -107,6 +108,7 @@ class FairQueue:
         return tag
 
     def next_in_turn(self) -> Reservation | None:
+        """The waiting reservation next by fair share, which stays queued; None where nothing waits."""
         while self._heap and id(self._heap[0][2]) not in self._waiting:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
@@ -136,6 +138,7 @@ class ReleaseForecast:
         self._mass = self._weight = 0.0
 
     def add(self, amount: int, now_s: float) -> None:
+        """Count blocks (or sequences) released at `now_s`."""
         self._decay_rate(now_s)
         self._mass += amount
 
@@ -145,6 +148,7 @@ class ReleaseForecast:
         return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
 
     def _decay_rate(self, now_s: float) -> None:
+        """Age the average of releases to `now_s`."""
         kept = math.exp(-max(0.0, now_s - self._at_s) / RELEASE_WINDOW_S)
         self._at_s = max(now_s, self._at_s)
         self._mass *= kept
@@ -349,6 +353,7 @@ class Pool:
         return 0 < recompute_steps * slowed_down / (need.sequences * SEQUENCE_GAIN) <= steps
 
     def _projection_is_current(self, now_s: float) -> bool:
+        """Whether the last projection of block use is recent enough to be used again."""
         return 0 <= now_s - self._projection.made_s < max(RECHECK_INTERVAL_S, 0.0005 * len(self._running))
 
     def _projection_at(self, now_s: float, steps: float) -> Projection:
@@ -377,6 +382,7 @@ class Pool:
         return self._small_share_blocks() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
 
     def _small_share_blocks(self) -> int:
+        """The policy's share for small requests, in blocks; 0 where there is none or the pool's size is unknown."""
         blocks, share = self.limits.blocks, self.limits.small_share
         return max(1, int(blocks * share)) if blocks and share else 0
 
@@ -402,6 +408,7 @@ class Pool:
         return True
 
     def _admit(self, reservation: Reservation, now_s: float) -> None:
+        """Count the reservation as running from `now_s` on, and call its `on_admitted`."""
         reservation.state = ReservationState.ADMITTED
         reservation.admitted_s = now_s
         if not reservation.is_small and self._reserved_for_small():
@@ -422,6 +429,7 @@ class Pool:
         self._sequences.queued -= reservation.need.sequences
 
     def _weight(self, client: str) -> float:
+        """The client's weight in the fair queue; 1.0 unless the policy names it."""
         return self.weights.get(client, 1.0)
 
     def _record_client(self, client: str, now_s: float) -> None:

@@ -50,6 +50,7 @@ def steps_of_registry() -> float | None:
 
 
 def _steps_per_engine(samples: Iterable[tuple[str, float]]) -> float | None:
+    """The mean of the engines' step counters; None where the metrics have no such counter."""
     engines = [value for name, value in samples if name in _step_counter_names()]
     return sum(engines) / len(engines) if engines else None
 
@@ -65,6 +66,7 @@ class StepClock:
         """Steps a second lately; 0 where unknown."""
 
     def add(self, steps: float, now_s: float) -> None:
+        """Add a scrape of the step counter and update the rate; a reset or a long gap starts anew."""
         scrapes = self._scrapes
         if scrapes and not (steps >= scrapes[-1][1] and 0 < now_s - scrapes[-1][0] <= LONGEST_GAP_S):
             scrapes.clear()
@@ -85,6 +87,7 @@ class StepClock:
         return steps - self._interpolated_steps(since_s) + self.rate * min(LONGEST_GAP_S, max(0.0, now_s - last_s))
 
     def _interpolated_steps(self, moment_s: float) -> float:
+        """The step counter at a moment between two scrapes; before the first scrape, that scrape's value."""
         scrapes = self._scrapes
         after = bisect_right(scrapes, (moment_s, float("inf")))
         if not after:

@@ -46,6 +46,7 @@ class PrefixLedger:
         return units
 
     def add(self, holder: Reservation) -> None:
+        """Count an admitted request as holder of its prompts' prefix blocks."""
         if not holder.chains or len(self._places) > MOST_KEYS_HELD:
             return
         number, places = id(holder), self._places
@@ -64,6 +65,7 @@ class PrefixLedger:
                 self._add_shared_units(holder, width)
 
     def remove(self, holder: Reservation) -> None:
+        """Stop counting a request as holder; blocks that no other request holds are forgotten."""
         number, places = id(holder), self._places
         if number not in self._holders:
             return
@@ -84,9 +86,11 @@ class PrefixLedger:
             self.shared_blocks = self.saved_blocks = 0.0
 
     def _add_shared_units(self, holder: Reservation, units: int) -> None:
+        """Add to the units that a request shares with others, and to the blocks so saved."""
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 
     def _count_as_shared(self, blocks: float) -> None:
+        """Count blocks as held by several requests; a negative number takes them back."""
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

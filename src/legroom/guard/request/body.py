@@ -152,6 +152,7 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
 
 
 def _sequences_per_prompt(sampling: dict[str, Any]) -> int:
+    """The larger of `n` and `best_of`; at least 1."""
     if "n" not in sampling and "best_of" not in sampling:
         return 1
     return max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1)
@@ -181,6 +182,7 @@ def count_of(value: Any) -> int | None:
 
 
 def _whole_number(value: Any) -> int | None:
+    """An integer from a number or a string such as "5.0"; None where it is not a whole number."""
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         return None
     try:
@@ -208,4 +210,5 @@ def _prompt_logprobs(kind: Kind, sampling: dict[str, Any]) -> int:
 
 
 def _is_true(value: Any) -> bool:
+    """Whether a JSON value counts as true: true, 1 or one of the accepted words."""
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in _TRUE)

@@ -120,6 +120,7 @@ def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: Clie
 
 
 def hashed_key(key: bytes) -> str:
+    """A client's name from its API key: "key:" and 16 hex digits of the SHA-256."""
     return f"key:{hashlib.sha256(key).hexdigest()[:16]}"
 
 

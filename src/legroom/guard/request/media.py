@@ -87,6 +87,7 @@ def _url_or_data(part: Mapping[str, Any]) -> str | None:
 
 
 def _base64_image_pixels(data: str) -> int | None:
+    """Width times height from the image's header; None where it cannot be read."""
     for size in (64 << 10, 1 << 20, None):  # metadata may come before the size
         head = _decoded_head(data, size)
         pixels = image_pixels(head)
@@ -96,6 +97,7 @@ def _base64_image_pixels(data: str) -> int | None:
 
 
 def _decoded_head(data: str, size: int | None) -> bytes:
+    """About the first `size` bytes of base64 data, all where None; empty where it is not base64."""
     start = data if size is None else data[: size * 4 // 3 // 4 * 4]
     try:
         return base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
@@ -118,6 +120,7 @@ def image_pixels(head: bytes) -> int | None:
 
 
 def _webp_pixels(head: bytes) -> int | None:
+    """Width times height of a WebP image; None for an unknown chunk type."""
     chunk = head[12:16]
     if chunk == b"VP8X":
         return (int.from_bytes(head[24:27], "little") + 1) * (int.from_bytes(head[27:30], "little") + 1)

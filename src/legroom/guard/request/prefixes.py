@@ -29,6 +29,7 @@ class PrefixUnit(NamedTuple):
 
     @property
     def characters(self) -> int:
+        """Characters of text that are taken for one block."""
         return self.block_size * CHARS_PER_TOKEN
 
 
@@ -41,6 +42,7 @@ class PrefixChain(NamedTuple):
 
 
 def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
+    """The prefix hashes of a prompt of token ids; None where it fills no block or has other values."""
     try:
         tokens = array("q", ids).tobytes()
     except (TypeError, ValueError, OverflowError):  # not token ids; the server refuses it
@@ -50,6 +52,7 @@ def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = M
 
 
 def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
+    """The prefix hashes of a prompt's text, in estimated blocks; None where it is too short."""
     characters = unit.characters
     # The last unit may end within a token or block, so it is not shared.
     chain = _hash_chain(text, characters, len(text) // characters - 1, seed, most_keys)
@@ -57,6 +60,7 @@ def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_
 
 
 def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_keys: int) -> PrefixChain | None:
+    """Hashes of ever longer prefixes of `units` units of `size` bytes or characters; None where there is none."""
     keys, key, start = [], seed, 0
     for end in _hashed_unit_counts(units):
         key = hash((key, content[start * size : end * size]))
@@ -68,6 +72,7 @@ def _hash_chain(content: bytes | str, size: int, units: int, seed: int, most_key
 
 
 def _hashed_unit_counts(units: int) -> Iterator[int]:
+    """The prefix lengths in units that get a hash: each one, then every 8th, then every 64th."""
     yield from range(1, min(units, SINGLE_UNITS) + 1)
     yield from range(SINGLE_UNITS + 8, min(units, EIGHT_UNITS) + 1, 8)
     yield from range(EIGHT_UNITS + 64, units + 1, 64)

@@ -71,6 +71,7 @@ class BodyWalk:
         return self._keys_left > 0
 
     def chain_of(self, prompt: str | list[Any]) -> PrefixChain | None:
+        """The prompt's prefix hashes; None where they are not wanted or this request has as many as it may."""
         if self._unit is None or self._keys_left <= 0:
             return None
         if isinstance(prompt, str):
@@ -160,6 +161,7 @@ def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _score_side_prompts(body: dict[str, Any], keys: tuple[str, ...], walk: BodyWalk) -> list[Prompt]:
+    """The prompts under those of the keys that the body has, cut off just past the maximum number."""
     prompts: list[Prompt] = []
     for side in (body[key] for key in keys if key in body):
         if isinstance(side, list) and side and isinstance(side[0], int | list):
@@ -184,6 +186,7 @@ def _decision_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 
 
 def _text_prompt(text: str, walk: BodyWalk | None = None) -> Prompt:
+    """A prompt of this text's size in UTF-8 bytes; one token where it is empty."""
     ascii_only = text.isascii()
     size = len(text) if ascii_only else len(text.encode("utf-8", "surrogatepass"))
     if not size:
@@ -192,6 +195,7 @@ def _text_prompt(text: str, walk: BodyWalk | None = None) -> Prompt:
 
 
 def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
+    """A chat's messages and the other keys that enter its prompt, such as tools, as one prompt."""
     turns = messages if isinstance(messages, list) else []
     talk = _measured_prompt(turns, walk, max(1, len(turns)))
     more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _text_of_keys(body, _PROMPT_KEYS)

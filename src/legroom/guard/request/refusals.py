@@ -30,10 +30,12 @@ class Refusal:
     retry_after_s: int | None = None
 
     def body(self) -> bytes:
+        """The error as JSON in OpenAI's form."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.reason}
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     def headers(self, body: bytes) -> list[tuple[bytes, bytes]]:
+        """The response headers for this body, with retry-after where the client should try again."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -72,6 +74,7 @@ def bad_value(reason: str, message: str, param: str | None) -> Refusal:
 
 
 def too_large(limit_bytes: int) -> Refusal:
+    """A 413 response for a body of more than `limit_bytes`."""
     return Refusal(413, "body_too_large", f"The request body is larger than {limit_bytes:,} bytes.")
 
 
@@ -160,6 +163,7 @@ def most_logprobs(named: int | None, limits: EngineLimits) -> int:
 
 
 def _logprobs_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) -> Refusal | None:
+    """The refusal for too many logprobs; None where they are within bounds or the policy caps them instead."""
     if bounds.logprobs_over == "cap":
         return None
     requested = (
@@ -174,6 +178,7 @@ def _logprobs_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimit
 
 
 def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) -> Refusal | None:
+    """The refusal for too many images, audio or video inputs or for one that is not allowed; None where all are."""
     for kind, key in _MEDIA_KEYS.items():
         most = getattr(bounds, key)
         if most is None and limits.media is not None:
@@ -186,6 +191,7 @@ def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) 
 
 
 def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
+    """The refusal for a media input given as a forbidden URL or too large in bytes or pixels; otherwise None."""
     if item.remote and bounds.remote_media == "reject":
         return bad_value(
             "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"
@@ -220,6 +226,7 @@ def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Ch
 
 
 def apply_changes(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None:
+    """Write the capped values into the body, in place."""
     nested = kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict)
     target = body["sampling_params"] if nested else body
     for change in changes:

@@ -52,6 +52,7 @@ class AdmissionApp:
             await self.app(scope, receive, send)
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the ASGI lifespan protocol on to the wrapped app."""
         await self.app(scope, receive, send)
 
     def is_unauthorized(self, scope: Scope) -> bool:
@@ -81,6 +82,7 @@ class AdmissionApp:
         return status
 
     async def _admit(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read, weigh and queue one request; then pass it to the server, or send the refusal."""
         admission = self.admission
         admission.reload()
         await self.learn_limits(scope)
@@ -148,6 +150,7 @@ class AdmissionApp:
                 pending.cancel()
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to the guard's control endpoints: status and drain."""
         await self.learn_limits(scope)
         method, authorization = scope["method"], dict(scope["headers"]).get(b"authorization", b"")
         body: bytes | Refusal | None = b""
@@ -233,6 +236,7 @@ async def send_response(status: int, content_type: bytes, body: bytes, send: Sen
 
 
 def _with_content_length(scope: Scope, length: int) -> Scope:
+    """The scope, changed in place, with this content-length in place of the client's length or transfer-encoding."""
     headers = [header for header in scope["headers"] if header[0] not in (b"content-length", b"transfer-encoding")]
     scope["headers"] = [*headers, (b"content-length", b"%d" % length)]
     return scope

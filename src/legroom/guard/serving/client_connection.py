@@ -112,6 +112,7 @@ class ClientConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def _count_header_bytes(self, size: int) -> None:
+        """Add to the size of the request's head; past the maximum the request is refused with 431."""
         self._head_bytes += size
         if self._head_bytes > MOST_HEADER_BYTES:
             text = f"The head of the request is larger than {MOST_HEADER_BYTES:,} bytes."
@@ -174,6 +175,7 @@ class ClientConnection(HttpToolsProtocol):
         self._buffered_bytes = 0
 
     def _refuse_and_stop(self, refusal: Refusal) -> None:
+        """Refuse the request before its body is read, and raise Stop to end the parsing."""
         self.refuse_unread(refusal)
         raise Stop
 

@@ -50,6 +50,7 @@ def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status]
 
 
 def _answer_drain(admission: Admission, body: bytes) -> tuple[int, Status]:
+    """Status code and document after draining is set as the body says; 400 for another body."""
     try:
         wanted: Any = json.loads(body or b"{}")["on"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -60,6 +61,7 @@ def _answer_drain(admission: Admission, body: bytes) -> tuple[int, Status]:
 
 
 def _error_response(status: int, code: str, message: str) -> tuple[int, Status]:
+    """The status code with an error document in OpenAI's form."""
     kind = "invalid_request_error"
     return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
@@ -101,6 +103,7 @@ class Peers:
             self._server.close()
 
     async def _request_status(self, name: str, drain: bool | None) -> Status | None:
+        """Another API server's status, after it applied `drain` unless None; None where it does not answer."""
         line = json.dumps({"drain": drain, "proof": self._token_proof(name, drain)}).encode() + b"\n"
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
@@ -115,6 +118,7 @@ class Peers:
         return status if isinstance(status, dict) else None
 
     async def _on_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer another API server's status or drain request if it proves that it has the token."""
         try:
             request = json.loads(await asyncio.wait_for(reader.readline(), REPLY_TIMEOUT_S))
             drain = request["drain"]

@@ -177,10 +177,12 @@ class Guard(AdmissionApp):
 
 
 def _vllm_version() -> str:
+    """The version of the imported vLLM; empty where it is not imported or has none."""
     return str(getattr(sys.modules.get("vllm"), "__version__", ""))
 
 
 def _api_key_hashes(scope: Scope) -> list[bytes]:
+    """SHA-256 of each API key that vLLM was started with (--api-key or VLLM_API_KEY); empty where there is none."""
     args = getattr(getattr(scope.get("app"), "state", None), "args", None)
     configured = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
     keys = [configured] if isinstance(configured, str) else configured

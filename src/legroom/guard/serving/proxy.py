@@ -174,6 +174,7 @@ class Proxy(AdmissionApp):
         return self.server_state.connections  # type: ignore[return-value]
 
     async def start(self) -> asyncio.Server:
+        """Listen on the configured host and port; raises where that is not possible."""
         options = self.options
         try:
             return await asyncio.get_running_loop().create_server(
@@ -205,6 +206,7 @@ class Proxy(AdmissionApp):
             self.upstreams.close()
 
     async def _drain(self, server: asyncio.Server) -> None:
+        """Stop listening, and wait until all clients are gone or the drain timeout passes."""
         server.close()
         self.is_draining = self.admission.draining = True
         LOG.info("stopping: %d requests run, %d wait", self.admission.pool.running, self.admission.pool.waiting)
@@ -260,6 +262,7 @@ class Proxy(AdmissionApp):
                 admission.pool.learn_steps(steps, admission.clock())
 
     async def _learn_limits_forever(self) -> None:
+        """Ask the server for its limits again and again, more often while they are unknown."""
         while True:
             is_known = False
             try:
@@ -282,6 +285,7 @@ class Proxy(AdmissionApp):
         return limits.known
 
     async def _read_limits(self) -> EngineLimits:
+        """Limits from the server's /metrics and /v1/models; unknown ones stay None. Its version is stored too."""
         page = await self.call_server("GET", METRICS)
         limits = (
             limits_of_metrics(page.decode("utf-8", "replace"))
@@ -334,6 +338,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve_until_stopped(options: ProxyOptions, ready: Ready | None) -> int:
+    """Run the proxy until SIGTERM or SIGINT; SIGHUP reloads the policy. Returns the exit code 0."""
     proxy, stop = Proxy(options), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -49,6 +49,7 @@ class Upstream:
 
     @property
     def host_header(self) -> bytes:
+        """The Host header's value; the port is left out where it is the scheme's default."""
         default_port = 443 if self.tls else 80
         name = f"[{self.host}]" if ":" in self.host else self.host
         return (name if self.port == default_port else f"{name}:{self.port}").encode()
@@ -152,6 +153,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._begin_exchange("", 0.0)
 
     def _begin_exchange(self, method: str, now_s: float) -> None:
+        """Reset the state for a new request and its response on this connection."""
         self.method, self.sent_s = method, now_s
         self.unsent: memoryview[int] | None = None
         self.unsent_since_s = now_s
@@ -190,6 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._waiter
 
     def _wake_reader(self) -> None:
+        """Resume the task that waits for data on this connection, if one does."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -335,6 +338,7 @@ class UpstreamPool:
             connection.finish()
 
     def _take_idle(self) -> UpstreamConnection | None:
+        """The idle connection used last, now no longer idle; None where none is open and recent enough."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.transport.is_closing():
@@ -344,6 +348,7 @@ class UpstreamPool:
         return None
 
     async def _connect(self) -> UpstreamConnection:
+        """A new connection to the server; UpstreamError where it cannot be reached in time."""
         upstream, self.loop = self.upstream, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -383,12 +388,14 @@ class UpstreamPool:
                 connection.fail(Refusal(504, "upstream_timeout", text, SERVER))
 
     def close(self) -> None:
+        """Abort all connections, idle and busy."""
         for connection in (*self._idle, *self.busy):
             connection.transport.abort()
         self._idle.clear()
 
 
 def _connect_error(error: OSError) -> str:
+    """Why the server cannot be reached, in words for the user."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); SSL_CERT_FILE names one that is"
     return "no connection in time" if isinstance(error, TimeoutError) else (error.strerror or str(error))

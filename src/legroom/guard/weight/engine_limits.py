@@ -183,6 +183,7 @@ def limits_of_metrics(page: str) -> EngineLimits:
 
 
 def _limits_of_row(row: Mapping[str, str], engines: int) -> EngineLimits:
+    """Limits of one engine from the labels of a `vllm:cache_config_info` row that covers `engines` engines."""
     blocks = _per_engine(_positive_int(row.get("num_gpu_blocks")), engines)
     size = _positive_int(row.get("effective_attention_block_size")) or _positive_int(row.get("block_size"))
     full, length = _full_length_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
@@ -264,6 +265,7 @@ def _max_logprobs(value: Any) -> int | None:
 
 
 def _default_output_tokens(model: Any) -> int | None:
+    """The max_tokens that the model's generation config sets by default; None where it sets none."""
     try:
         return _positive_int(model.get_diff_sampling_param().get("max_tokens"))
     except Exception:  # a model config of another release
@@ -271,6 +273,7 @@ def _default_output_tokens(model: Any) -> int | None:
 
 
 def _media_limits(model: Any) -> Mapping[str, int] | None:
+    """The most images, audio and video inputs per prompt; None where the model config does not tell."""
     try:
         limit = model.multimodal_config.get_limit_per_prompt
         return {name: int(limit(name)) for name in ("image", "audio", "video")}
@@ -284,6 +287,7 @@ def _bool_or_none(value: Any) -> bool | None:
 
 
 def _positive_int(value: Any) -> int | None:
+    """The value as an integer above 0; None where it is not one."""
     try:
         number = int(value)
     except (TypeError, ValueError):

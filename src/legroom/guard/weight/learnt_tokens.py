@@ -33,6 +33,7 @@ class BoundedCache(Generic[V]):
         return self._values.get(key)
 
     def get_or_add(self, key: Any) -> V:
+        """The key's value, made where missing; past the limit the least recently used one is dropped."""
         value = self._values.get(key)
         if value is None:
             value = self._values[key] = self._make()
@@ -66,6 +67,7 @@ class RecentMaximum:
 
     @property
     def value(self) -> float:
+        """The n-th largest of the recent values; 0.0 while there are fewer than n."""
         return sorted(self._current + self._previous)[-self.nth]
 
 
@@ -84,6 +86,7 @@ class Quantiles:
         self._newest: deque[int] = deque(maxlen=16)
 
     def add(self, value: int) -> None:
+        """Count a value in its bucket; older generations are dropped."""
         self.count += 1
         self._seen += 1
         self._newest.append(value)
@@ -191,6 +194,7 @@ class _LearntLengths:
         self._age = 0
 
     def observe(self, max_tokens: int | None, tokens: int) -> None:
+        """Learn from an answer's length: in tokens without max_tokens, otherwise as a share of max_tokens."""
         length, learnt = tokens, self.open_tokens
         if max_tokens is not None:
             length, learnt = min(PER_MILLE, math.ceil(PER_MILLE * tokens / max(1, max_tokens))), self.shares
@@ -231,6 +235,7 @@ class AnswerLengths:
         return LikelyLengths(tokens[0], tuple(tokens[1:]))
 
     def _length_quantile(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
+        """A quantile of answer lengths, 1 to `most`: tokens where `is_open`, otherwise per mille of max_tokens."""
         value = prior_length(share, most) if is_open and share != EXPECTED_SHARE else most
         for learnt in (self._learnt.get((model, None)), self._learnt.get((model, client))):
             if learnt is not None:

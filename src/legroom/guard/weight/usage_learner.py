@@ -60,6 +60,7 @@ class UsageLearner:
         self._sampling: asyncio.Task[None] | None = None
 
     def model_tokens(self, model: str) -> ModelTokens:
+        """What was learnt of the model's token counts; empty defaults for a model not seen yet."""
         return self._models.get(model) or _NOTHING_LEARNT
 
     async def count(self, request: GuardedRequest) -> int | None:
@@ -67,6 +68,7 @@ class UsageLearner:
         return await self._count_tokens(request.demand, request.body)
 
     async def _count_tokens(self, demand: Demand, body: bytes) -> int | None:
+        """Prompt tokens by the server's tokenizer; None where it cannot be asked or the request cannot be counted."""
         if self._tokenize is None or not is_countable(demand):
             return None
         document: dict[str, Any] = parse_body(body)
@@ -88,11 +90,13 @@ class UsageLearner:
             self._sampling.add_done_callback(self._on_counted)
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
+        """Have the server count a request's prompt tokens, and learn from the count."""
         tokens = await self._count_tokens(demand, body)
         if tokens:
             self._observe_prompt(demand, tokens)
 
     def _on_counted(self, task: asyncio.Task[None]) -> None:
+        """Allow the next background count; an exception of this one is ignored."""
         self._sampling = None
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it
@@ -124,6 +128,7 @@ class UsageLearner:
         return length
 
     def _observe_prompt(self, demand: Demand, prompt_tokens: int) -> None:
+        """Learn tokens per byte, or per media input, from a prompt's true count; truncated prompts are ignored."""
         prompts = demand.prompts
         if demand.is_truncated or not prompts or not all(prompt.text_alone for prompt in prompts):
             return

@@ -36,6 +36,7 @@ _NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "tim
 
 @checks(Expression, FULL_POOL)
 def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
+    """An alert that fires on a full KV cache alone, without asking for waiting or preempted requests."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _PRESSURE:
         return
     for operand in operands(alert.text):
@@ -53,6 +54,7 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
 
 
 def _lead(alert: Expression) -> str:
+    """The alert's name and a space to start a message with; empty where it has no name."""
     return f"{alert.name} " if alert.name else ""
 
 
@@ -67,12 +69,14 @@ def _fires_above_level(operand: Operand) -> bool:
 
 @checks(Expression, NEVER)
 def alert_that_never_fires(expression: Expression, context: Context) -> Findings:
+    """A threshold that KV cache use or running requests never exceed."""
     for operand in operands(expression.text) if expression.owner in COMPARED else ():
         if not operand.functions & (NO_LEVEL | {"sum", "sum_over_time"}):
             yield from _threshold_out_of_range(expression, operand, context)
 
 
 def _threshold_out_of_range(expression: Expression, operand: Operand, context: Context) -> Findings:
+    """KV cache use compared with more than 1, or running requests with --max-num-seqs of the plan or more."""
     used = roles_in(operand.text, context)
     for comparison in operand.comparisons():
         if comparison.operator not in (">", ">=") or comparison.scaled:

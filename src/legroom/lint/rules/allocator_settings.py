@@ -46,6 +46,7 @@ def allocator_settings(server: StartedServer, context: Context) -> Findings:
 
 
 def _expandable_segments_findings(server: StartedServer, context: Context, place: Place, is_asserted: bool) -> Findings:
+    """Expandable segments beside sleep mode, a KV connector or custom all-reduce, which some releases refuse."""
     is_certain = is_asserted and context.is_release_certain(server)
     release = context.release_of(server)
     ranks = context.parsed_args(server).args.tensor_parallel_size or 1

@@ -16,6 +16,7 @@ RULE = Rule(
 
 @checks(StartedServer, RULE)
 def unsupported_block_size(server: StartedServer, context: Context) -> Findings:
+    """A --block-size that is not a multiple of 16."""
     size = context.parsed_args(server).args.block_size
     word = flag_word(server, "--block-size")
     if size is not None and word is not None and size % 16:

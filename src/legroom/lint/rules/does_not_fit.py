@@ -19,6 +19,7 @@ RULE = Rule(
 
 @checks(StartedServer, RULE)
 def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings:
+    """A server that vLLM refuses to start, or that does not fit one of the GPUs its file names."""
     if not server.gpu_names or not server.runs_on_gpus:
         return
     release = context.release_of(server)

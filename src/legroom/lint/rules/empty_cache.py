@@ -15,6 +15,7 @@ RULE = Rule(
 
 @checks(InvokedCommand, RULE)
 def empty_cache_in_other_process(command: InvokedCommand, context: Context) -> Findings:
+    """A `python -c` command that calls empty_cache(), which frees nothing in the server's process."""
     for word in command.values_of("-c"):
         if "empty_cache" in word.text:
             message = "empty_cache() frees the cache of the process that calls it, and this one has just started"

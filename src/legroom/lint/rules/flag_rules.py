@@ -72,6 +72,7 @@ _FORK = frozenset({"unknown", "bad_choice"})
 
 @checks(StartedServer, UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
 def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings:
+    """Flags that the release refuses or ignores, or a note that another program reads them."""
     if any(word.text.startswith("--help") for word in server.words):
         return
     problems = context.parsed_args(server).problems
@@ -97,6 +98,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
 
 @checks(InvokedCommand, OTHER)
 def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings:
+    """A note that a module run with `python -m` reads its flags itself, so that they are not judged."""
     for word in command.values_of("-m"):
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
@@ -122,6 +124,7 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
 
 
 def _finding_of_problem(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
+    """The finding for a flag's problem, at the flag's word; a warning where the release is uncertain."""
     word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
     message, is_certain = problem.message, True
     if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
@@ -140,6 +143,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
 
 
 def _suggested_flag(problem: FlagProblem) -> str:
+    """What to do about the flag: leave it out, or write another."""
     if not problem.instead:
         return "leave it out"
     if problem.kind == "unknown" and advice(problem.flag) is None:
@@ -167,6 +171,7 @@ def _is_typo(server: StartedServer, problem: FlagProblem) -> bool:
 
 
 def _why_uncertain(server: StartedServer, context: Context) -> str:
+    """Why it is uncertain which vLLM release the server runs."""
     runs = server.launcher or ("the image" if "$" in server.image or "{{" in server.image else server.image)
     if context.has_unknown_release(server):
         return f"which release {runs} holds is not known"
@@ -225,6 +230,7 @@ def _device_of_another_build(server: StartedServer) -> Findings:
 
 
 def _gives_flag(word: str, flag: str) -> bool:
+    """Whether a command-line word gives the flag, also as `flag=value`, with `--no-`, or under a longer name."""
     head = word.partition("=")[0]
     if flag in (head, word):
         return True

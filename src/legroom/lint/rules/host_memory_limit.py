@@ -18,6 +18,7 @@ RULE = Rule(
 
 @checks(StartedServer, RULE)
 def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findings:
+    """A container memory limit below the host memory that the server's processes hold."""
     if not server.memory_limit_bytes or not server.gpu_count:
         return
     args = context.parsed_args(server).args

@@ -23,6 +23,7 @@ _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 @checks(InvokedCommand, RULE)
 def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
+    """A grep, awk or sed over /metrics for a name that no series of vLLM contains."""
     if "/metrics" not in command.line or not command.words:
         return
     if ".metrics.k8s.io" in command.line:
@@ -61,6 +62,7 @@ def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
 
 
 def _takes_value(command: InvokedCommand, option: Word) -> bool:
+    """Whether the next word is the option's value, for grep or awk."""
     # -F and -v have a value in awk and none in grep.
     is_awk = command.words[0].text.endswith("awk")
     return option.text in (("-F", "-v") if is_awk else ("-A", "-B", "-C", "-m", "--max-count", "--context"))

@@ -47,6 +47,7 @@ _ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
 
 @checks(Expression, HIDDEN)
 def hidden_metric(expression: Expression, context: Context) -> Findings:
+    """A series that the release shows only under --show-hidden-metrics-for-version."""
     if expression.owner in NAMES_ONLY or context.any_release:
         return
     declared = metrics_of(context.release)
@@ -63,6 +64,7 @@ def hidden_metric(expression: Expression, context: Context) -> Findings:
 
 @checks(Expression, UNKNOWN, FOREIGN)
 def unknown_metric(expression: Expression, context: Context) -> Findings:
+    """A vLLM series that the linted release does not expose."""
     known = context.series | _metric_families(expression, context)
     is_query = expression.owner not in NAMES_ONLY
     named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
@@ -116,6 +118,7 @@ def _metric_families(expression: Expression, context: Context) -> set[str]:
 def _is_certainly_wrong(
     expression: Expression, context: Context, name: str, instead: str, is_of_other_release: bool, has_alternatives: bool
 ) -> bool:
+    """Whether a missing series is an error and not only a warning."""
     if instead == f"{name}_bucket" and _may_be_native_histogram(expression.text):
         return False
     if is_of_other_release:
@@ -142,6 +145,7 @@ def _base_names() -> frozenset[str]:
 
 
 def _base_name(name: str) -> str:
+    """The name with `_` for its colon and without an ending such as `_total` or `_bucket`."""
     return _ENDING.sub("", name.replace(":", "_", 1))
 
 
@@ -160,6 +164,7 @@ def _releases_with(name: str, is_query: bool) -> tuple[tuple[str, str], ...]:
 
 
 def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> str:
+    """The part of a message that says which releases show the series."""
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)

@@ -21,6 +21,7 @@ _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 
 @checks(InvokedCommand, RULE)
 def unknown_python_module(command: InvokedCommand, context: Context) -> Findings:
+    """A `python -m` of a vLLM API server module that does not exist."""
     for word in command.values_of("-m"):
         module = word.text.lower()
         if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:

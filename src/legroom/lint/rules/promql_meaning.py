@@ -27,6 +27,7 @@ _COUNTING = frozenset({"count", "count_over_time", "changes", "resets", "present
 
 
 def _is_query(expression: Expression) -> bool:
+    """Whether the expression is a query whose functions are judged: no bare metric name, no dashboard variable."""
     return expression.owner not in (*NAMES_ONLY, "variable")
 
 
@@ -50,6 +51,7 @@ def rate_of_gauge(expression: Expression, context: Context) -> Findings:
 
 @checks(Expression, NO_LE)
 def quantile_without_le(expression: Expression, context: Context) -> Findings:
+    """A histogram_quantile() of a vLLM series without buckets, or whose aggregation drops `le`."""
     stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream):
         if token.text != "histogram_quantile" or i + 1 >= len(stream) or stream[i + 1].text != "(":

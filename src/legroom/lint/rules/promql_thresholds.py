@@ -56,10 +56,12 @@ class _Compared:
 
     @property
     def kinds(self) -> set[MetricType | None]:
+        """The Prometheus types of the series; None among them where one is unknown."""
         return {type_of(series.text) for series in self.named}
 
     @property
     def roles(self) -> set[str]:
+        """What the series measure; an empty string among them where one has no role."""
         return {_SHARE_OF.get(series.text) or role_of(series.text) or "" for series in self.named}
 
     @property
@@ -73,11 +75,13 @@ class _Compared:
 
     @property
     def is_over_time(self) -> bool:
+        """Whether a function over time, such as rate(), is applied, so that the value is no level."""
         return bool(self.operand.functions & NO_LEVEL)
 
 
 @checks(Expression, COUNTER_LEVEL, UNITS, RATIO)
 def wrong_thresholds(expression: Expression, context: Context) -> Findings:
+    """Thresholds against a counter's level, in the wrong unit, or a share where tokens are counted."""
     sides = list(operands(expression.text)) if expression.owner in COMPARED else []
     for operand in sides:
         named = tuple(series for series in series_names(operand.text) if type_of(series.text))
@@ -87,6 +91,7 @@ def wrong_thresholds(expression: Expression, context: Context) -> Findings:
 
 
 def _wrong_threshold(expression: Expression, compared: _Compared) -> Findings:
+    """At most one problem of one comparison: a share, a counter's level or a unit."""
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
         if compared.is_alone or compared.comparison.operator not in _UP:  # otherwise it asks whether there is traffic
             yield _percent_finding(expression, compared)
@@ -141,6 +146,7 @@ def _counter_level_finding(expression: Expression, compared: _Compared) -> LintF
 
 
 def _unit_findings(expression: Expression, compared: _Compared) -> Findings:
+    """A duration in seconds compared with milliseconds, or the reverse."""
     comparison, factor = compared.comparison, _scale_factor(compared.operand)
     if comparison.operator not in _UP or not _is_duration(compared.operand):
         return

@@ -23,6 +23,7 @@ _SUGGESTIONS = {
 
 @checks(StartedServer, RULE)
 def too_little_shared_memory(server: StartedServer, context: Context) -> Findings:
+    """A container with several ranks and less than 512 MiB of /dev/shm."""
     ranks = context.parsed_args(server).args.engine_ranks
     if not server.in_container or ranks < 2 or not server.runs_on_gpus:
         return

@@ -33,6 +33,7 @@ _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S
 
 @checks(StartedServer, START)
 def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
+    """A startup probe or start timeout that is shorter than the server's expected start."""
     limit = server.start_limit
     if limit is None:
         return
@@ -60,6 +61,7 @@ def start_limit_too_short(server: StartedServer, context: Context) -> Findings:
 
 @checks(StartedServer, STOP)
 def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
+    """A stop timeout that is not longer than --shutdown-timeout."""
     limit, drain_s = server.stop_limit, other_value(context.parsed_args(server).args, "--shutdown-timeout")
     if limit is None or drain_s is None or not drain_s.isdigit() or flag_word(server, "--shutdown-timeout") is None:
         return

@@ -16,6 +16,7 @@ RULE = Rule(
 
 @checks(Unit, RULE)
 def unit_that_leaves_workers(unit: Unit, context: Context) -> Findings:
+    """A systemd unit whose KillMode or KillSignal leaves vLLM's workers behind."""
     if "vllm" not in unit.settings["ExecStart"].text.lower():
         return
     mode = unit.settings.get("KillMode")

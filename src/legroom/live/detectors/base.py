@@ -130,6 +130,7 @@ class Detector(ABC):
         return replace(self.finding(window, now_s, shown), since_s=since_s, is_seen_now=shown is condition)
 
     def _count_bad(self, now_s: float) -> None:
+        """Counts one bad scrape; sets `is_active` once bad scrapes have lasted as long as `begins_after` asks."""
         self._calm_since_s, self._calm_scrapes = None, 0
         self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
         self._bad_scrapes += 1
@@ -138,6 +139,7 @@ class Detector(ABC):
         )
 
     def _count_calm(self, now_s: float) -> None:
+        """Counts one calm scrape; clears `is_active` once calm has lasted as long as `ends_after` asks."""
         if not self.is_active:
             self._bad_since_s, self._bad_scrapes = None, 0
             return
@@ -173,6 +175,7 @@ class Detector(ABC):
 
 
 def _has_held(hold: Hold, scrapes: int, seconds: float) -> bool:
+    """Whether a condition seen for that many scrapes and seconds meets the hold."""
     # Scrapes may come a tenth of the duration early.
     return scrapes >= hold.samples and seconds >= 0.9 * hold.seconds
 

@@ -60,6 +60,7 @@ class MemoryCreep(Detector):
         return [(reserved, "reserved by the workers") if by_workers else (used, "used on the GPUs")]
 
     def _slope_condition(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
+        """Bad where (time, bytes) points rise clearly and fast enough; None with too few points or hours."""
         levels = self.levels
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _MIN_POINTS:

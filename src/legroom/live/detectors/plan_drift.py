@@ -28,6 +28,7 @@ class ComparedFigure:
 
     @property
     def is_as_planned(self) -> bool | None:
+        """Whether the actual value lies within the planned range; None where there is no actual value."""
         return None if self.actual is None else self.low <= self.actual <= self.high
 
 
@@ -73,6 +74,7 @@ class PlanDrift(Detector):
         return self._drift(engine, self.plan, planned, window) if engine else None
 
     def _drift(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
+        """Bad where the engine's KV pool in tokens differs from the plan by more than is tolerated."""
         tokens = _block_tokens(engine) or 0
         deviation = tokens / planned - 1
         low, high = _tolerated_deviation(plan, self.levels)
@@ -93,6 +95,7 @@ class PlanDrift(Detector):
 
 
 def _most_deviating_engine(sample: Sample, planned: float) -> EngineSample | None:
+    """The engine whose KV pool differs most from the planned tokens; None where no engine shows its pool."""
     shown = [engine for engine in sample.engines if _block_tokens(engine)]
     return max(shown, key=lambda engine: abs((_block_tokens(engine) or 0) / planned - 1), default=None)
 
@@ -103,6 +106,7 @@ def _block_tokens(engine: EngineSample) -> int | None:
 
 
 def _planned_tokens(plan: PlanDocument) -> float | None:
+    """The KV pool the plan expects, in tokens; None where it is zero."""
     return float(max(plan.kv.num_blocks, 0) * max(plan.kv.block_size, 0)) or None
 
 

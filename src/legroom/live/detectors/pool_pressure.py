@@ -23,6 +23,7 @@ class PoolPressure(Detector):
         return worst_condition(conditions)
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
+        """Bad where the KV pool has no room and requests are queued or were preempted in this step."""
         use = engine.peak_kv_use
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0

@@ -40,6 +40,7 @@ class StuckEngine(Detector):
         return min(stuck, key=lambda condition: condition.severity == "warning", default=GOOD)
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:
+        """The bad condition of an engine that makes no progress; a warning where it may still be compiling."""
         which, running, still_s = engine_label(engine.key, window), engine.running or 0.0, _idle_s(window, engine.key)
         reason = (
             f"{counted(running, 'request')} run{f' on {which}' if which else ''}, and for {still_s:.0f} s no token "
@@ -59,6 +60,7 @@ def _has_computed(window: Window, key: tuple[str, str]) -> bool:
 
 
 def _idle_s(window: Window, key: tuple[str, str]) -> float:
+    """The seconds up to the latest step in which this (model, engine) made no progress."""
     total = 0.0
     for step in reversed(window.steps):
         engine = next((candidate for candidate in step.engines if candidate.key == key), None)

@@ -173,6 +173,7 @@ class Journal:
         return tuple(_incident_of_row(row) for row in rows)
 
     def incident(self, incident_id: int) -> Incident | None:
+        """The incident with its notes and actions; None where there is no such id."""
         with self._read_transaction() as db:
             row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
             if row is None:
@@ -230,10 +231,12 @@ class Journal:
             return self._select_actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
     def action(self, action_id: int) -> Action | None:
+        """The action with its stages; None where there is no such id."""
         with self._read_transaction():
             return next(iter(self._select_actions("id = ?", (action_id,))), None)
 
     def _select_actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
+        """The actions that match an SQL condition, each with its stages, by id."""
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
         actions = []
@@ -311,6 +314,7 @@ class Journal:
 
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
+        """The locked connection in a write transaction: committed at the end, rolled back on an exception."""
         with _translated_errors(self.path), self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -323,6 +327,7 @@ class Journal:
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
+        """The locked connection for reads, with SQLite's errors translated; begins no SQL transaction."""
         with _translated_errors(self.path), self._lock:
             yield self._db
 
@@ -331,6 +336,7 @@ class Journal:
 
 
 def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
+    """Sets WAL and full sync and migrates the tables; raises JournalUnavailable where they are of a newer version."""
     if schema_version(db) == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
@@ -355,6 +361,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
 
 
 def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
+    """The message and the hint for the user for an SQLite error."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return f"the disk under the journal {path} is full", "make room; legroom goes on and writes when it can"
@@ -368,6 +375,7 @@ def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
 
 
 def _delete_incidents(db: sqlite3.Connection, before_s: float) -> None:
+    """Deletes incidents closed and actions finished before that time, with their notes and stages."""
     old = "(SELECT id FROM incidents WHERE closed_s < ?)"
     db.execute(f"DELETE FROM notes WHERE incident_id IN {old}", (before_s,))
     db.execute("DELETE FROM stages WHERE action_id IN (SELECT id FROM actions WHERE finished_s < ?)", (before_s,))
@@ -385,4 +393,5 @@ def _masked_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_json_text(detail: Mapping[str, Any]) -> str:
+    """The detail as JSON text, with secrets masked."""
     return json.dumps(_masked_detail(detail), default=str)

@@ -83,6 +83,7 @@ class BufferedJournal:
             self._open = None
 
     def _flush(self) -> bool:
+        """Writes everything that waits, dropping the oldest above the limits; False where something still waits."""
         for entries, limit in ((self._samples, _MAX_SAMPLES), (self._writes, _MAX_WRITES)):
             while len(entries) > limit:
                 entries.popleft()
@@ -116,6 +117,7 @@ class BufferedJournal:
             return True
 
     def _try_write(self, write: Callable[[Journal], object]) -> bool:
+        """Whether the write succeeded; a journal that is unavailable is noted as the problem and retried later."""
         try:
             write(self._open)  # type: ignore[arg-type]  # only `_reopen` is called without one
         except JournalUnavailable as error:
@@ -136,14 +138,17 @@ class JournalThread:
 
     @property
     def problem(self) -> str | None:
+        """Why the journal cannot be written at present; None where it can."""
         return self._journal.problem
 
     @property
     def waiting(self) -> int:
+        """The number of entries not yet written."""
         return self._journal.waiting
 
     @property
     def lost(self) -> int:
+        """The number of entries dropped unwritten."""
         return self._journal.lost
 
     async def call(self, call: Callable[[Journal], _Answer], /) -> _Answer:

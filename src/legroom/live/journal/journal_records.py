@@ -116,6 +116,7 @@ class Action:
 
     @property
     def unfinished(self) -> bool:
+        """Whether the action is only planned or started."""
         return self.state in UNFINISHED
 
     def stage(self, name: str) -> ActionStage | None:

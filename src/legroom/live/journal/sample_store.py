@@ -170,6 +170,7 @@ class SampleStore:
             )
 
     def _server_id(self, server: str) -> int:
+        """The row id of the server's name, inserted where it is new."""
         if server not in self._ids:
             self._db.execute("INSERT OR IGNORE INTO servers (name) VALUES (?)", (server,))
             # Not cached before `cache_ids`: the transaction may yet be rolled back.
@@ -183,6 +184,7 @@ class SampleStore:
 
 
 def _points_of_rows(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
+    """Rows as points, each with the preemptions added since the row before; a lower total counts as a restart."""
     before: float | None = None
     for step_s, time_ms, *values in rows:
         total = values[_PREEMPTIONS]

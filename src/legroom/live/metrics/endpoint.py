@@ -98,6 +98,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def _split_url(url: str) -> SplitResult:
+    """The parts of an http or https URL; raises LegroomError for any other text."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

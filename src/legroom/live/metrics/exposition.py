@@ -101,10 +101,12 @@ def slots_by_name() -> dict[str, Slot]:
 
 @cache
 def _slots_by_bytes() -> dict[bytes, Slot]:
+    """The slot for each known series name, as the bytes that stand on a metrics page."""
     return {name.encode(): slot for name, slot in slots_by_name().items()}
 
 
 def _series_spellings(series: str) -> Iterator[str]:
+    """The names a series may have: each known prefix, with and without `_total`."""
     bare = series.removeprefix("vllm:")
     for prefix in _PREFIXES:
         yield prefix + bare
@@ -136,6 +138,7 @@ def _parse_labels(text: bytes) -> _Labels | None:
 
 
 def _to_labels(named: dict[str, str]) -> _Labels:
+    """The (model, engine) key, the bucket bound `le` (NaN where none), and the labels unless it is a bucket."""
     model, engine = named.get("model_name", named.get("model", "")), _engine_name(named)
     if not (model.isprintable() and engine.isprintable()):
         model, engine = _CONTROLS.sub("", model), _CONTROLS.sub("", engine)
@@ -186,10 +189,12 @@ class _Page:
         self.series = 0
 
     def note(self, text: str) -> None:
+        """Adds a note once; at most eight are kept."""
         if len(self.notes) < 8 and text not in self.notes:
             self.notes.append(text)
 
     def engine(self, key: tuple[str, str]) -> dict[str, Any]:
+        """The fields collected for a (model, engine), created empty on first use."""
         fields = self.engines.get(key)
         if fields is None:
             fields = self.engines[key] = {}
@@ -227,6 +232,7 @@ class _Page:
             self.server[field] = self.server.get(field, 0.0) + value
 
     def _add_to_histogram(self, engine: dict[str, Any], slot: Slot, le: float, value: float) -> None:
+        """Adds a bucket, sum or count to the engine's histogram, unless a preferred name has filled it."""
         buckets = engine.get(slot.field)
         if buckets is None or slot.rank < buckets.rank:
             buckets = engine[slot.field] = _Buckets(slot.rank)
@@ -289,6 +295,7 @@ def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s
 
 
 def _read_lines(page: _Page, lines: list[bytes]) -> None:
+    """Adds each line of a known series to the page; a line that cannot be read becomes a note."""
     slots = _slots_by_bytes()
     for line in lines:
         brace = line.find(b"{")
@@ -308,6 +315,7 @@ def _read_lines(page: _Page, lines: list[bytes]) -> None:
 
 
 def _refuse_other_formats(body: bytes) -> None:
+    """Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary."""
     start = body[:200].lstrip().lower()
     if not start:
         raise NotMetrics("the answer is empty")
@@ -320,6 +328,7 @@ def _refuse_other_formats(body: bytes) -> None:
 
 
 def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
+    """The sample of a page: its engines by key, with whole histograms; broken ones become notes."""
     engines = []
     for key in sorted(page.engines):
         fields = page.engines[key]
@@ -385,6 +394,7 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_number(text: str | None) -> float | None:
+    """The finite number a text holds; None where there is none."""
     try:
         value = float(text or "nan")
     except ValueError:

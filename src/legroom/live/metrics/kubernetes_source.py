@@ -36,6 +36,7 @@ class Pod:
 
     @property
     def _metrics_port(self) -> int:
+        """The port of the annotation, else of a known port name, else vLLM's default or the first declared port."""
         noted = self.annotations.get(_PORT_NOTE, "")
         if noted.isdecimal():
             return int(noted)
@@ -77,6 +78,7 @@ class KubernetesPods:
 
 
 def _api_client(context: str | None) -> Any:
+    """A CoreV1Api client from the in-cluster config, or the kubeconfig; a named context always means the latter."""
     try:
         client: Any = import_module("kubernetes.client")
         config: Any = import_module("kubernetes.config")

@@ -122,6 +122,7 @@ class PrometheusSource:
         )
 
     def _values_query(self, matchers: str) -> str:
+        """The PromQL for all series read of vLLM, and for the resident memory of the same targets."""
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
@@ -149,6 +150,7 @@ class PrometheusSource:
     async def _poll_in_turns(
         self, session: aiohttp.ClientSession, form: dict[str, str], time_s: float, timeout_s: float
     ) -> list[ScrapeResult]:
+        """Samples of the servers that are due only, and failures of those that are missing."""
         (times, evaluated_s), (up, _) = await self._post_queries(session, form, self.queries()[1:], timeout_s)
         scraped = _scrape_times(times)
         turn = self._due_servers(scraped, time_s)
@@ -190,6 +192,7 @@ class PrometheusSource:
         return series
 
     def _results_of_rows(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
+        """Samples of the due servers and failures of the missing ones, from the rows of one poll."""
         series, scraped = _series_by_server(values), _scrape_times(times)
         turn = self._due_servers({server: scraped.get(server, time_s) for server in series}, time_s)
         return self._take_samples(turn, series, len(series)) + self._missing_servers(series, _up_by_server(up), time_s)
@@ -210,6 +213,7 @@ class PrometheusSource:
         return {server: at_s for _, server, at_s in taken}
 
     def _take_samples(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
+        """The samples of the servers whose turn it is; notes when each was read and is due again."""
         results: list[ScrapeResult] = []
         apart_s = _sample_interval_s(servers)
         for server, at_s in turn.items():
@@ -267,6 +271,7 @@ class PrometheusSource:
         return (await self._post_query(session, {"query": query}, timeout_s))[0]
 
     async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
+        """The rows of an instant query and its evaluation time in seconds; None for the time without rows."""
         body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
             with _gc_paused():
@@ -292,10 +297,12 @@ async def _gather(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
 
 
 def _sample_interval_s(servers: int) -> float:
+    """The least seconds between two samples of a server: more than 0 in a large fleet only."""
     return _LARGE_FLEET_APART_S if servers > _LARGE_FLEET else 0.0
 
 
 def _series_by_server(values: _Rows) -> _SeriesByServer:
+    """The (name, labels, value) rows of each server; servers above the limit are left out."""
     by_server: _SeriesByServer = {}
     for labels, value in values:
         server = server_of_labels(labels)
@@ -308,6 +315,7 @@ def _series_by_server(values: _Rows) -> _SeriesByServer:
 
 
 def _scrape_times(times: _Rows) -> dict[str, float]:
+    """The time of each server's latest scrape, in Unix seconds; servers above the limit are left out."""
     scraped: dict[str, float] = {}
     for labels, value in times:
         server = server_of_labels(labels)
@@ -317,6 +325,7 @@ def _scrape_times(times: _Rows) -> dict[str, float]:
 
 
 def _up_by_server(up: _Rows) -> dict[str, bool]:
+    """Whether `up` is nonzero for all of a server's targets."""
     is_up: dict[str, bool] = {}
     for labels, value in up:  # a pod may be scraped at several ports
         server = server_of_labels(labels)
@@ -325,6 +334,7 @@ def _up_by_server(up: _Rows) -> dict[str, bool]:
 
 
 def _timestamped_series() -> str:
+    """The regular expression of the series whose timestamp gives the time of a scrape."""
     return "|".join(metrics.names_of(_TIMED_BY))
 
 

@@ -49,6 +49,7 @@ class Histogram:
 
     @property
     def count(self) -> float:
+        """The number of observations: the value of the last bucket."""
         return self.counts[-1]
 
     @property
@@ -143,6 +144,7 @@ class EngineSample:
 
 
 def _sum_known(values: list[float | None]) -> float | None:
+    """The sum of the values that are not None; None where all are."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -182,18 +184,22 @@ class Sample:
 
     @property
     def running(self) -> float | None:
+        """Running requests over all engines; None where no engine shows them."""
         return self.total("running")
 
     @property
     def waiting(self) -> float | None:
+        """Waiting requests over all engines; None where no engine shows them."""
         return self.total("waiting")
 
     @property
     def preemptions(self) -> float | None:
+        """The preemption counters of all engines together; None where no engine shows one."""
         return self.total("preemptions")
 
     @property
     def num_blocks(self) -> int | None:
+        """KV cache blocks over all engines; None where no engine shows them."""
         total = self.total("num_blocks")
         return None if total is None else int(total)
 

@@ -108,6 +108,7 @@ _AUTH_HINT = "give a token with --token-file (or LEGROOM_TOKEN), or user and pas
 
 
 def _check_status(server: str, status: int, location: str | None) -> None:
+    """Raises ScrapeFailed with its kind for any HTTP status but 200."""
     if status in {401, 403}:
         raise ScrapeFailed("auth", f"{server} refuses: HTTP {status}", _AUTH_HINT)
     if status == 404:
@@ -120,6 +121,7 @@ def _check_status(server: str, status: int, location: str | None) -> None:
 
 
 async def _bounded_body(server: str, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """The body; raises ScrapeFailed where it is longer than `max_bytes`."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():
@@ -131,6 +133,7 @@ async def _bounded_body(server: str, response: aiohttp.ClientResponse, max_bytes
 
 
 def _tls_reason(error: Exception) -> str:
+    """Why TLS failed, in OpenSSL's words where it gives some, else the name of the error."""
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or type(cause).__name__)
 
@@ -148,6 +151,7 @@ def ssl_argument(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool
 
 
 def _ssl_context(ca_file: str) -> ssl.SSLContext:
+    """A TLS context that trusts the CAs of a PEM file; raises LegroomError where it cannot be read."""
     import ssl  # only for https
 
     try:

@@ -48,10 +48,12 @@ def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
 
 
 def _quoted_label(text: str) -> str:
+    """A label's value in quotes, escaped as in Prometheus's text format."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _series_name(role: str, base: str, **extra: str) -> str:
+    """A series with its labels in Prometheus's text format, under the first name known for the role."""
     more = "".join(f",{name}={_quoted_label(value)}" for name, value in extra.items())
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 
@@ -61,6 +63,7 @@ def _base_labels(engine: EngineSample) -> str:
 
 
 def _engine_series(engine: EngineSample) -> Iterator[tuple[str, float]]:
+    """Each value of the engine as a series in Prometheus's text format, with histograms."""
     base = _base_labels(engine)
     for role, field in VALUE_ROLES.items():
         value = getattr(engine, field)
@@ -83,6 +86,7 @@ def _engine_series(engine: EngineSample) -> Iterator[tuple[str, float]]:
 
 
 def _pool_labels(engine: EngineSample) -> dict[str, str]:
+    """The labels of vLLM's cache config metric that describe the engine's KV pool; unknown ones left out."""
     values = {
         "num_gpu_blocks": engine.num_blocks,
         "block_size": engine.block_size,
@@ -94,6 +98,7 @@ def _pool_labels(engine: EngineSample) -> dict[str, str]:
 
 
 def _histogram_series(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str, float]]:
+    """The `_bucket`, `_sum` and `_count` series of a histogram."""
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
         yield f'{name}_bucket{{{base},le="{bound}"}}', count
     yield f"{name}_sum{{{base}}}", histogram.sum
@@ -121,12 +126,14 @@ class Recorder:
 
     @contextmanager
     def _write_errors(self) -> Iterator[None]:
+        """Turns an OSError raised inside the block into a LegroomError."""
         try:
             yield
         except OSError as error:
             raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
 
     def add(self, result: ScrapeResult) -> None:
+        """Appends the result as one line of JSON; flushes every 24 results."""
         line: dict[str, Any] = {"t": round(result.time_s, 3), "s": result.server}
         if isinstance(result, ScrapeFailure):
             line["fail"] = [result.kind, result.message]
@@ -140,6 +147,7 @@ class Recorder:
                 self._file.flush()
 
     def _changed_values(self, sample: Sample) -> dict[str, Any]:
+        """The line for a sample: new series, values changed since the server's last one, and series gone."""
         new: list[str] = []
         values: dict[int, float] = {}
         for series, value in sample_series(sample):
@@ -196,6 +204,7 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _parsed_line(line: str) -> dict[str, Any] | None:
+    """The JSON object of a line of the recording; None where it is damaged."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -204,6 +213,7 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
 
 
 def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
+    """The result that a line recorded; updates the known series names and the server's last values."""
     time_s, server = float(entry["t"]), str(entry["s"])
     # A time after the year 5138 is damage.
     if not abs(time_s) < 1e11:
@@ -226,6 +236,7 @@ def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str,
 
 
 def _open_text(path: Path, mode: Literal["r", "w"]) -> IO[str]:
+    """The file opened as text, through gzip or zstd by its suffix; raises LegroomError where that fails."""
     try:
         if path.suffix == ".gz":
             return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))

@@ -135,6 +135,7 @@ def _increase(new: float | None, old: float | None, restarted: bool) -> float | 
 
 
 def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> EngineStep:
+    """What changed between two samples of an engine: increases of counters and histograms, gauges old and new."""
     pairs = ((getattr(new, name), getattr(old, name)) for name in _RESTART_COUNTERS)
     restarted = any(now is not None and before is not None and now < before for now, before in pairs)
     values: dict[str, Any] = {name: getattr(new, name) for name in EngineSample.__dataclass_fields__}
@@ -178,6 +179,7 @@ class Window:
         return snapshot
 
     def add(self, result: ScrapeResult) -> None:
+        """Takes in a scrape: failures are kept; a sample becomes a step, and may count as a restart or switch."""
         is_sample = isinstance(result, Sample) and self.latest is not None
         if is_sample and self.latest and 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S:  # a repeat
             self.last_scrape_s = result.time_s
@@ -205,6 +207,7 @@ class Window:
         self._add_memory_point(result)
 
     def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
+        """Clears all that is kept, for a result not later than the last; the latest sample stays."""
         for kept in (self.steps, self.failures, self.restarts, self.switches, self.points):
             kept.clear()
         if self.latest is not None:
@@ -243,6 +246,7 @@ class Window:
         return differs and sample.process_start_s < before.time_s - 60.0
 
     def _has_restarted(self, sample: Sample, step: WindowStep | None) -> bool:
+        """Whether the server started anew since the latest sample, by its start time, else by its counters."""
         before = self.latest
         if before is None or self._is_other_replica(sample):
             return False
@@ -257,6 +261,7 @@ class Window:
         )
 
     def _add_memory_point(self, sample: Sample) -> None:
+        """Keeps the sample's memory figures, if it has any, at most every five minutes."""
         point = MemoryPoint(**{name: getattr(sample, name) for name in MemoryPoint.__dataclass_fields__})
         is_due = not self.points or sample.time_s - self.points[-1].time_s >= 300.0
         if is_due and point != MemoryPoint(sample.time_s):

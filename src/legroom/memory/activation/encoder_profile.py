@@ -79,6 +79,7 @@ def limit(settings: EngineSettings, kind: str) -> int:
 
 
 def _current(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]:
+    """The media items of the encoder that exist in this release; one of its largest size where none are listed."""
     release = known_release(settings.release)
     if not tower.items:
         patches = tower.patch_tokens_per_item or tower.max_tokens_per_item
@@ -91,6 +92,7 @@ def _current(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]
 
 
 def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
+    """The item as large as the profile run builds it, within processor limits, per-prompt limits and length."""
     item = _with_processor_limits(item, settings)
     options = (settings.given.limit_mm_per_prompt or {}).get(item.kind)
     options = options if isinstance(options, Mapping) else {}
@@ -113,6 +115,7 @@ def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: 
 
 
 def _shares_length(item: MediaItem, settings: EngineSettings) -> bool:
+    """Whether in this release a video has to share max_model_len with an image."""
     until = item.beside_image_until
     return until == "always" or bool(until and known_release(settings.release).before(until))
 
@@ -141,6 +144,7 @@ def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaIt
 
 
 def _max_pixels(kwargs: Mapping[str, Any], kind: str) -> int:
+    """The largest image or video in pixels that --mm-processor-kwargs allows; 0 where it names none."""
     scoped = kwargs.get(f"{kind}s_kwargs")
     for given in (scoped if isinstance(scoped, Mapping) else {}, kwargs):
         size = given.get("size")
@@ -239,6 +243,7 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 
 def _is_profiled(model: Model, settings: EngineSettings) -> bool:
+    """Whether the profile run of this release and runner includes the multimodal encoders."""
     given, release = settings.given, known_release(settings.release)
     if given.skip_mm_profiling or not builds_encoders(given, model, release):
         return False
@@ -257,6 +262,7 @@ def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int
 def _tower_peak(
     batch: EncoderBatch, model: Model, settings: EngineSettings, gpu: Gpu | None, width: int
 ) -> tuple[int, str]:
+    """Peak bytes of the encoder for this batch on one rank, and the moment at which it is reached."""
     tower = batch.item.tower
     moments = [m for m in tower.moments or _PLAIN if not _outdated(m, settings)]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
@@ -298,12 +304,14 @@ def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
 
 
 def _outdated(moment: LiveTensors, settings: EngineSettings) -> bool:
+    """Whether these live tensors belong to releases before or after the one in use."""
     release = known_release(settings.release)
     early = bool(moment.since) and release.before(moment.since)
     return early or (bool(moment.until) and release.at_least(moment.until))
 
 
 def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text: int) -> int:
+    """Bytes per patch live at this moment on one rank; `width`: bytes an element, `text`: the LLM's hidden size."""
     split = 1 if not any(weight.split for weight in tower.weights) and tower.weights else ranks
     inner = cdiv(tower.intermediate_size, split)
     elements = moment.hidden * tower.hidden_size + moment.heads * tower.hidden_size / split + moment.inner * inner

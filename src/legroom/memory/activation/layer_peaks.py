@@ -145,6 +145,7 @@ def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
 
 
 def _attention(mixer: Attention, at: Widths) -> LayerPeak:
+    """Live elements per token on one rank at the peak of an attention layer."""
     heads, kv_heads = cdiv(mixer.heads, at.ranks), max(1, mixer.kv_heads // at.ranks)
     query, key, value = heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
     gate = query if mixer.output_gate else 0
@@ -167,6 +168,7 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
 
 
 def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
+    """Live elements per token on one rank at the peak of an MLA layer."""
     heads = cdiv(mixer.heads, at.ranks)
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
     output, query_latent = heads * mixer.v_head_dim, mixer.q_lora_rank or 0
@@ -178,6 +180,7 @@ def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
 
 
 def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
+    """Live elements per token on one rank at the peak of a Mamba or linear-attention layer."""
     projected, inner = state_space_widths(mixer, at.ranks)
     name = {"gdn": "gated delta net"}.get(mixer.kind, "state space")
     if mixer.kind == "gdn":
@@ -205,6 +208,7 @@ def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
 
 
 def _dense(block: Dense, at: Widths) -> LayerPeak:
+    """Live elements per token on one rank at the peak of a dense feed-forward block."""
     inner = cdiv(block.intermediate_size, at.ranks)
     if not at.compiled:
         fit = constants()["eager"]
@@ -226,6 +230,7 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
 
 
 def _experts(block: Experts, at: Widths) -> LayerPeak:
+    """Live elements per token at the peak of an MoE block, without the fused-experts buffers (`ExpertScratch`)."""
     shared = 3 * cdiv(block.shared_intermediate_size, at.ranks)
     beside = block.parallel_dense
     if beside is not None:
@@ -298,6 +303,7 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
 
 
 def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
+    """The fused-experts buffers of one MoE block on one rank, by release and kernel."""
     release = known_release(settings.release)
     inner = cdiv(block.intermediate_size, 1 if settings.enable_expert_parallel else settings.expert_ranks)
     width = block.latent_size or block.hidden_size

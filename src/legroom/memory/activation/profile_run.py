@@ -138,6 +138,7 @@ def _rotates_in_float32(model: Model, settings: EngineSettings) -> bool:
 
 
 def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
+    """The peaks of the layers on one pipeline stage, in elements per token."""
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
@@ -183,6 +184,7 @@ def _states_for_draft(settings: EngineSettings) -> int:
 
 
 def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
+    """Bytes live at this moment for max_num_batched_tokens; `passing`: elements live inside the experts only."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
@@ -238,6 +240,7 @@ def _quantizes_activations(model: Model) -> bool:
 
 
 def _never_calls_cublas(model: Model) -> bool:
+    """Whether no cuBLAS product runs before the activation peak: quantized models without experts, mxfp4 aside."""
     scheme = model.quantization
     experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     return scheme is not None and not experts and scheme.method != "mxfp4"

@@ -58,6 +58,7 @@ def _flash_attention_page(model: Model, settings: EngineSettings, gpu: Gpu, rele
 
 
 def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, release: Release) -> Backend:
+    """The backend that vLLM selects for an MLA layer, with its smallest and preferred block size."""
     major = gpu.compute_capability[0]
     quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4"))
     named = named_backend(settings.given, release)
@@ -150,6 +151,7 @@ def aligned_block_size(
 
 
 def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Release, block_size: int) -> int:
+    """The number of tokens of which the block size of a hybrid model must be a multiple, by release."""
     if release.before("0.11.1"):
         return 16
     if release.before("0.20.0"):
@@ -161,5 +163,6 @@ def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Releas
 
 
 def _scan_chunk(model: Model) -> int:
+    """The largest scan chunk of the recurrent layers in tokens; 1 where none states one."""
     chunks = [dict(mixer.config).get("chunk_size", 1) for mixer in recurrent(layer.mixer for layer in model.layers)]
     return max(chunks, default=1)

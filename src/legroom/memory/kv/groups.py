@@ -107,6 +107,7 @@ def promoted(specs: Specs) -> dict[str, CacheSpec]:
 
 
 def _as_full_attention(spec: CacheSpec, block_size: int) -> CacheSpec:
+    """A sliding-window or chunked spec as a full-attention spec that keeps its window or chunk; others unchanged."""
     if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
         return spec
     heads = (spec.kv_heads, spec.head_dim, spec.v_head_dim)
@@ -122,6 +123,7 @@ def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
 
 
 def _latent_beside_window(specs: Specs) -> bool:
+    """Whether MLA and ordinary sliding-window layers are mixed, without latent windows or chunked attention."""
     kinds = {type(spec) for spec in specs.values()}
     return LatentSpec in kinds and SlidingWindowSpec in kinds and not kinds & {LatentWindowSpec, ChunkedLocalSpec}
 
@@ -133,6 +135,7 @@ def _one_page_size(specs: Specs, release: Release) -> dict[str, CacheSpec]:
 
 
 def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:
+    """The spec with pages of `largest` bytes, by a larger block or padding; raises UnsupportedCache otherwise."""
     page = spec.page_bytes
     if page == largest:
         return spec
@@ -211,6 +214,7 @@ def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
 
 
 def _type_buckets(specs: Specs) -> list[list[str]]:
+    """Layer names by type of cache, in the order of first appearance."""
     buckets: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, spec in specs.items():
         buckets[spec.type_key].append(name)
@@ -218,6 +222,7 @@ def _type_buckets(specs: Specs) -> list[list[str]]:
 
 
 def _by_page(specs: Specs, names: Sequence[str]) -> dict[int, list[str]]:
+    """Layer names by the bytes of their page."""
     pages: dict[int, list[str]] = defaultdict(list)
     for name in names:
         pages[specs[name].page_bytes].append(name)

@@ -136,6 +136,7 @@ def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: 
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
+    """Blocks that the stage's available bytes hold, or --num-gpu-blocks-override where the release keeps it."""
     override = settings.num_gpu_blocks_override
     if override is not None and not shape.era.override_forgotten:
         return override
@@ -152,6 +153,7 @@ def _block_size(shape: KvShape, length: int) -> int:
 
 
 def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
+    """Requests of `length` tokens at once, as the release computes its "Maximum concurrency" line."""
     if length < 1:
         return 0.0
     if shape.era.concurrency_by_slots:
@@ -177,6 +179,7 @@ def _tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int
 
 
 def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
+    """KV cache bytes of one token on a stage, averaged over a request of `length` tokens."""
     here = shape.stages[stage]
     if shape.engine == "V0":
         return here.bytes_per_block // shape.block_size
@@ -188,6 +191,7 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
 def _failure(
     shape: KvShape, settings: EngineSettings, checked: Sequence[int], length: int, blocks: int
 ) -> Failure | None:
+    """The failed KV cache check; None where a request of `length` tokens fits (`checked`: bytes of each stage)."""
     if settings.auto_fit_len and length <= 0:
         needed = max(shape.needed_bytes(1, stage) for stage in range(len(checked)))
         text = check_text("auto_fit", shape.release)
@@ -209,6 +213,7 @@ def _failure(
 
 
 def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
+    """The V0 engine's failed check: no blocks, or fewer slots than max_model_len; None where it starts."""
     tightest = min(range(len(available)), key=lambda stage: available[stage])
     needed = shape.needed_bytes(settings.max_model_len, tightest)
     if blocks <= 0:

@@ -102,6 +102,7 @@ def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
 
 
 def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment:
+    """What the cache specs of all layers share: block size, KV dtype, state mode and padding, tokens in flight."""
     release = known_release(settings.release)
     batches = settings.max_concurrent_batches if release.at_least("0.26.0") else 1
     size = block_size_before_alignment(model, settings, gpu)
@@ -130,6 +131,7 @@ def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
 
 
 def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:
+    """KV cache bytes of one token in one layer on one rank; 0 for layers without a KV cache of their own."""
     if isinstance(mixer, LatentAttention):
         return latent_token_bytes(mixer.latent_width, settings.kv_cache_dtype, settings.dtype)
     if not isinstance(mixer, Attention) or mixer.shares_kv or not mixer.causal:
@@ -159,6 +161,7 @@ def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, 
 
 
 def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
+    """The cache spec of an attention layer on one rank: full, sliding-window, chunked, or cross-attention."""
     settings = deployment.settings
     heads = _heads(mixer, settings)
     v_head_dim = mixer.v_head_dim if deployment.release.at_least("0.14.0") else mixer.head_dim
@@ -203,6 +206,7 @@ def _retained_tokens(deployment: _Deployment) -> int:
 
 
 def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+    """The cache specs of an MLA layer by name: its own and, where it has one, its indexer's."""
     if mixer.window is not None:
         return _compressed_specs(name, mixer, deployment)
     if not keeps_latent(deployment.settings):
@@ -281,6 +285,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment
 
 
 def _state_spec(mixer: StateSpace, deployment: _Deployment) -> StateSpec:
+    """The cache spec of a Mamba or linear-attention layer: bytes of a state and blocks of a request."""
     settings, release = deployment.settings, deployment.release
     size = _state_bytes(mixer, deployment.model, settings)
     padded = deployment.state_padding if deployment.state_padding and deployment.state_padding != size else None
@@ -337,6 +342,7 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
 
 
 def _share(total: int, settings: EngineSettings, what: str) -> int:
+    """One tensor-parallel rank's share; raises LegroomError where `total` does not divide."""
     ranks = settings.tensor_parallel_size
     if total % ranks:
         raise LegroomError(
@@ -352,11 +358,13 @@ def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
 
 
 def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    """Elements of a Mamba-1 layer's convolution state and recurrent state on one rank."""
     inner = _share(mixer.width("intermediate_size"), settings, "the Mamba inner size")
     return inner * (mixer.width("conv_kernel") - 1), inner * mixer.width("state_size")
 
 
 def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    """Elements of a Mamba-2 layer's convolution state and recurrent state on one rank."""
     groups = mixer.width("n_groups")
     if groups % settings.tensor_parallel_size:
         groups = settings.tensor_parallel_size  # groups are replicated to every rank
@@ -368,6 +376,7 @@ def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 
 def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    """Elements of a gated delta net's convolution state and recurrent state on one rank."""
     key_width = mixer.width("head_k_dim") * mixer.width("num_k_heads")
     value_width = mixer.width("head_v_dim") * mixer.width("num_v_heads")
     conv = _share(2 * key_width + value_width, settings, "the linear-attention width")
@@ -376,6 +385,7 @@ def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 
 def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    """Elements of a Kimi delta attention layer's convolution state and recurrent state on one rank."""
     heads, head_dim = mixer.width("num_heads"), mixer.width("head_dim")
     conv = _share(3 * heads * head_dim, settings, "the linear-attention width")
     own = _share(heads, settings, "the number of linear-attention heads")
@@ -383,11 +393,13 @@ def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 
 def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    """Elements of a lightning attention layer's convolution state (none) and recurrent state on one rank."""
     heads = mixer.width("num_heads") // settings.tensor_parallel_size
     return 0, heads * mixer.width("head_dim") ** 2
 
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
+    """Elements of a short convolution's state on one rank; it has no recurrent state."""
     return _share(mixer.width("intermediate_size"), settings, "the convolution width") * _conv_tail(mixer, settings), 0
 
 

@@ -204,12 +204,14 @@ def shape_of_specs(
 
 
 def _block_demand(groups: Sequence[CacheGroup]) -> Demand:
+    """The blocks of one request: the groups, counted by their distinct specs."""
     return tuple((count, specs) for specs, count in Counter(_distinct(group) for group in groups).items())
 
 
 def _needed_demand(
     now: Era, specs: dict[str, CacheSpec], own: Sequence[CacheGroup], whole: Sequence[CacheGroup], release: Release
 ) -> Demand:
+    """The bytes of one request as the release's check of max_model_len counts them."""
     if not specs:
         return ()
     if now.length_check == "all groups":
@@ -225,6 +227,7 @@ def _needed_demand(
 
 
 def _printed_demand(now: Era, groups: Sequence[CacheGroup]) -> Demand:
+    """The request in the release's "Maximum concurrency" line, in blocks or, in older releases, bytes."""
     counts = Counter(group.spec for group in groups)
     return tuple(
         (count if now.concurrency_by_blocks else count * spec.page_bytes, (spec,)) for spec, count in counts.items()
@@ -232,12 +235,14 @@ def _printed_demand(now: Era, groups: Sequence[CacheGroup]) -> Demand:
 
 
 def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
+    """The different specs of the group, in order."""
     return tuple(dict.fromkeys(group.specs))
 
 
 def _grouped(
     specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
+    """The groups of the model, and those of each pipeline stage; before 0.11.0 every stage groups its own layers."""
     if release.before("0.11.0"):
         own = [cache_groups(stage_specs, release, hybrid_off=off) for stage_specs in specs]
         return own[0], own
@@ -247,6 +252,7 @@ def _grouped(
 
 
 def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
+    """Bytes of one block id: those of the widest group with layers; 0 without any."""
     return max((group.bytes_per_block if group.layers else 0 for group in groups), default=0)
 
 

@@ -15,6 +15,7 @@ from legroom.vllm.args import EngineSettings
 
 
 def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
+    """The config's value as an integer; `default` where it is missing or not a number."""
     value = config.get(name)
     return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 

@@ -49,6 +49,7 @@ def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> 
 
 
 def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    """The weights of an attention layer on one rank; KV heads are replicated where there are fewer than ranks."""
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
     kv_heads = max(1, mixer.kv_heads // ranks.tensor)
     queries = heads * mixer.head_dim * (2 if mixer.output_gate else 1)
@@ -78,6 +79,7 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
 
 
 def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
+    """The query and key norms; empty where the model has none."""
     kind = anatomy.qk_norm or (anatomy.qk_norm_shape if mixer.qk_norm else "")
     width = mixer.head_dim
     sizes = {
@@ -93,6 +95,7 @@ def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ran
 
 
 def _latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
+    """The weights of an MLA layer on one rank."""
     if mixer.compress_ratio or mixer.window:
         return _compressed_latent(mixer, hidden, ranks)
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
@@ -171,6 +174,7 @@ def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
 
 
 def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+    """The weights of a Mamba-2 layer on one rank."""
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     heads = share(mixer.width("num_heads"), tp, "mamba heads")
     # Groups that do not divide over the ranks are replicated.
@@ -187,6 +191,7 @@ def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[M
 
 
 def _mamba1(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+    """The weights of a Mamba-1 layer on one rank."""
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     state, rank = mixer.width("state_size"), mixer.width("time_step_rank")
     norms = (rank, state, state) if anatomy.mamba_input_norms else ()
@@ -203,6 +208,7 @@ def _mamba1(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[M
 
 
 def _gdn(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+    """The weights of a gated delta net on one rank."""
     value_heads = share(mixer.width("num_v_heads"), tp, "linear-attention value heads")
     keys = share(mixer.width("num_k_heads") * mixer.width("head_k_dim"), tp, "linear-attention key width")
     values = value_heads * mixer.width("head_v_dim")
@@ -218,6 +224,7 @@ def _gdn(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
 
 
 def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+    """The weights of a Kimi delta attention layer on one rank."""
     heads, dim = share(mixer.width("num_heads"), tp, "KDA heads"), mixer.width("head_dim")
     kernel, width = mixer.width("conv_kernel"), heads * dim
     gate = [
@@ -241,6 +248,7 @@ def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
 
 
 def _lightning(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+    """The weights of a lightning attention layer on one rank."""
     heads, dim = share(mixer.width("num_heads"), tp, "linear-attention heads"), mixer.width("head_dim")
     width = heads * dim
     return [
@@ -252,6 +260,7 @@ def _lightning(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> lis
 
 
 def _short_conv(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
+    """The weights of a short convolution layer on one rank."""
     width = share(mixer.width("intermediate_size"), tp, "convolution width")
     return [
         Module("attention", "conv.conv", width, mixer.width("conv_kernel")),
@@ -276,6 +285,7 @@ def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> l
 
 
 def _dense(block: Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
+    """The weights of a dense feed-forward block on one rank."""
     width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
     hidden, bias = block.hidden_size, block.bias
     if block.gated:
@@ -288,6 +298,7 @@ def _dense(block: Dense, ranks: Ranks, path: str = "mlp", part: str = "feed-forw
 
 
 def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    """The weights of an MoE block on one rank: router, shared and routed experts."""
     hidden, work = block.hidden_size, block.latent_size or block.hidden_size
     router_dtype = "float32" if block.router_fp32 else ""
     out = [Module("router", "mlp.gate", block.num_experts, hidden, block.router_bias, dtype=router_dtype)]
@@ -345,6 +356,7 @@ def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -
 
 
 def _encoder_module(weight: Linear, ranks: int) -> Module:
+    """One encoder weight as stored on one rank, split over outputs or inputs where the encoder is split."""
     outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
     inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
     part = "buffers" if weight.name == "rotary_table" else "encoder"

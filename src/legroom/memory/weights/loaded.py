@@ -73,6 +73,7 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
+    """The weights of one rank after loading, and the peak while loading with its reason."""
     stored, offloaded = _offload(stored_modules(model, settings, gpu, pp_rank), settings)
     allocator = CachingAllocator(_allocator_settings(settings, gpu), ascending_addresses=True)
     _load(allocator, stored)
@@ -93,6 +94,7 @@ _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 
 
 def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term]) -> Figure:
+    """The weights as exact, or as an estimate with a band where the config does not explain all of them."""
     share = _checkpoint_share(model, settings, gpu)
     if share is not None:
         stored_bytes = int(total * share)
@@ -144,6 +146,7 @@ def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:
 
 
 def _why(stored: list[StoredModule], staged: int, above: int) -> str:
+    """Why loading peaks above the final weights; empty below 1 MiB."""
     if above < MIB:
         return ""
     if any(each.storage.freed_last for each in stored):
@@ -257,6 +260,7 @@ def _load(allocator: CachingAllocator, stored: list[StoredModule]) -> None:
 def _follow(
     allocator: CachingAllocator, blocks: list[Block], steps: Iterable[Step], freed_last: list[Block] | None = None
 ) -> None:
+    """Replays allocations (bytes) and frees (~index into `blocks`); `freed_last` collects frees instead."""
     allocate, free = allocator.allocate, allocator.free
     for step in steps:
         if step >= 0:
@@ -268,6 +272,7 @@ def _follow(
 
 
 def _terms(stored: list[StoredModule]) -> list[Term]:
+    """Bytes of the stored weights by part of the model, with biases, scales and rope caches apart."""
     parts: dict[str, int] = {}
     # Equal layers share their StoredModule objects.
     times = Counter(map(id, stored))

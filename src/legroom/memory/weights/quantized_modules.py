@@ -175,6 +175,7 @@ class Schemes:
         return main if main.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
 
     def _find(self, names: list[str], expert: bool) -> Quantization | None:
+        """The scheme of the first rule that matches one of the names; None where the module is not quantized."""
         main = self._quantization
         assert main is not None and self._ignored is not None
         if any(self._ignored.match(name) for name in names):

@@ -166,6 +166,7 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 
 
 def _base(build: _Build, stage: range) -> list[StoredModule]:
+    """The stored weights of one rank without draft model and adapters, in the order of loading."""
     context = build.context
     before = (*encoder_modules(build.model, build.settings, build.ranks.tensor),)
     stored = _stored_alike(before, context)
@@ -219,6 +220,7 @@ def _table_rows(rows: int, build: _Build) -> int:
 
 
 def _embeddings(build: _Build) -> Iterator[Module]:
+    """The embedding tables of this stage; none on stages without them."""
     model, shape = build.model, build.shape
     tied_end = build.last and model.tie_word_embeddings
     if not (build.first or shape.embeddings_on == "all" or tied_end):
@@ -244,6 +246,7 @@ def _embeddings(build: _Build) -> Iterator[Module]:
 
 
 def _outputs(build: _Build) -> Iterator[Module]:
+    """The final norm and the LM head of this stage; no head where embeddings are tied or the model pools."""
     model, shape = build.model, build.shape
     if shape.final_norm and (build.last or shape.final_norm_on == "all"):
         yield from norm("norms", "norm", model.hidden_size, shape)
@@ -266,6 +269,7 @@ class _StoredLayers:
             self._scalars += _QUANTIZED_SCALARS
 
     def of(self, index: int) -> list[StoredModule]:
+        """The stored weights of a layer; equal layers share one list."""
         layer = self._build.model.layers[index]
         kind = id(layer), self._build.schemes.kind_of_layer(index)
         stored = self._stored.get(kind)
@@ -274,6 +278,7 @@ class _StoredLayers:
         return stored
 
     def _modules_of(self, layer: Layer) -> list[Module]:
+        """The modules of a layer on one rank, made once for equal layers."""
         modules = self._modules.get(layer)
         if modules is None:
             hidden = self._build.model.hidden_size
@@ -281,6 +286,7 @@ class _StoredLayers:
         return modules
 
     def _store(self, modules: list[Module], index: int) -> Iterator[StoredModule]:
+        """The modules with their storage in this layer; a quantized `kv_b_proj` also has a 16-bit copy."""
         context = self._build.context
         for module in modules:
             scheme = self._build.schemes.of(module, index)
@@ -292,6 +298,7 @@ class _StoredLayers:
 
 
 def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
+    """The stored weights of the stage's layers, with rope caches and workspaces where they are created."""
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
     workspaces = with_first_attention(model, build.settings, context)
@@ -335,6 +342,7 @@ def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
 
 
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
+    """The modules of a layer on one rank; `scalars`: scales per attention, `norms`: None for the usual number."""
     shape, ranks = build.shape, build.ranks
     out: list[Module] = []
     for mixer in (layer.mixer, *layer.also):

@@ -53,6 +53,7 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
 
 
 def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The config's rope parameters for this kind of layer; empty where it has none."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
         if isinstance(rope, Mapping) and rope:
@@ -66,6 +67,7 @@ def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _table(
     model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int, where: tuple[int, str, int]
 ) -> tuple[tuple[Any, ...], RopeCache]:
+    """The rope cache of a layer (`where`: index, kind, head size), after the key by which tables are shared."""
     layer, kind, head_dim = where
     config = model.config
     rope = _parameters(config, kind)
@@ -96,6 +98,7 @@ def _table(
 
 
 def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int, anatomy: Anatomy) -> int:
+    """The number of rotated dimensions of a head, from the config or the model family."""
     for name in ("rotary_dim", "rope_dim"):
         stated = rope.get(name) or config.get(name)
         if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated <= head_dim:
@@ -122,6 +125,7 @@ def _mrope_factor(model: Model, settings: EngineSettings) -> int:
 def _element_bytes(
     model: Model, anatomy: Anatomy, settings: EngineSettings, what: tuple[str, str, int], dtype_bytes: int
 ) -> int:
+    """Bytes of an element of the table: 4 where it stays in float32, otherwise those of the model's dtype."""
     kind, rope_type, dim = what
     if anatomy.rope_dtype == "float32":
         return 4

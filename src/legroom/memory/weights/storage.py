@@ -133,6 +133,7 @@ def _shards(module: Module) -> int:
 
 
 def _groups(module: Module, scheme: Quantization) -> int:
+    """Quantization groups along the inputs; 1 without a group size."""
     return cdiv(module.inputs, scheme.group_size) if scheme.group_size else 1
 
 
@@ -159,6 +160,7 @@ def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
 
 
 def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
+    """Allocations and frees that repack weights, zero points and scales for Marlin after `_awq_to_standard`."""
     wide_zeros = 8 * zeros
     return (wide_zeros, wide_zeros, ~14, wide_zeros, ~15, zeros, ~16, ~13, weight, ~7, scales, ~2)
 
@@ -294,6 +296,7 @@ def _mxfp4_marlin(context: StorageContext) -> bool:
 
 
 def _hopper_triton(context: StorageContext) -> bool:
+    """Whether mxfp4 weights run with the Triton kernels on Hopper, not with Marlin."""
     return context.vendor == "nvidia" and context.capability[0] == 9 and not _mxfp4_marlin(context)
 
 
@@ -323,6 +326,7 @@ def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext)
 
 
 def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """GGUF's blocks of 32 weights, each with a 16-bit scale."""
     return Storage((module.elements * (scheme.weight_bits * 32 + 16) // 256,))
 
 

@@ -72,11 +72,13 @@ class PackedCard:
 
     @property
     def used_bytes(self) -> int:
+        """Bytes held by awake servers, sleeping servers and other programs."""
         taken = sum(bytes_ for _, bytes_ in (*self.awake, *self.asleep))
         return taken + self.card.others_bytes
 
     @property
     def headroom_bytes(self) -> int:
+        """Bytes of the card that nothing uses; negative where it is overcommitted."""
         return self.card.gpu.total_bytes - self.used_bytes
 
     @property
@@ -142,6 +144,7 @@ def _pack_placed(
     placement: Placement,
     sleepers: set[str],
 ) -> PackResult:
+    """The result for a placement: KV caches shared out, every server planned, verdict and start order."""
     pools = share_pools(problem, needs, placement)
     uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
     servers = tuple(
@@ -159,12 +162,14 @@ def _pack_placed(
 def _fullest_shift(
     problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
 ) -> PackedCard:
+    """Use of a card in the shift that leaves it the least headroom."""
     here = servers_on(card, placement, needs)
     uses = (_card_use(card, shift, here, pools) for shift in problem.shifts)
     return min(uses, key=lambda use: use.sure_headroom_bytes)
 
 
 def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
+    """Memory that the awake and the sleeping servers of a card take in one shift."""
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
     return PackedCard(
@@ -208,6 +213,7 @@ def _planned_last(
 
 
 def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
+    """The same flags with sleep mode on, and with the variable set that exposes its endpoints."""
     from legroom.facts.sleep_mode import ENDPOINTS_SWITCH, FLAG
     from legroom.vllm.args import is_given
 
@@ -283,6 +289,7 @@ def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[
 
 
 def _server(packed: Packed) -> dict[str, Any]:
+    """The plan document of one server, with its cards, its KV cache and its bytes while asleep."""
     needs = packed.needs
     return plan_json(packed.plan) | {
         "name": packed.name,
@@ -296,6 +303,7 @@ def _server(packed: Packed) -> dict[str, Any]:
 
 
 def _card(use: PackedCard) -> dict[str, Any]:
+    """JSON of one card in its fullest shift: bytes used and free, and who holds them."""
     return {
         "card": use.card.number,
         "name": use.card.gpu.name,

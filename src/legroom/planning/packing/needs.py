@@ -39,6 +39,7 @@ class PackedServer:
 
     @property
     def gpus(self) -> int:
+        """Cards that the server's parallel sizes take, at least one."""
         return max(self.args.gpus_needed, 1)
 
 
@@ -81,6 +82,7 @@ class ServerNeeds:
 
     @property
     def least_bytes(self) -> int:
+        """Peak memory on a card with the smallest KV cache that the server can start with."""
         return self.footprint_bytes(self.least_pool_bytes)
 
     @property

@@ -40,6 +40,7 @@ def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
 
 
 def _candidates(result: PackResult) -> Iterator[PackChange]:
+    """Changes to try in order of preference, each with the request packed anew."""
     largest_first = sorted(result.needs, key=lambda needs: -needs.least_bytes)
     for needs in largest_first:
         yield from _smaller_steps(result.request, needs)
@@ -102,12 +103,14 @@ def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChan
 
 
 def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
+    """The request packed with these flags of one server; nothing where vLLM refuses them."""
     yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
 
 
 def _with_server(
     request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
 ) -> Iterator[PackChange]:
+    """The request packed with one server replaced by name; nothing where vLLM refuses its flags."""
     servers = tuple(changed if each.name == changed.name else each for each in request.servers)
     try:
         yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)

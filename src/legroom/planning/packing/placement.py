@@ -29,6 +29,7 @@ class Card:
 
     @property
     def others_bytes(self) -> int:
+        """Bytes that programs other than the packed servers hold on the card."""
         return sum(other.bytes for other in self.others)
 
 
@@ -59,6 +60,7 @@ class PackingProblem:
         return card.gpu.total_bytes - taken
 
     def least_room_bytes(self, card: Card, here: Sequence[ServerNeeds]) -> int:
+        """Free bytes of a card in its fullest shift, with the smallest KV caches; negative: they do not fit."""
         return min(self.room_bytes(card, shift, here) for shift in self.shifts)
 
 
@@ -74,6 +76,7 @@ class _Search:
     tried: int = 0
 
     def place(self, left: Sequence[ServerNeeds]) -> bool:
+        """Place the servers left, by backtracking; False where no placement is found or too many were tried."""
         if not left:
             return True
         needs, rest = left[0], left[1:]
@@ -103,6 +106,7 @@ class _Search:
                 yield tuple(sorted(cards))
 
     def _room(self, number: int) -> int:
+        """Free bytes of a card in its fullest shift, with what is placed on it so far."""
         return self.problem.least_room_bytes(self.problem.cards[number], self.here[number])
 
 
@@ -148,6 +152,7 @@ def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement
 def _grow_pools(
     needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
 ) -> dict[str, float]:
+    """The KV cache bytes with each growing server's raised by `level` times its weight, up to its most."""
     grown = dict(pools)
     for each in needs:
         if each.server.name in growing:
@@ -159,6 +164,7 @@ def _grow_pools(
 def _pools_fit(
     problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, float]
 ) -> bool:
+    """Whether KV caches of these sizes fit on every card in every shift."""
     for card in problem.cards:
         here = servers_on(card, placement, needs)
         for shift in problem.shifts:
@@ -191,6 +197,7 @@ def _cannot_grow(
 
 
 def _whole_blocks(needs: ServerNeeds, pool: float) -> int:
+    """The KV cache bytes rounded down to whole blocks, never below the least; 0 without a KV cache."""
     if not needs.block_bytes:
         return 0
     return max(int(pool) // needs.block_bytes * needs.block_bytes, needs.least_pool_bytes)

@@ -50,6 +50,7 @@ def args_on_release(args: ServeArgs, new: Release) -> ServeArgs:
 
 
 def _without_refused_flag(words: list[str], problem: FlagProblem) -> list[str]:
+    """The command without a flag that the release refuses; with its successor where there is one."""
     instead, _, value = problem.instead.partition(" ")
     given = flags_in(words)
     if problem.kind == "renamed":
@@ -74,6 +75,7 @@ def changed_flags(
 
 
 def _given_flags(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
+    """Flags of the command that the newer release refuses, renames, ignores or deprecates."""
     problems = {problem.flag: problem for problem in parse_flags(words, after).problems}
     known = {problem.flag for problem in parse_flags(words, before).problems}
     values = flags_in(words)
@@ -97,6 +99,7 @@ def _given_flags(words: list[str], before: Release, after: Release) -> Iterator[
 def _resolved_defaults(
     words: list[str], old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
 ) -> Iterator[ChangedFlag]:
+    """Flags not given whose value vLLM computes at start-up, and computes differently."""
     names = _given_names(words, releases[0])
     for field, flag in _COMPUTED_FLAGS.items():
         values = getattr(old, field), getattr(new, field)
@@ -108,6 +111,7 @@ def _resolved_defaults(
 
 
 def _declared_defaults(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
+    """Flags not given whose declared default differs between the releases."""
     names = _given_names(words, before) | {"--model", *_COMPUTED_FLAGS.values()}
     there = flags_of(after)
     for name in flags_of(before):
@@ -129,10 +133,12 @@ def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
 
 
 def _is_source_text(value: Any) -> bool:
+    """Whether a default is an expression of vLLM's source and not a value."""
     return isinstance(value, str) and _SOURCE_TEXT.fullmatch(value) is not None
 
 
 def _variables(args: ServeArgs, before: Release, after: Release) -> Iterator[ChangedFlag]:
+    """VLLM_ environment variables that are set and that the newer release no longer reads."""
     for name, value in args.env.items():
         spans = env_history(name) if name.startswith("VLLM_") else None
         if spans is None:
@@ -143,6 +149,7 @@ def _variables(args: ServeArgs, before: Release, after: Release) -> Iterator[Cha
 
 
 def _value_text(value: Any) -> str:
+    """A flag's value as a sentence shows it: on, off, none, or a number with thousands separators."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else str(value) if value != [] else "none"

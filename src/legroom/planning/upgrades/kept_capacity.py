@@ -35,6 +35,7 @@ class KeptCapacity:
 
     @property
     def command(self) -> list[str]:
+        """The `vllm serve` command of the plan, word by word."""
         return ready_command(self.plan)
 
 
@@ -62,11 +63,13 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
 
 
 def _capacity_of(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
+    """The plan with whether it holds the old plan's requests and keeps its headroom."""
     headroom = plan.layout.headroom_bytes >= old.layout.headroom_bytes - _SAME_HEADROOM_BYTES
     return KeptCapacity(plan, flags, _holds(plan, old), headroom, gives_up)
 
 
 def _holds(plan: Plan, old: Plan) -> bool:
+    """Whether it starts and holds as many requests of the old max_model_len as before, or nearly."""
     if not plan.starts or plan.settings.max_model_len < old.settings.max_model_len:
         return False
     same_length = plan.memory.kv.max_concurrency * plan.settings.max_model_len / max(old.settings.max_model_len, 1)

@@ -141,6 +141,7 @@ class _Accounting:
 
     @property
     def kv_bytes(self) -> int:
+        """KV cache bytes of the stage with the least, or what --kv-cache-memory-bytes gives."""
         if self.settings.kv_cache_memory_bytes is not None:
             return self.settings.kv_cache_memory_bytes
         return min(sum(part.bytes for part in stage.values()) for stage in self.stages)
@@ -192,6 +193,7 @@ def kv_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
 
 
 def _moves(old: Plan, new: Plan) -> Iterator[_Move]:
+    """What each part of the budget, then each setting, adds to the KV cache bytes between the two plans."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         yield _Move("KV cache", new.layout.kv_cache.bytes - old.layout.kv_cache.bytes, None, None)
         return
@@ -222,6 +224,7 @@ def _resolved(plan: Plan) -> EngineSettings:
 
 
 def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
+    """The memory budget of every pipeline stage under these settings, by part."""
     seen = target.seen or Measurements()
     layouts = (
         stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
@@ -231,6 +234,7 @@ def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
 
 
 def _parts(layout: Layout) -> dict[_Key, _Part]:
+    """Contributions of a layout to its KV cache in bytes: the budget, less what weights and the rest take."""
     parts = {("budget", ""): _Part(layout.budget_bytes)}
     for name in ("weights", "activation", "cuda_graph"):
         figure = getattr(layout, name)
@@ -262,6 +266,7 @@ def _accounting_reason(first: _Part | None, last: _Part | None, release: Release
 
 
 def _difference(first: _Part, last: _Part) -> str:
+    """What differs between two sizes of a part, term by term where terms are known."""
     before, after = ({term.label: term.bytes for term in part.terms} for part in (first, last))
     moved = [
         f"{label} {human_bytes(before.get(label, 0))} -> {human_bytes(after.get(label, 0))}"
@@ -275,6 +280,7 @@ def _difference(first: _Part, last: _Part) -> str:
 
 
 def _size_text(part: _Part) -> str:
+    """The size of a part without its sign, and how it was computed where that is known."""
     size = human_bytes(abs(part.bytes))
     return f"{size}, {part.how}" if part.how else size
 

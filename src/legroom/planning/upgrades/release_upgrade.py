@@ -85,6 +85,7 @@ def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
 
 
 def _tokens_line(old: Plan, new: Plan) -> Iterator[str]:
+    """A sentence where the log line "GPU KV cache size" counts tokens differently in the two releases."""
     before, after = old.memory.kv, new.memory.kv
     lines = before.shape.era.tokens_line, after.shape.era.tokens_line
     alike = all(abs(kv.tokens - comparable_tokens(kv)) <= 1 for kv in (before, after))  # rounded this way or that
@@ -100,6 +101,7 @@ def _tokens_line(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def _request(old: Plan, new: Plan) -> Iterator[str]:
+    """A sentence where the releases count one full-length request as different KV cache bytes."""
     before, after = old.memory.kv, new.memory.kv
     if before.needed_bytes == after.needed_bytes or before.max_model_len != after.max_model_len:
         return
@@ -111,6 +113,7 @@ def _request(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def _hybrid(old: Plan, new: Plan) -> Iterator[str]:
+    """A sentence where the KV cache groups of the layers, or the bytes of a block, differ."""
     before, after = old.memory.kv, new.memory.kv
     if max(len(before.groups), 1) != max(len(after.groups), 1):
         yield (
@@ -320,6 +323,7 @@ def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
 
 
 def _figures(made: Plan) -> tuple[Any, ...]:
+    """What is compared to tell whether a release plans the server differently."""
     kv = made.memory.kv
     return (
         made.layout.kv_cache.bytes,
@@ -332,6 +336,7 @@ def _figures(made: Plan) -> tuple[Any, ...]:
 
 
 def _step_json(step: ReleaseStep) -> dict[str, Any]:
+    """JSON of the plan on one release on the way, or why that release refuses the command."""
     made = step.plan
     if made is None:
         return {"vllm": step.release.version, "verdict": "does_not_fit", "refused": step.refused}

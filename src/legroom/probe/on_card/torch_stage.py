@@ -28,6 +28,7 @@ _GRAPH_NODES = (256, 1024)
 
 
 def main() -> None:
+    """Measures the card with torch and appends each result, or its error, to the results file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
@@ -60,6 +61,7 @@ def _append_result(path: str, name: str, finding: dict[str, Any]) -> None:
 
 
 def _nvidia_smi(fields: str) -> list[str]:
+    """The `--query-gpu` fields of the first visible GPU, without units; empty where nvidia-smi fails."""
     command = [
         "nvidia-smi",
         f"--query-gpu={fields}",
@@ -85,6 +87,7 @@ def _used_by_others() -> int | None:
 
 
 def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
+    """Name, versions and memory of the card, with the bytes that a CUDA context takes."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     driver = _nvidia_smi("driver_version")
@@ -117,6 +120,7 @@ def _allocator_sizes(torch: Any) -> dict[str, Any]:
 
 
 def _copy_rates(torch: Any) -> dict[str, Any]:
+    """Copy rates between host and device in bytes per second, by direction."""
     pinned = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     pageable = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
@@ -202,6 +206,7 @@ def _available_bytes() -> int | None:
 
 
 def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
+    """The bytes that NCCL takes on a card, the most of any rank; an `error` entry with too few cards."""
     if torch.cuda.device_count() < ranks:
         return {"error": f"{ranks} ranks need {ranks} cards, and there are {torch.cuda.device_count()}"}
     with socket.socket() as listener:
@@ -214,6 +219,7 @@ def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
 
 
 def _run_rank(rank: int, ranks: int, port: int, queue: Any) -> None:
+    """One rank's process: puts the bytes that NCCL took on its card into the queue."""
     torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
     torch.cuda.set_device(rank)

@@ -42,6 +42,7 @@ _BUDGET_BYTES = 8 << 30
 
 
 def main() -> None:
+    """Starts vLLM, with a tiny model or the flags after `--`, and appends what it measured to the results file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
@@ -71,6 +72,7 @@ def main() -> None:
 
 
 def _start_tiny_model(ranks: int, results: str) -> None:
+    """Starts vLLM with dummy weights, whose workers record their memory profile, and appends the versions."""
     vllm = importlib.import_module("vllm")
     torch = importlib.import_module("torch")
     nvml_total = _total_bytes()

@@ -59,9 +59,11 @@ class _ContentStreams:
         self.prefix_tokens: dict[int, list[int]] = {}
 
     def stream_number(self, content: object) -> int:
+        """The number of the token stream with this content; equal contents have the same number."""
         return self.streams.setdefault(content, len(self.trace.prefix_names) + len(self.streams))
 
     def prefix_token(self, group: int, place: int) -> int:
+        """The token id at one position of a prefix group."""
         known = self.prefix_tokens.get(group, [])
         if place >= len(known):
             parts = self.trace.prefix_segments(group, 2 * place + 16)
@@ -94,6 +96,7 @@ class _ContentStreams:
         return group, prefix_len // self.block_size, boundary, suffix
 
     def own_tokens(self, r: int, count: int) -> tuple[int, ...]:
+        """The first `count` token ids of request `r` after its shared prefix."""
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
@@ -183,6 +186,7 @@ class FastReplay:
             fill(self.sim.requests, "state", states, use_numba)
 
     def _initial_sim(self, contents: dict[str, list[int]]) -> Sim:
+        """The kernel's tables before the first step: all blocks free, no request scheduled."""
         rules, numba = self.rules, self.use_numba
         seqs = rules.max_num_seqs + 1
         spare_slots = numbers(seqs, numba)
@@ -207,6 +211,7 @@ class FastReplay:
         )
 
     def _stream_rows(self) -> Any:
+        """For each prefix group its parent group and the parent's length in whole blocks, flattened."""
         streams = numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
         for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
             streams[2 * group] = parent
@@ -214,6 +219,7 @@ class FastReplay:
         return streams
 
     def _state_row(self) -> Any:
+        """The kernel's counters at the start, as a table of one row."""
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
         for name, value in (
             ("free_uncached", rules.usable_blocks),
@@ -226,6 +232,7 @@ class FastReplay:
         return state
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:
+        """One row for each request of the trace, in trace order, with `contents` as further columns."""
         trace, numba = self.trace, self.use_numba
         requests = rows(RequestRow, len(trace), numba)
         priority_ranks = _priority_ranks(trace)
@@ -247,6 +254,7 @@ class FastReplay:
         return requests
 
     def _block_rows(self) -> Any:
+        """The block table with every block id spare and the free queue empty."""
         ids, numba = self.rules.num_ids, self.use_numba
         blocks = rows(BlockRow, 2 * ids + 1, numba)
         fill(blocks, "spare_id", range(ids), numba)
@@ -279,6 +287,7 @@ class FastReplay:
         return column(self.sim.requests, name, self.use_numba)
 
     def _timeline(self, interrupted: bool) -> Timeline:
+        """The result of the replay; `interrupted` marks it as incomplete."""
         trace = self.trace
         first_sched = self._column("first_sched")
         arrivals = first_sched if trace.in_seconds else array("q", (int(arrival) for arrival in trace.arrivals))
@@ -299,6 +308,7 @@ class FastReplay:
         )
 
     def _samples(self) -> Iterator[PoolSample]:
+        """The recorded pool samples in order of steps; those that no step reached are left out."""
         width = self._total("sample_width")
         points = [
             column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
@@ -322,6 +332,7 @@ def _max_block_ids(trace: Trace, settings: SchedulerSettings, shared_blocks: lis
 
 
 def _kernel_rules(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> Rules:
+    """The scheduler settings as the kernel's numbers, with table sizes that suffice for this trace."""
     width = ids = 0
     hash_size = 16
     if settings.enable_prefix_caching:

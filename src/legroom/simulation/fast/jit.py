@@ -53,6 +53,7 @@ def compiled(name: str) -> Callable[..., Any]:
 
 
 def _compile_all() -> None:
+    """Wrap every registered kernel function with numba.njit; compilation itself follows at the first call."""
     import numba
 
     can_cache = _use_cache_folder(numba)
@@ -69,6 +70,7 @@ def _compile_all() -> None:
 
 
 def _use_cache_folder(numba: Any) -> bool:
+    """Point Numba's cache at Legroom's folder; False where that cannot be created."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -197,4 +197,5 @@ def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
 
 
 def column(table: Any, field: str, compiled: bool) -> Any:
+    """One field of all rows: an array column where compiled, otherwise a list."""
     return table[field] if compiled else [getattr(row, field) for row in table]

@@ -60,6 +60,7 @@ class FileLookups:
         return answer.is_file
 
     def answer_pending(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
+        """Answer the lookups collected since the last call: whether each chunk's file was written by `now_s`."""
         for key in self._open:
             answer = self._answers.get(key)
             if answer is not None and answer.is_file is None:
@@ -68,6 +69,7 @@ class FileLookups:
         self._open = []
 
     def drop_answers(self, access: ChunkAccess) -> None:
+        """Forget the lookups of one request; answers that other requests also asked for stay."""
         for key in self._of_request.pop(access, ()):
             answer = self._answers[key]
             answer.requests.discard(access)
@@ -98,6 +100,7 @@ class DiskBackedTier(HostTier):
 
     @property
     def next_event_s(self) -> float | None:
+        """When the next file job ends, or 0.0 where lookups were just answered; None where nothing is under way."""
         if self._lookups.has_new_answers:
             return 0.0
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
@@ -157,6 +160,7 @@ class DiskBackedTier(HostTier):
         return FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
 
     def _submit(self, job: FileJob) -> None:
+        """Queue the reading or writing of a job's chunks; a written file exists from the end of the write."""
         self.jobs[job] = None
         end_s = (self.store_link if job.is_store else self.load_link).submit(job, len(job.keys), self.now_s)
         if job.is_store:
@@ -182,6 +186,7 @@ class DiskBackedTier(HostTier):
             del self.jobs[job]
 
     def _drop_answers(self, access: ChunkAccess) -> None:
+        """Forget a request's lookups once it has finished and its last store is complete."""
         # A store in progress may still write files for its request.
         if access.is_finished and not access.stores_in_progress:
             self._lookups.drop_answers(access)

@@ -23,6 +23,7 @@ class LruPolicy:
         self._order: OrderedDict[ChunkKey, None] = OrderedDict()
 
     def insert(self, key: ChunkKey) -> None:
+        """Add a stored chunk as the most recently used."""
         self._order[key] = None
 
     def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
@@ -178,6 +179,7 @@ class ChunkAccess:
         self.is_finished = False
 
     def record(self, keys: Iterable[ChunkKey], places: dict[ChunkKey, int]) -> None:
+        """Note the position in the prompt of each chunk that the request used."""
         for key in keys:
             self.positions[key] = places[key]
 
@@ -221,9 +223,11 @@ class Link(Generic[Job]):
 
     @property
     def next_end_s(self) -> float | None:
+        """When the oldest queued transfer ends; None where none is under way."""
         return self._queue[0][1] if self._queue else None
 
     def completed(self, now_s: float) -> list[Job]:
+        """Remove and return the transfers that ended by `now_s`, oldest first."""
         done: list[Job] = []
         while self._queue and self._queue[0][1] <= now_s:
             done.append(self._queue.popleft()[0])
@@ -254,6 +258,7 @@ class HostTier:
         return None
 
     def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
+        """HIT where the chunk can be read, PENDING while it is being written, MISS where it is absent."""
         readers = self.readers.get(key)
         if readers is None:
             return LookupResult.MISS
@@ -266,11 +271,13 @@ class HostTier:
         access.reuse(keys)
 
     def _pin(self, keys: Iterable[ChunkKey]) -> None:
+        """Count one more reader of each chunk, so that it is not evicted."""
         for key in keys:
             self.num_idle -= self.readers[key] == 0
             self.readers[key] += 1
 
     def complete_load(self, keys: Iterable[ChunkKey]) -> None:
+        """Count one reader less of each chunk; those without readers may be evicted again."""
         for key in keys:
             self.readers[key] -= 1
             self.num_idle += self.readers[key] == 0
@@ -327,6 +334,7 @@ class HostTier:
             offers[key] = 1
 
     def _make_room(self, count: int, protected: set[ChunkKey]) -> list[ChunkKey] | None:
+        """Evict what `count` new chunks need and return it, perhaps nothing; None where too few may be evicted."""
         short = count - (self.settings.num_chunks - len(self.readers))
         if short <= 0:
             return []
@@ -340,6 +348,7 @@ class HostTier:
         return evicted
 
     def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
+        """Mark written chunks as readable and evictable."""
         for key in keys:
             if self.readers.get(key) == WRITING:
                 self.readers[key] = 0

@@ -172,6 +172,7 @@ class KvOffload:
         return num_hits, is_pending
 
     def _add_chunk_keys(self, request: Request, state: OffloadState) -> None:
+        """Add the keys of chunks completed since the last call; a key is the hash of the chunk's last block."""
         per_chunk = self.settings.blocks_per_chunk
         for last in range((len(state.keys) + 1) * per_chunk - 1, len(request.block_hashes), per_chunk):
             state.places[request.block_hashes[last]] = len(state.keys)
@@ -234,6 +235,7 @@ class KvOffload:
         return plan
 
     def _record_new_blocks(self, request: Request, state: OffloadState) -> None:
+        """Note the GPU blocks allocated to the request since the last call."""
         blocks, known = request.blocks[0], len(state.block_ids)
         if len(blocks) > known:
             block_ids = [block.block_id for block in blocks[known:]]
@@ -265,6 +267,7 @@ class KvOffload:
             self._store(request, state, to_store, is_finished=is_finished)
 
     def _store(self, request: Request, state: OffloadState, keys: list[ChunkKey], *, is_finished: bool) -> None:
+        """Plan the copy of these chunks to the tier; a finished request's GPU blocks are protected until its end."""
         per_chunk = self.settings.blocks_per_chunk
         sources = [
             block_id
@@ -283,6 +286,7 @@ class KvOffload:
                 self._plan.flushes[job] = None
 
     def _protect_source_blocks(self, job: TransferJob) -> None:
+        """Mark the GPU blocks that a copy reads from; reusing one flushes the copy first."""
         for block_id in job.source_blocks:
             self._fences.setdefault(block_id, {})[job] = None
 
@@ -294,6 +298,7 @@ class KvOffload:
             self._protect_source_blocks(job)
 
     def complete(self, job: TransferJob) -> None:
+        """Account for a finished copy: its chunks become usable, and its source blocks are no longer protected."""
         if job.is_store:
             self.tier.complete_store(job.keys, self._states[job.request].access)
         else:

@@ -106,6 +106,7 @@ class TierReport:
 
     @property
     def hit_ratio(self) -> float:
+        """The share of prompt tokens that were loaded from the tier."""
         return tier_hit_ratio(self.replayed)
 
     def bytes_of(self, blocks: int) -> int:
@@ -150,6 +151,7 @@ class TierReport:
         return {"share_of_hits": HIT_SHARE, "chunks": enough, "bytes": self.tier_bytes(enough)}
 
     def _files_json(self) -> dict[str, Any] | None:
+        """File traffic in bytes, chunks and seconds; None for a tier without files."""
         files = self.replayed.files
         if files is None:
             return None

@@ -158,6 +158,7 @@ class TieredScheduler(Scheduler):
         return True
 
     def _num_blocks_to_come(self, request: Request) -> int:
+        """Blocks that the request still needs for all of its present tokens."""
         tokens = min(request.num_tokens, self.settings.max_model_len)
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
@@ -169,6 +170,7 @@ class TieredScheduler(Scheduler):
             self._loaded.add(job.request)
 
     def _finish_load(self, request: Request) -> None:
+        """Put the loaded blocks into the prefix cache; the last token is left to compute."""
         self._loaded.discard(request)
         if self.settings.enable_prefix_caching:
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
@@ -188,6 +190,7 @@ class TieredScheduler(Scheduler):
 
 
 def _check_tier_support(settings: SchedulerSettings) -> None:
+    """Raise for a setting that is not simulated together with a tier."""
     for is_set, what, remedy in (
         (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
         (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
@@ -258,6 +261,7 @@ class TierReplay(StepByStepReplay):
             self._reject_waiting_for_files()
 
     def _chunks_read(self) -> int:
+        """Chunks read from files so far; 0 for a tier without files."""
         files = self.scheduler.offload.tier.file_tally()
         return files.loaded_chunks if files else 0
 

@@ -59,6 +59,7 @@ class CsvFormat:
 
 
 def _token_count(cell: str, column: str, file: str, line: int) -> int:
+    """The cell as an integer, fractions cut off; raises with file and line where it is no number."""
     try:
         return int(float(cell))
     except (ValueError, OverflowError):
@@ -66,6 +67,7 @@ def _token_count(cell: str, column: str, file: str, line: int) -> int:
 
 
 def _timestamp(text: str) -> float:
+    """Unix seconds of an ISO date and time, which is read as UTC."""
     # Azure writes seven digits of a second; Python reads six.
     whole, _, fraction = text.partition(".")
     digits = "".join(c for c in fraction.split("+")[0] if c.isdigit())

@@ -37,6 +37,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
+    """Append one JSON object to the trace; the arrival key it has is added to `clocks`."""
     get = row.get
     arrival: float = 0
     if (at := get("arrival_step")) is not None:
@@ -62,6 +63,7 @@ def _add_row(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
 
 
 def _whole_number(value: Any) -> int:
+    """An integer, also from a float without a fraction; ValueError otherwise."""
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():
@@ -70,6 +72,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _error_text(error: Exception) -> str:
+    """What is wrong with the line, in words for the user."""
     if isinstance(error, KeyError):
         return f"no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):

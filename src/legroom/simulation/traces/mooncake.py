@@ -13,6 +13,7 @@ _TOKENS_PER_HASH = 512
 
 
 def looks_like(head: str) -> bool:
+    """Whether the first line of the file has an "input_length", as Mooncake traces have."""
     return '"input_length"' in head.split("\n", 1)[0]
 
 

@@ -14,6 +14,7 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def looks_like(head: str) -> bool:
+    """Whether the file begins with a JSON array of objects with "conversations"."""
     return head.lstrip().startswith("[") and '"conversations"' in head
 
 
@@ -32,5 +33,6 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _estimated_tokens(turn: Any) -> int:
+    """Tokens of one conversation turn, estimated from its characters; at least 1."""
     text = turn.get("value", "") if isinstance(turn, dict) else ""
     return max(1, len(text) // CHARACTERS_PER_TOKEN)

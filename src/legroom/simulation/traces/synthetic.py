@@ -41,6 +41,7 @@ def read(spec: str, seed: int = 0) -> Trace:
 
 
 def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> Trace:
+    """Random requests by the key=value words; `process` is poisson, uniform or bursts."""
     rate = _parse_number(words.get("rate", "1"), "rate")
     count = int(_parse_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
@@ -69,6 +70,7 @@ def _generate_trace(process: str, words: dict[str, str], rng: random.Random) -> 
 
 
 def _length_distribution(text: str) -> Draw:
+    """A function that draws lengths in tokens, from a number or from words like lognormal(500,0.8)."""
     call = _CALL.fullmatch(text)
     if not call:
         value = _parse_number(text, "a length")
@@ -89,6 +91,7 @@ def _length_distribution(text: str) -> Draw:
 
 
 def _parse_number(text: str, what: str) -> float:
+    """A finite number; otherwise an error that names `what`."""
     try:
         value = float(text)
     except ValueError:
@@ -99,6 +102,7 @@ def _parse_number(text: str, what: str) -> float:
 
 
 def _number_pair(text: str, what: str) -> tuple[float, float]:
+    """The two numbers of "a,b", with or without parentheses; otherwise an error that names `what`."""
     parts = text.strip("()").split(",")
     if len(parts) != 2:
         raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)
@@ -106,4 +110,5 @@ def _number_pair(text: str, what: str) -> tuple[float, float]:
 
 
 def _bounded_tokens(length: float) -> int:
+    """A drawn length as whole tokens, from 1 to the maximum."""
     return max(1, min(int(length), _MAX_TOKENS))

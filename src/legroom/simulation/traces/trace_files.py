@@ -62,6 +62,7 @@ def read_trace_text(text: str, name: str = "the trace") -> Trace:
 
 
 def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
+    """The requests of a trace file, `limit` applied to lines; its format is detected where `format_name` is None."""
     head = file.read(20_000)
     file.seek(0)
     if not head.strip():
@@ -98,6 +99,7 @@ def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
 
 
 def _bounded_lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
+    """The lines of the file; raises at one of `max_chars` or more, or where there are too many lines."""
     for number in itertools.count(1):
         line = file.readline() if max_chars is None else file.readline(max_chars)
         if not line:

@@ -17,6 +17,7 @@ _PROMPT = re.compile(r"prompt: (['\"])(?P<text>.*?)\1, (?:params|sampling_params
 
 
 def looks_like(head: str) -> bool:
+    """Whether the file's beginning has one of vLLM's request log lines."""
     return _RECEIVED.search(head) is not None
 
 
@@ -36,6 +37,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 
 def _prompt_len(line: str) -> int:
+    """Prompt tokens: the count of logged token ids, otherwise estimated from the logged text; at least 1."""
     ids = _TOKEN_IDS.search(line)
     if ids and ids[1].strip():
         return ids[1].count(",") + 1
@@ -44,6 +46,7 @@ def _prompt_len(line: str) -> int:
 
 
 def _timestamp_s(line: str) -> float:
+    """Unix seconds of the line's local timestamp, in 2000 where it names no year; 0.0 without a timestamp."""
     stamp = _STAMP.search(line)
     if not stamp:
         return 0.0

@@ -26,6 +26,7 @@ _TYPES: dict[Kind, str] = {
 
 
 def models(request: dict[str, Any]) -> dict[str, Any]:
+    """The bundled models: id, name, other ids, number of parameters and what each was quantized from."""
     from legroom.facts.bundled import bundled_names, find
 
     known = [model.as_json() for name in bundled_names() if (model := find(name))]
@@ -52,6 +53,7 @@ def gpus(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def releases(request: dict[str, Any]) -> dict[str, list[str]]:
+    """The vLLM releases that legroom knows, newest first."""
     from legroom.facts.releases import known_releases
 
     return {"releases": list(reversed(known_releases()))}

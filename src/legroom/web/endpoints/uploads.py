@@ -51,6 +51,7 @@ def lint(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _server_document(deployment: Deployment) -> dict[str, Any]:
+    """A server of an uploaded file: model, release, GPUs, flags, command without secrets, problems."""
     from legroom.vllm.command_line import command, without_secrets
 
     place = deployment.place
@@ -124,6 +125,7 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_snapshot(encoded: str, name: str) -> AllocatorReading:
+    """The first reading of a PyTorch memory snapshot in base64; LegroomError where it is not base64."""
     from legroom.fragments.fragment_sources import readings_of_content
 
     try:

@@ -25,11 +25,13 @@ def bytecode(source: bytes, name: str) -> bytes:
 
 
 def loaded_module_names() -> set[str]:
+    """The source or bytecode paths of all modules imported so far."""
     files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
     return {name for name in files if name.endswith((".py", ".pyc"))}
 
 
 def compile_stdlib(loaded: set[str]) -> None:
+    """Rewrites the standard library's zip with the loaded modules as bytecode instead of source."""
     used = {name.rpartition("python314.zip/")[2] for name in loaded if "python314.zip/" in name}
     target = io.BytesIO()
     # Stored, because the whole archive is compressed afterwards, which is smaller.
@@ -45,6 +47,7 @@ def compile_stdlib(loaded: set[str]) -> None:
 
 
 def compile_packages(loaded: set[str]) -> None:
+    """Rewrites the tar of legroom and PyYAML with bytecode added for the loaded modules."""
     used = {name.removeprefix(SITE) for name in loaded if name.startswith(SITE)}
     target = io.BytesIO()
     with tarfile.open(OWN) as old, tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as new:

@@ -28,6 +28,7 @@ def server_scaling_policy(server: ExportedServer, settings: ClusterSettings) -> 
 
 
 def scaling_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
+    """Head comments of the manifest: the scaling policy, how to simulate it, and where an HPA's metrics come from."""
     yield f"How it scales: {server_scaling_policy(server, settings).sentence()}"
     tried = f"legroom simulate TRACE --model {server.model} --autoscale {settings.most_replicas}"
     yield f"Try it on a trace of your own: {tried}"
@@ -46,6 +47,7 @@ def scaling_queries(server: ExportedServer, settings: ClusterSettings) -> tuple[
 
 
 def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The HorizontalPodAutoscaler or, unless the scaler is `hpa`, the KEDA ScaledObject of the server."""
     policy = server_scaling_policy(server, settings)
     return (_hpa if settings.scaler == "hpa" else _keda_scaled_object)(
         server, settings, policy, _scale_target(server, over)
@@ -53,6 +55,7 @@ def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: Nod
 
 
 def _scale_target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
+    """The scaleTargetRef: the LeaderWorkerSet of a server over several nodes, else the Deployment."""
     if over.nodes > 1:
         return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": group_name(server)}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
@@ -81,6 +84,7 @@ def _keda_scaled_object(
 
 
 def _keda_trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
+    """A Prometheus trigger of type AverageValue; a query without a series counts as a failure, not as 0."""
     no_answer = Commented("No series is no answer, not a load of 0.", "false")
     about = {
         "serverAddress": settings.prometheus_url,
@@ -94,6 +98,7 @@ def _keda_trigger(name: str, query: str, threshold: str, settings: ClusterSettin
 def _hpa(
     server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
+    """An autoscaling/v2 HPA on two external metrics, requests waiting and KV cache use, as averages per replica."""
     levels = ((_WAITING_NAME, str(policy.waiting_target)), (_KV_NAME, f"{round(policy.kv_target_ratio * 1000)}m"))
     metrics: list[Any] = [
         {
@@ -117,6 +122,7 @@ def _hpa(
 
 
 def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
+    """The `behavior` of an HPA: at most doubled per period upwards, one pod at a time downwards."""
     return {
         "scaleUp": Commented(
             "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "

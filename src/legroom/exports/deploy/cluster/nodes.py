@@ -60,6 +60,7 @@ class NodeSpread:
 
     @property
     def nodes_sentence(self) -> str:
+        """A sentence for the manifest's head: how many nodes, and how the ranks or copies spread over them."""
         if self.ray:
             return f"{self.nodes} nodes in a Ray cluster; the driver on its head starts the ranks of all of them."
         if self.engines_per_node:
@@ -168,12 +169,14 @@ def _split_over_nodes(
 
 
 def _check_gpus_divide_among_nodes(cards: int, nodes: int) -> None:
+    """Raises LegroomError unless each node gets the same number of GPUs."""
     if cards % nodes:
         hint = "choose parallel sizes whose product does"
         raise LegroomError(f"{cards} cards do not divide into {nodes} nodes alike", hint)
 
 
 def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
+    """Raises LegroomError, with the advice to use Ray, where the plan's vLLM release lacks the flag."""
     if flag not in flags_of(plan.release):
         hint = "add --distributed-executor-backend ray, or use a release from 0.11.1 on"
         raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)

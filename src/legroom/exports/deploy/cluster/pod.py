@@ -76,6 +76,7 @@ class ClusterSettings:
 
 
 def pod_labels(server: ExportedServer) -> dict[str, str]:
+    """The labels of the pods: app.kubernetes.io/name `vllm`, and the server's name as instance."""
     return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": server.name}
 
 
@@ -86,6 +87,7 @@ def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") 
 
 
 def pod_selector(server: ExportedServer) -> dict[str, str]:
+    """The matchLabels by which Services and controllers find the server's pods: the instance label alone."""
     return {"app.kubernetes.io/instance": server.name}
 
 
@@ -185,6 +187,7 @@ def worker_container(
 def _command_and_env(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
+    """The vLLM container's name, image, command, args and env; a `wrapper` script gets the command as arguments."""
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
@@ -228,6 +231,7 @@ def secret_command(server: ExportedServer, namespace: str | None) -> Iterator[st
 
 
 def resource_requests(server: ExportedServer) -> dict[str, Any]:
+    """The container's `resources`: CPU, host memory and GPUs requested; memory and GPUs limited."""
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
@@ -239,6 +243,7 @@ def resource_requests(server: ExportedServer) -> dict[str, Any]:
 
 
 def health_probes(server: ExportedServer) -> dict[str, Any]:
+    """Startup, liveness and readiness probes on /health; the startup probe lasts for the startup limit."""
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
     tries = server.times.limit_s // PROBE_PERIOD_S
     startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
@@ -271,6 +276,7 @@ def pre_stop_s(server: ExportedServer) -> int:
 
 
 def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
+    """The vLLM container's mounts: /dev/shm, the model's folder or the cache, /tmp if restricted, named files."""
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     if server.local_model:
         mounts += model_mounts(server)
@@ -281,6 +287,7 @@ def _volume_mounts(server: ExportedServer, settings: ClusterSettings) -> list[di
 
 
 def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
+    """The pod's volumes: /dev/shm, the model's folder or the cache, and those of the sidecar and of named files."""
     size = f"{containers.shm_gib(server)}Gi"
     why = "Ranks communicate through /dev/shm, which has only 64 MiB by default. It counts as the container's memory."
     shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
@@ -294,6 +301,7 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
 
 
 def _cache_volume(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
+    """The pod's volume for downloaded weights: ephemeral or the claim; none where claim templates make it."""
     if settings.cache == "pod":
         template = {"spec": claim_spec(server, "ReadWriteOnce")}
         volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
@@ -303,6 +311,7 @@ def _cache_volume(server: ExportedServer, settings: ClusterSettings) -> Iterator
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
+    """The spec of a PersistentVolumeClaim for 1.2 times the checkpoint plus 10 GiB; `mode` is its access mode."""
     # A fifth more and 10 GiB hold a second revision of the small files, and compiled code.
     size = math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
     return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}

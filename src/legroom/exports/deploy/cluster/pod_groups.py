@@ -38,6 +38,7 @@ def group_name(server: ExportedServer) -> str:
 
 
 def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The LeaderWorkerSet manifest of a server over several nodes: one pod per node, restarted as a group."""
     first = container(server, settings, over.leader_flags())
     leader = {"metadata": _with_role_label(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
     template = {
@@ -116,6 +117,7 @@ _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 
 
 def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """The RayCluster manifest: vLLM runs on the head, and the other nodes are one worker group of fixed size."""
     head = _ray_head_container(server, settings, over)
     worker = worker_container(server, settings, ())
     worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_always_true_probes()}
@@ -166,12 +168,14 @@ def _ray_head_container(server: ExportedServer, settings: ClusterSettings, over:
 
 
 def _with_host_ip(first: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the container with VLLM_HOST_IP set to the pod's IP, before its other variables."""
     address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     why = Commented("The address by which Ray's other nodes reach it.", address)
     return {**first, "env": [why, *first.get("env", [])]}
 
 
 def ray_image_remarks(server: ExportedServer) -> Iterator[str]:
+    """A head comment where vLLM's own image has no Ray and no other image is named; else nothing."""
     if server.release.at_least(_NO_RAY_SINCE) and server.options.image is None:
         yield (
             f"vLLM's own image has no Ray from {_NO_RAY_SINCE} on: build one with `pip install 'ray[cgraph]'` and name "
