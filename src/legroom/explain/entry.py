@@ -295,7 +295,7 @@ def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def count_json(count: Count) -> dict[str, Any] | None:
-    """The count as JSON; None where no thread tried it."""
+    """How many issue threads tried a fix and where it worked, as JSON; None where none did."""
     if not count.tried:
         return None
     rate = count.rate_of(count.worked)

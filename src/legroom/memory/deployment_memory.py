@@ -59,7 +59,7 @@ class DeploymentMemory:
 
     @property
     def refused(self) -> Unsupported | None:
-        """`unsupported`, where no memory check fails before it."""
+        """Why vLLM refuses these settings; None where it takes them, or a memory check fails earlier in the start."""
         reason = self.unsupported
         return reason if reason and (self.failure is None or self.failure.id == reason.id) else None
 

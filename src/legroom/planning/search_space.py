@@ -161,7 +161,7 @@ class FlagCombination:
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:
-        """Whether the card is too small for this utilization: at its peak, or for the budget at start-up."""
+        """Whether the budget at start-up, or the peak with this share of the error band, exceeds the card."""
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 

@@ -80,6 +80,7 @@ def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str
 
 
 def _compilation(args: ServeArgs) -> Mapping[str, Any]:
+    """The given `--compilation-config`, without vLLM's defaults; empty where there is none."""
     return args.compilation_config or {}
 
 
