@@ -93,7 +93,7 @@ def _ended_outcome(holder: Holder, was_killed: bool) -> Freed:
 def _signal_all(
     holders: Sequence[Holder], number: signal.Signals, rescan: Callable[[], MachineSnapshot]
 ) -> dict[Holder, Freed]:
-    """Signal each holder that a fresh scan still finds to be the leftover of a dead server; the outcome of the others."""
+    """Signal each holder that a fresh scan still finds left by a dead server; returns the outcome of the others."""
     dead = {
         holder.process.identity for holder in classify_holders(rescan()) if holder.state == "dead" and holder.process
     }

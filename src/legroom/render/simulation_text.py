@@ -175,7 +175,7 @@ def _fleet_headline(scaled: ScaledReplay) -> str:
 
 
 def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
-    """Curves over time of an autoscaled replay: servers, and what waits and runs on them."""
+    """Curves over time of an autoscaled replay: servers, those that serve, KV use and waiting requests."""
     samples = scaled.samples
     servers = scaled_curve("servers", "green", [sample.replicas for sample in samples], height=4)
     return [

@@ -175,7 +175,7 @@ class PrometheusSource:
         form: dict[str, str],
         timeout_s: float,
     ) -> _SeriesByServer:
-        """Query Prometheus (`form`: its POST fields) for the series of these servers, matched by the labels of `rows`."""
+        """Query Prometheus (`form`: POST fields) for the series of these servers, matched by the labels of `rows`."""
         # Prometheus runs 20 queries at once by default (--query.max-concurrency).
         gate = asyncio.Semaphore(4)
 
