@@ -198,11 +198,11 @@ def run(args: argparse.Namespace) -> int:
 
         return run_tier(args, trace, pool)
     timeline = _replay_with_progress(args, trace, pool.settings, pool.cost)
-    if args.svg:
-        write_file(args.svg, timeline_svg(timeline), "picture")
     load = load_verdict(timeline)
+    if args.svg:
+        write_file(args.svg, timeline_svg(timeline, load), "picture")
     print_answer(
-        args.json, lambda: {**timeline.as_json(), **load.as_json()}, lambda style: timeline_text(timeline, style)
+        args.json, lambda: {**timeline.as_json(), **load.as_json()}, lambda style: timeline_text(timeline, load, style)
     )
     return ANSWER_IS_NO if load.verdict == "falls_behind" else OK
 

@@ -35,6 +35,7 @@ _PAGE_BYTES = 4096
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Replays the trace with the tier and without it."""
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
+    from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.tiers.tier_report import TierReport
     from legroom.simulation.trace_replay import simulate
 
@@ -48,12 +49,13 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     curve = _hit_curve(args, trace, pool, replayed) if args.tier_curve else ()
     host_bytes = _host_bytes(plan, tier) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
+    load = load_verdict(replayed.timeline)
     if args.svg:
-        write_file(args.svg, timeline_svg(replayed.timeline), "picture")
+        write_file(args.svg, timeline_svg(replayed.timeline, load), "picture")
     print_answer(
         args.json,
         lambda: {**replayed.timeline.as_json(), "tier": report.as_json()},
-        lambda style: timeline_text(replayed.timeline, style) + tier_text(report),
+        lambda style: timeline_text(replayed.timeline, load, style) + tier_text(report),
     )
     return OK
 

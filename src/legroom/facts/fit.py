@@ -76,7 +76,7 @@ MACHINE = ("card", "release", "gpus")
 
 
 def starts_like(properties: Properties) -> int:
-    """Known starts that are as far from the evidence."""
+    """How many known starts are as far from the evidence as this one: the width of the band was fitted to them."""
     kind, rare = evidence(properties)
     starts: Sequence[int] = bands()["starts"][kind]
     return starts[min(len(rare), len(starts) - 1)]

@@ -12,7 +12,7 @@ from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
-from legroom.simulation.replay_outcome import LoadVerdict, load_verdict
+from legroom.simulation.replay_outcome import LoadVerdict
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
@@ -38,9 +38,8 @@ def _blocks_up_to(length: int, size: int) -> int:
     return size * whole * (whole + 1) // 2 + rest * (whole + 1)
 
 
-def timeline_text(timeline: Timeline, style: Style) -> str:
+def timeline_text(timeline: Timeline, load: LoadVerdict, style: Style) -> str:
     """The terminal report of a simulated load: verdict, curves of KV blocks and queue, figures, rejections."""
-    load = load_verdict(timeline)
     lines = [*(style.paint(line, "bold") for line in wrap(_headline(timeline, load), style.width)), ""]
     for curve in _timeline_curves(timeline):
         lines += curve_lines(curve, style)
@@ -52,9 +51,8 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
     return "\n".join(lines) + "\n"
 
 
-def timeline_svg(timeline: Timeline) -> str:
+def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
     """The simulated load as an SVG picture: verdict, curves and figures."""
-    load = load_verdict(timeline)
     svg = Svg(760, _headline(timeline, load))
     svg.text(24, 34, _VERDICTS[load.verdict], "ink sans", size=16, bold=True)
     svg.text(24, 54, _headline(timeline, load).partition(": ")[2], "ink sans", size=13)

@@ -157,7 +157,9 @@ def models_on_card(
 def _least_weights_bytes(bundled: Bundled) -> float:
     """A lower bound of the weights, without reading the config."""
     root = find(bundled.base) if bundled.base else bundled
-    is_quantized = bundled.base is not None or "quantiz" in str(bundled.entry)
+    config = bundled.entry.get("config", {})
+    scheme = bundled.entry.get("quantization") or {**config.get("text_config", {}), **config}.get("quantization_config")
+    is_quantized = bundled.base is not None or scheme is not None
     return (root.parameters if root else 0) * (_QUANTIZED_BYTES if is_quantized else 2.0)
 
 

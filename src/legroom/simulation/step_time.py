@@ -22,7 +22,6 @@ from legroom.simulation.fast.rows import StepCost
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
-    from legroom.simulation.fast.rows import StepCost
 
 Basis = Literal["measured", "data_sheet"]
 """The source of the estimate."""
@@ -227,10 +226,8 @@ def roofline(
     hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
 ) -> StepCost:
     """The step cost of one rank from its bytes, operations and the speed of the GPU."""
-    reached, exchanged = (
-        reached or fitted_efficiency(),
-        exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"]),
-    )
+    reached = reached or fitted_efficiency()
+    exchanged = exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
