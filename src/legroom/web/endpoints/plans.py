@@ -187,6 +187,8 @@ _SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "ma
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
+    from legroom.render.simulation_text import timeline_words
+    from legroom.render.translation import in_language
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.step_time import fixed_cost, roofline
@@ -207,7 +209,9 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
             "give `plan` to have it estimated, or `step_ms`",
         )
     timeline = replay(trace, settings, cost=cost)
-    return {**timeline.as_json(), **load_verdict(timeline).as_json(), "timeline": pool_curves_json(timeline)}
+    load, language = load_verdict(timeline), request.get("language")
+    document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
+    return document | ({"words": in_language(timeline_words(timeline, load), language)} if language else {})
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
