@@ -142,7 +142,7 @@ class Lane {
   }
 }
 
-const SLOW = new Set(["size", "simulate", "diagnose", "card"]);
+const SLOW = new Set(["size", "simulate", "diagnose", "card", "upgrade", "pack", "files", "fragments"]);
 
 class WorkerEngine {
   edition = "static";

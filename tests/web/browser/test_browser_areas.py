@@ -36,7 +36,7 @@ def test_a_mix_is_replayed_and_drawn_over_time(served, open_page, keep_screensho
 def test_a_moment_is_read_with_the_pointer_and_the_arrow_keys(served, open_page):
     page = open_page(f"{served.url}#/simulate?{SMALL}")
     replay(page)
-    page.locator(".chart canvas").first.hover()
+    page.locator(".chart .u-over").first.hover()
     page.wait_for_selector("output.moment")
     before = page.inner_text(".moment")
     page.locator(".charts").focus()

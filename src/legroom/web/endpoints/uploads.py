@@ -110,7 +110,8 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
         request.get("vllm") or None,
         local_models=False,
     )
-    return in_language(readings_json([read_log(pieces, "the log", hints)]), request.get("language", "en"), _SENTENCES)
+    document = readings_json([read_log(pieces, "the log", hints)])
+    return dict(in_language(document, request.get("language", "en"), _SENTENCES))
 
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
