@@ -19,7 +19,7 @@ from legroom.vllm.args import ServeArgs, other_value
 from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
-_KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
+KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """Variables that matter to memory."""
 _API_KEY = "VLLM_API_KEY"
 _RAY_SERVE = ("run", "deploy", "build")
@@ -203,7 +203,7 @@ def deployment_of(server: StartedServer, requested: Release | None = None) -> De
     env = {
         name: value
         for name, value in {**given, **parsed.args.env}.items()
-        if _KEPT_ENV.fullmatch(name) and not is_secret(name)
+        if KEPT_ENV.fullmatch(name) and not is_secret(name)
     }
     return Deployment(
         args=replace(parsed.args, env=env),
