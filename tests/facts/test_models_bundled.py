@@ -205,14 +205,15 @@ def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, 
     [
         "someone/a-model-of-their-own-7b",
         "someone/Qwen3-52B",  # the letters of Qwen3.5-2B
-        "someone/Yi-1.5-6B",  # not Yi-6B
+        "someone/Phi-9-mini",  # not Phi-4-mini
+        "someone/Yi-9-6B",  # not Yi-6B
         "someone/gemma-3n-2b",
         "someone/Qwen3-8B-A1B",
         "someone/GLM-5-Air",
         "someone/Qwen3-Coder-REAP-25B-A3B",
         "someone/GLM-4.5-Air-REAP-82B-A12B",
         "someone/EAGLE3-Llama-3.1-8B",
-        "someone/Qwen2-Audio-7B",
+        "someone/Qwen3-8B-Audio",
         "someone/Qwen3-8B-exl3",
         "/models/merged/checkpoint-10",
     ],
