@@ -71,6 +71,7 @@ def test_the_sample_log_is_diagnosed_without_any_dependency_as_with_them(capsys)
         (("verify", "http://127.0.0.1:9"), "aiohttp", "run"),
         (("watch", "http://127.0.0.1:9", "--once"), "psutil", "watch"),
         (("guard", "--upstream", "http://127.0.0.1:9", "--port", "0"), "httptools", "guard"),
+        (("doctor",), "psutil", "run"),
         (("recover",), "psutil", "run"),
     ],
 )

@@ -181,6 +181,15 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B", "gguf"),
         ("someone/finance-Llama3-8B", "meta-llama/Meta-Llama-3-8B", None),
         ("someone/Qwen3-VL-Embedding-8B-FP8", "Qwen/Qwen3-VL-8B-Instruct", "fp8"),
+        ("/models/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-AWQ", "awq"),
+        ("./out/qwen25-05b-tutor-merged/checkpoint-500", "Qwen/Qwen2.5-0.5B", None),
+        ("~/hub/models--deepseek-ai--DeepSeek-V3-0324/snapshots/e9b33add76883f29", "deepseek-ai/DeepSeek-V3", "fp8"),
+        ("llama3.1:70b", "meta-llama/Llama-3.1-70B", None),
+        ("allenai/Llama-3.1-Tulu-3-8B-DPO", "meta-llama/Llama-3.1-8B", None),
+        ("someone/GLM-4.5-Air-106B-A12B-AWQ", "zai-org/GLM-4.5-Air", "awq"),
+        ("someone/Qwen3.5-9B-OCR", "Qwen/Qwen3.5-9B", None),
+        ("bytedance/UI-TARS-1.5-7B", "Qwen/Qwen2.5-VL-7B-Instruct", None),
+        ("Equall/Saul-7B-Instruct-v1", "mistralai/Mistral-7B-v0.1", None),
     ],
 )
 def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, method: str | None) -> None:
@@ -191,8 +200,26 @@ def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, 
     assert (scheme.method if scheme else None) == method
 
 
-def test_a_name_that_holds_no_known_model_says_nothing() -> None:
-    assert bundled.derived("someone/a-model-of-their-own-7b") is None
+@pytest.mark.parametrize(
+    "name",
+    [
+        "someone/a-model-of-their-own-7b",
+        "someone/Qwen3-52B",  # the letters of Qwen3.5-2B
+        "someone/Phi-9-mini",  # not Phi-4-mini
+        "someone/Yi-9-6B",  # not Yi-6B
+        "someone/gemma-3n-2b",
+        "someone/Qwen3-8B-A1B",
+        "someone/GLM-5-Air",
+        "someone/Qwen3-Coder-REAP-25B-A3B",
+        "someone/GLM-4.5-Air-REAP-82B-A12B",
+        "someone/EAGLE3-Llama-3.1-8B",
+        "someone/Qwen3-8B-Audio",
+        "someone/Qwen3-8B-exl3",
+        "/models/merged/checkpoint-10",
+    ],
+)
+def test_a_name_that_holds_no_known_model_or_tells_of_another_says_nothing(name: str) -> None:
+    assert bundled.derived(name) is None
 
 
 def test_weights_whose_scheme_is_guessed_may_have_quantized_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:

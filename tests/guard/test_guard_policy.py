@@ -135,3 +135,10 @@ def test_a_file_that_is_gone_leaves_the_old_policy(file):
     file.path.unlink()
     assert "could not read" in file.reload(2.0)
     assert file.policy.pool.tokens == 100
+
+
+@pytest.mark.parametrize("left", ["", " \n"])
+def test_an_empty_file_leaves_the_old_policy(file, left):
+    rewrite(file, left)
+    assert "is empty" in file.reload(2.0)
+    assert file.policy.pool.tokens == 100

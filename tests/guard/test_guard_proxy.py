@@ -6,6 +6,8 @@ import json
 import shutil
 import ssl
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from guard_asgi import until
@@ -17,6 +19,10 @@ from legroom.errors import LegroomError
 from legroom.guard.serving.client_connection import origin_form
 from legroom.guard.serving.proxy import REPEATED_SIGNAL_S, Proxy, ProxyOptions
 from legroom.guard.serving.upstream import request_head, upstream_of
+from legroom.live.metrics.endpoint import endpoint
+from legroom.live.metrics.scrape import open_session, scrape
+from legroom.live.metrics.scrape_recording import Recorder, replay
+from legroom.sidecar.watch_session import WatchSession
 
 
 async def test_a_request_and_its_answer_pass():
@@ -449,3 +455,27 @@ async def test_an_https_server_with_a_certificate_of_your_own_is_served_once_it_
         answered, _, body = await client.ask()
         assert answered == status
         assert trusted or b"its certificate is not trusted (self-signed certificate); SSL_CERT_FILE names" in body
+
+
+async def test_watch_sees_the_queue_and_the_refusals_of_a_real_guard(policy, tmp_path):
+    """The guard's page, scraped over HTTP, through the watcher, its recording and its journal's waiting requests."""
+    page = b'vllm:num_requests_running{engine="0",model_name="m"} 1\nvllm:num_requests_waiting{engine="0"} 0\n'
+    page += b'vllm:generation_tokens_total{engine="0",model_name="m"} 7\n'
+    upstream = Upstream(lambda head: [answer_of(page if b"/metrics" in head else b"{}")])
+    upstream.open.clear()
+    rules = "[queue]\nrequests = 3\nwait_s = 60"
+    async with proxied(upstream, Path(policy(rules))) as (proxy, port), open_session() as session:
+        target = endpoint(f"http://127.0.0.1:{port}")
+        session_of_watch = WatchSession(recorder=Recorder(tmp_path / "recording"))
+        session_of_watch.take(await scrape(session, target, time_s=time.time() - 5))
+        asked = [asyncio.ensure_future(ask(port, WHOLE_POOL)) for _ in range(12)]
+        await until(lambda: proxy.admission.metrics.rejected["queue_full"] == 8, 5)
+        session_of_watch.take(await scrape(session, target))
+        view = session_of_watch.add_immediate_findings(target.server)
+        for call in asked:
+            call.cancel()
+    assert view.waiting == 3 and view.state == "warning"
+    assert {finding.kind for finding in view.findings} == {"refused_load"}
+    session_of_watch.close()
+    *_, replayed = replay(tmp_path / "recording")
+    assert (replayed.waiting, replayed.guards[0].refused) == (3, 8)

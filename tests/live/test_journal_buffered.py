@@ -103,3 +103,21 @@ def test_what_can_never_be_written_holds_up_nothing(patient, value):
     assert (patient.lost, patient.waiting, patient.problem) == (1, 0, None)
     assert patient.error_text
     assert [entry.title for entry in patient.open_journal().incidents()] == ["after"]
+
+
+def test_a_damage_that_only_a_read_finds_is_set_aside(patient, tmp_path):
+    patient.write(opened("before"))
+    with closing(sqlite3.connect(tmp_path / "j.db", isolation_level=None)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'actions'").fetchone()[0]
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+    patient.close()
+    raw = bytearray((tmp_path / "j.db").read_bytes())
+    raw[(page - 1) * size : page * size] = b"\xff" * size
+    (tmp_path / "j.db").write_bytes(raw)
+    with pytest.raises(JournalUnavailable, match="damaged"):
+        patient.call(lambda journal: journal.actions())
+    assert patient.set_aside is not None
+    assert patient.call(lambda journal: journal.incidents()) == ()
+    with Journal.open(tmp_path / "j.db") as journal:
+        assert journal.integrity_problems() == ()

@@ -13,7 +13,7 @@ import pytest
 
 from legroom.actions.child import Child
 from legroom.process_table import cpu_ticks, descendants, process_title
-from legroom.run.health import HANG_CHECKS, HangWatch, api_server_cpu_ticks, has_stopped_engine
+from legroom.run.health import HANG_CHECKS, HangWatch, api_server_cpu_ticks
 
 PATIENCE_S = 40.0
 SLEEP = "import time; time.sleep(600)"
@@ -157,7 +157,7 @@ def test_a_stopped_engine_is_told_by_its_state():
         assert child.pid is not None
         until_true(lambda: any(b"EngineCore" in process_title(pid) for pid in descendants(child.pid)))
         engine = next(pid for pid in descendants(child.pid) if b"EngineCore" in process_title(pid))
-        stopped = has_stopped_engine(child)
+        stopped = child.has_stopped_engine
         assert not stopped()
         os.kill(engine, signal.SIGSTOP)
         until_true(stopped)

@@ -28,8 +28,9 @@ from legroom.run.stopping import (
 class Recorder:
     """A server that only takes notes."""
 
-    def __init__(self, has_engines: bool = False, api_servers: int = 1) -> None:
+    def __init__(self, has_engines: bool = False, api_servers: int = 1, is_stopped: bool = False) -> None:
         self.got: list[object] = []
+        self._is_stopped = is_stopped
         self._has_engines, self._api_servers = has_engines, api_servers
 
     def send(self, number: int) -> None:
@@ -37,6 +38,9 @@ class Recorder:
 
     def kill(self) -> None:
         self.got.append("kill")
+
+    def has_stopped_engine(self) -> bool:
+        return self._is_stopped
 
     def has_several_api_servers(self) -> bool:
         return self._api_servers > 1
@@ -71,6 +75,14 @@ def test_a_server_that_is_not_up_has_nothing_to_finish(world):
     stopping.is_up = False
     stopping.on_signal(signal.SIGTERM, server)
     assert stopping.left_s() == STARTING_GRACE_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_engine_is_not_waited_for(behind_a_guard, number):
+    stopping, _, _, closed = behind_a_guard
+    server = Recorder(has_engines=True, is_stopped=True)
+    stopping.on_signal(number, server)
+    assert (closed, server.got, stopping.left_s()) == ([], ["kill engines"], ERROR_REPLY_S)
 
 
 @pytest.fixture

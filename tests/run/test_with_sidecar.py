@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import socket
+import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,7 +37,7 @@ restart_deadline_s = 20
 [thresholds]
 unreachable_hold = {{ samples = 2, seconds = 0.1 }}
 calm = {{ samples = 1, seconds = 0.0 }}
-crash_restarts = 1000000
+crash_restarts = {crashes}
 
 [[servers]]
 url = "http://127.0.0.1:{port}"
@@ -47,14 +50,14 @@ platform = "run"
 def hasty_sidecar(tmp_path: Path, monkeypatch) -> Iterator[Callable[[Run], Path]]:
     sidecars: list[Forked] = []
 
-    def start(supervised: Run) -> Path:
+    def start(supervised: Run, crash_restarts: int = 1000000) -> Path:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             own = probe.getsockname()[1]
         monkeypatch.setenv("LEGROOM_HOME", str(supervised.home))
         config, said = tmp_path / "watch.toml", tmp_path / "sidecar"
         journal = json.dumps(str(tmp_path / "sidecar.db"))
-        config.write_text(CONFIG.format(own=own, port=supervised.port, journal=journal))
+        config.write_text(CONFIG.format(own=own, port=supervised.port, journal=journal, crashes=crash_restarts))
 
         def work() -> int:
             take_streams(said, said)
@@ -64,10 +67,18 @@ def hasty_sidecar(tmp_path: Path, monkeypatch) -> Iterator[Callable[[Run], Path]
         until(lambda: said.exists() and "watching 1 server" in said.read_text())
         return said
 
+    start.sidecars = sidecars  # type: ignore[attr-defined]
     yield start
     for sidecar in sidecars:
         sidecar.kill()
         sidecar.wait()
+
+
+def page(url: urllib.request.Request) -> bytes:
+    """What is answered; nothing where nobody listens yet, or it is refused."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
+        return bytes(answer.read())
+    return b""
 
 
 def starts(supervised: Run) -> int:
@@ -94,6 +105,38 @@ def test_a_planned_restart_is_no_incident_of_the_sidecars(run, hasty_sidecar):
     supervised.serving(times=2)
     assert starts(supervised) == 2
     assert "does not answer" not in said.read_text()
+
+
+def test_a_restart_that_was_asked_for_is_no_crash(run, hasty_sidecar):
+    supervised = run("--no-verify", "--restarts", "100", STAND_IN_START_S="0.8")  # starts are a second apart
+    supervised.serving()
+    said = hasty_sidecar(supervised, 1)
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.serving(times=2)
+    os.kill(supervised.file()["child_pid"], signal.SIGKILL)
+    until(lambda: "The server crashes and starts over: 1 starts" in said.read_text())
+    lines = said.read_text()
+    assert lines.index("sees that the server has ended") < lines.index("crashes and starts over")
+
+
+def test_a_sidecar_that_was_killed_during_its_restart_waits_for_the_run(run, hasty_sidecar):
+    supervised = run("--no-verify", STAND_IN_START_S="1")
+    supervised.serving()
+    said = hasty_sidecar(supervised)
+    asked = {"action": "restart", "server": f"http://127.0.0.1:{supervised.port}"}
+    own = tomllib.loads((said.parent / "watch.toml").read_text())["port"]
+    headers = {"Authorization": "Bearer act-token", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{own}/act", json.dumps(asked).encode(), headers)
+    until(lambda: b'"accepted": true' in page(request))
+    supervised.said("SIGHUP: draining")
+    hasty_sidecar.sidecars[0].kill()
+    hasty_sidecar.sidecars[0].wait()
+    said.unlink()
+    hasty_sidecar(supervised)
+    supervised.serving(times=2)
+    until(lambda: "the restart, which had happened" in said.read_text())
+    assert starts(supervised) == 2
+    assert "does not answer" not in said.read_text() and "failed" not in said.read_text()
 
 
 def test_a_run_that_has_given_up_is_the_sidecars_to_report(run, hasty_sidecar):

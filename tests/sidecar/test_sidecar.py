@@ -3,6 +3,8 @@
 What it restarts is a stand-in with /metrics, not vLLM; tests/real_vllm/test_restart.py has the real one.
 """
 
+import asyncio
+import http.client
 import json
 import os
 import signal
@@ -20,7 +22,8 @@ from forked import Forked, take_streams
 from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
 
 from legroom.live.journal.journal import Journal
-from legroom.sidecar.sidecar import run_sidecar
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
+from legroom.sidecar.sidecar import Sidecar, run_sidecar
 from legroom.sidecar.watch_config import read_config
 
 
@@ -214,6 +217,53 @@ def test_a_locked_journal_stops_the_acting_and_not_the_watching(place):
         other.execute("ROLLBACK")
         wait_for(lambda: len(starts(place.folder)) == 2)
         wait_for(journal.incidents)
+
+
+def test_a_damaged_journal_is_set_aside_and_acting_goes_on(place):
+    (place.folder / "journal.db").write_bytes(b"\xff" * 8192)  # as a broken disk leaves it
+    place.sidecar()
+    wait_for(lambda: json.loads(place.get("/healthz"))["acting"] == ["notify", "restart"])
+    (place.folder / "stuck").touch()
+    wait_for(lambda: len(starts(place.folder)) == 2)
+    wait_for(lambda: "the journal was damaged: it is kept as" in place.said())
+    assert json.loads(place.get("/healthz"))["journal"] == "ok"
+    with place.journal() as journal:
+        wait_for(lambda: any(action.state == "done" for action in journal.actions()))
+    assert len(list(place.folder.glob("journal.db.damaged-*T??????"))) == 1
+
+
+def test_the_state_of_a_sidecar_that_cannot_act_is_told(place):
+    place.config = write_config(place.folder, place.port, place.own)
+    (place.folder / "journal.db").mkdir()
+    place.another()
+    wait_for(lambda: "not acting" in place.said())
+    health = json.loads(place.get("/healthz"))
+    assert health["acting"] == [] and "journal.db" in health["journal"]
+
+
+def test_a_name_that_another_site_gave_to_this_address_is_refused(place):
+    place.sidecar()
+    for name, status in (("evil.example", 421), ("localhost", 200), (f"127.0.0.1:{place.own}", 200)):
+        asked = http.client.HTTPConnection("127.0.0.1", place.own, timeout=30)
+        asked.request("GET", "/incidents", headers={"Host": name})
+        assert asked.getresponse().status == status
+        asked.close()
+
+
+def test_silence_during_a_restart_of_its_own_is_no_incident(tmp_path):
+    """A new sidecar that ends the restart of a killed one sees the server silent until it is back."""
+
+    async def scenario():
+        sidecar = Sidecar(read_config(write_config(tmp_path, free_port(), free_port())), print)
+        (server,) = sidecar._servers
+        sidecar._actor._acting_on["llama"] = server
+        for number in range(100):
+            sidecar.take(ScrapeFailure(1e9 + 5 * number, server, "refused", "nothing listens there"))
+        sidecar._actor._acting_on.clear()
+        sidecar.take(Sample(1e9 + 600, server, (EngineSample("m", "0", running=0.0),)))
+        return sidecar.health()["incidents_open"]
+
+    assert asyncio.run(scenario()) == 0
 
 
 def test_a_second_sidecar_with_the_same_journal_is_refused(place):

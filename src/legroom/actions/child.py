@@ -17,7 +17,15 @@ from pathlib import Path
 from legroom.actions.keeper import adopt_orphans, kill_all_below, send_signal
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.process_table import ProcessTable, descendants, engines_below, is_api_server, is_coordinator, process_table
+from legroom.process_table import (
+    ProcessTable,
+    descendants,
+    engines_below,
+    is_api_server,
+    is_coordinator,
+    is_stopped,
+    process_table,
+)
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
 _KILLED = signal.SIGKILL.value
@@ -114,6 +122,10 @@ class Child:
         """Kills its engines, so that the API server answers running requests with an error and exits. Returns whether
         there were any."""
         return self.pid is not None and kill_engines(self.pid) > 0
+
+    def has_stopped_engine(self) -> bool:
+        """Whether a signal has stopped an engine (SIGSTOP); one under a debugger is not."""
+        return self.pid is not None and any(is_stopped(pid) for pid in engines_below(self.pid))
 
     def has_several_api_servers(self) -> bool:
         """Whether the running server has more than one API server process; False before it starts."""

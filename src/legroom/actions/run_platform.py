@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from legroom.actions import platform
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
 from legroom.live.metrics.endpoint import is_loopback_host
+from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.records import dataclass
 from legroom.vllm.command_line import changes_back
 
@@ -29,18 +31,30 @@ _UNDER_WAY: dict[str, str] = {
 def run_under_way(server: str, home: Path | None = None) -> str | None:
     """What a `legroom run` on this machine is doing to the server at this address; None where there is no such run, or
     its server should be serving. Meanwhile failed scrapes are expected."""
+    record = _living_run(server, home)
+    what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record) if record else None
+    return f"`legroom run` (pid {record['pid']}) {what}" if what else None
+
+
+def with_start_reason(result: ScrapeResult) -> ScrapeResult:
+    """A sample that says whether a `legroom run` of this machine was asked to start its server; others unchanged."""
+    record = _living_run(result.server) if isinstance(result, Sample) else {}
+    return (
+        replace(result, start_requested=int(bool(record["start_requested"]))) if "start_requested" in record else result
+    )
+
+
+def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
+    """The run file of the `legroom run` at this address of this machine; empty where there is none."""
     place = urlsplit(server)
     if not is_loopback_host(place.hostname or ""):
-        return None
+        return {}
     port = place.port or (443 if place.scheme == "https" else 80)
     try:
         record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
-        what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record)
-        if what is None or process_identity(int(record["pid"])) is None:
-            return None
+        return record if process_identity(int(record["pid"])) is not None else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return f"`legroom run` (pid {record['pid']}) {what}"
+        return {}
 
 
 def _death_text(record: dict[str, Any]) -> str | None:
@@ -72,7 +86,7 @@ class RunChild:
             raise platform.ActionFailed(f"the {self.name} is gone (process {record['pid']})")
         child = int(record.get("child_pid") or 0)
         identity = process_identity(child) if child else None
-        return platform.State(identity, identity is not None)
+        return platform.State(identity, identity is not None, record.get("state") in ("starting", "restarting"))
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Sends SIGHUP and waits for a new vLLM process."""

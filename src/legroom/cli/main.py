@@ -21,6 +21,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
     "completion": "completion",
     "diagnose": "scan",
+    "doctor": "run",
     "fragments": "watch",
     "gate": "gate",
     "guard": "guard",
@@ -79,6 +80,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
     ),
     "when it fails": (
         CommandEntry("diagnose", "why did it fail? the proof, the cause, the command that will work"),
+        CommandEntry("doctor", "this machine and its running servers: what is wrong or will be, in ten lines"),
         CommandEntry("fragments", "memory that is reserved and not used: which, why, and what would have helped"),
         CommandEntry("explain", "the long story of one cause, or find one in the catalog"),
         CommandEntry("catalog", "check, export or extend the error catalog"),

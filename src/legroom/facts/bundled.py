@@ -24,11 +24,24 @@ from legroom.records import dataclass
 
 FOLDER = Path(__file__).with_name("data") / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
-_PLAIN = ("bf16", "fp16")
-_TASKS = frozenset({*_ROLES, "embedding", "reranker", "thinking", "coder", "math", "guard"})
-"""Words of a name that change a model's training, not its size."""
-_SIZE = re.compile(r"a?\d+(\.\d+)?[bm]")
-"""8b, 0.6b, 135m, and the active parameters of a30b-a3b."""
+_PLAIN = frozenset({"bf16", "fp16"})
+_SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
+"""8b, 0.6b, 135m, 8x7b, e4b, and the active parameters of a30b-a3b. 1m is a context."""
+_VERSION = re.compile(r"v?\d{1,3}(\.\d+)?n?")
+_ROUNDING = 0.05
+"""Names round a model's size: 106B for 106.85."""
+_MODALITIES = re.compile(r"vlm?|vision|asr|audio|omni|tts|ocr|speech|video|image|multimodal|voice")
+_OTHER_MODELS = re.compile(
+    rf"{_MODALITIES.pattern}|reap|pruned|random|eagle3?|medusa|dflash|speculator|draft|distil|moe"
+)
+"""Words of a name that tell of other layers than the rest of the name does."""
+_SERIES = re.compile(r"flash|air|lite|mini|nano|micro|small|medium|large|pro|max|plus|next|tiny|edge|turbo|ultra")
+"""Words that stand for a size where a name has none."""
+_OTHER_STORAGE = re.compile(r"exl[23]|\bhqq|aqlm|quip|(?<!\d)[2356]bit|\bw\da|int[23]\b|(?<!i)fp[46]|\bquark|mxfp")
+"""Storage that a name states and `by_name` has no scheme for."""
+_UNNAMED_FOLDER = re.compile(
+    r"[0-9a-f]{8,}|\d+|snapshots|(checkpoint|ckpt|epoch|step)s?([-_].*)?|final|merged|main|best|latest|hf|weights|model"
+)
 _DATE_DIGITS = 4
 """DeepSeek-V3-0324, Qwen3-4B-2507."""
 
@@ -78,21 +91,21 @@ def mirrored(name: str) -> Bundled | None:
 
 
 def derived(name: str) -> Bundled | None:
-    """A checkpoint that is not bundled, read from its name: built as the bundled model that it names, stored as it says
-    (`cyankiwi/Qwen3.8-27B-AWQ-INT4`, `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name."""
-    wanted = name.strip().lower()
-    repo, _, tag = wanted.rpartition("/")[2].partition(":")
-    words = [word for word in re.split(r"[-_]", repo) if word]
-    task_free = [word for word in words if word not in _TASKS and not (word.isdigit() and len(word) == _DATE_DIGITS)]
-    runs = (_alphanumeric("".join(run)) for each in (words, task_free) for run in _runs(each))
-    key = next((_keys_by_letters()[run] for run in runs if run in _keys_by_letters()), None)
-    if key is None:
+    """A checkpoint that is not bundled, read from its Hub id or the last parts of its path: built as the bundled model
+    that it names or is known to be tuned from, stored as it says (`/models/Qwen3.8-27B-AWQ-INT4`,
+    `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name or says more than is known."""
+    parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part]
+    while len(parts) > 1 and _UNNAMED_FOLDER.fullmatch(parts[-1]):
+        parts.pop()
+    if not parts:
         return None
-    bits = re.match(r"i?q(\d)", tag) or re.search(r"gguf.*q(\d)", wanted)
-    scheme: Any = {"quant_method": "gguf", "bits": int(bits[1])} if bits else None
-    if scheme is None:
-        scheme = next((each for pattern, each in _shared_values()["by_name"] if re.search(pattern, wanted)), None)
-    stored = f", its weights stored as {'GGUF' if bits else scheme}" if scheme else ""
+    repo = re.sub(r":(?=\d+(\.\d+)?b|e\db)", "-", parts[-1].removesuffix(".gguf"))  # llama3.1:8b
+    exact = _keys_by_name().get(repo)
+    scheme = None if exact else _scheme_named("/".join(parts[-2:]))
+    key = exact or _key_named(repo) or (_key_named("-".join(parts)) if len(parts) == 2 else None)  # kimi/k2.7-code
+    if key is None or scheme == "unknown":
+        return None
+    stored = f", its weights stored as {scheme if isinstance(scheme, str) else 'GGUF'}" if scheme else ""
     source = (
         f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
     )
@@ -100,10 +113,71 @@ def derived(name: str) -> Bundled | None:
     return Bundled(name, (name,), source, 0, key, entry)
 
 
-def _runs(words: list[str]) -> Iterator[list[str]]:
-    """Consecutive words of a name, the longest runs first."""
+def _scheme_named(name: str) -> Any:
+    """The quantization that a name states: a scheme of schemes.json, GGUF with its bits, `unknown`, or None."""
+    if "gguf" in name:
+        bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
+        return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
+    found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
+    return found or ("unknown" if _OTHER_STORAGE.search(name) else None)
+
+
+def _key_named(repo: str) -> str | None:
+    """The key of the bundled model whose words are in a name next to each other, with its sizes and nothing that tells
+    of another model: other sizes, a newer version, another modality, fewer layers or experts."""
+    repo, found = _spelled(repo), 0
+    for pattern, base in _shared_values()["tuned_from"]:
+        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", base, repo, count=1)
+        if found:
+            break
+    words = _words(repo)
+    sizes = frozenset(word for word in words if _SIZE.fullmatch(word))
+    index = _keys_by_words()
     for length in range(len(words), 0, -1):
-        yield from (words[start : start + length] for start in range(len(words) - length + 1))
+        for start in range(len(words) - length + 1):
+            run = [word for word in words[start : start + length] if word not in sizes]
+            following = words[start + length] if start + length < len(words) else ""
+            is_older = not found and _VERSION.fullmatch(following)
+            if not run or words[start] in sizes or words[start + length - 1] in sizes or is_older:
+                continue
+            letters = "".join(run).replace(".", "")
+            key = index.get((letters, sizes)) or index.get((letters, frozenset()))
+            unsized = key is not None and (letters, sizes) not in index
+            if (
+                key
+                and not (unsized and not _is_its_size(key, sizes))
+                and not _tells_of_another(words, key, bool(sizes))
+            ):
+                return key
+    return None
+
+
+def _is_its_size(key: str, sizes: frozenset[str]) -> bool:
+    """Whether the sizes that a name adds to a model's own name are those of the model (`GLM-4.5-Air-106B-A12B`)."""
+    total = max((float(size[:-1]) for size in sizes if size[0].isdigit() and "x" not in size), default=0.0) * 1e9
+    return not sizes or abs(total / max(1, _entry(key).get("parameters", 0)) - 1) < _ROUNDING
+
+
+def _tells_of_another(words: list[str], key: str, is_sized: bool) -> bool:
+    """Whether a name has a word that stands for other layers, and that the bundled model's names lack."""
+    own = {word for each in _names_of(key, _entry(key)) for word in _words(_repo_name(each))}
+    multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
+    return any(
+        (_OTHER_MODELS.fullmatch(word) and not (multimodal and _MODALITIES.fullmatch(word)))
+        or (not is_sized and _SERIES.fullmatch(word))
+        for word in set(words) - own
+    )
+
+
+def _words(repo: str) -> list[str]:
+    """The words of a name without roles."""
+    return [word for word in re.split(r"[-: ]+|\.(?!\d)", _spelled(repo)) if word and word not in _ROLES | _PLAIN]
+
+
+def _spelled(repo: str) -> str:
+    """A name in lower case with each size apart and written alike: `30ba3b`, `05b`, `qwen2_5`."""
+    text = re.sub(r"(?<=\d)_(?=\d)", ".", re.sub(r"(?<=\db)(?=a\d)", "-", repo.lower())).replace("_", "-")
+    return re.sub(r"(?<![\d.])0(?=\d+[bm]\b)", "0.", text.removeprefix("meta-"))
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
@@ -374,15 +448,16 @@ def _keys_by_name() -> dict[str, str]:
 
 
 @cache
-def _keys_by_letters() -> dict[str, str]:
-    """Letters and digits of a name -> key of the model as first published."""
-    return {
-        _alphanumeric(name): key
-        for name, key in reversed(_keys_by_name().items())
-        if "/" not in name
-        and not {"base", "quantization"} <= _entries()[key].keys()
-        and re.search(r"[a-z].*\d|\d.*[a-z]", name)
-    }
+def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
+    """Letters of a name without its sizes, and the sizes -> key of the model as first published."""
+    index: dict[tuple[str, frozenset[str]], str] = {}
+    for name, key in _keys_by_name().items():
+        if "/" not in name and not {"base", "quantization"} <= _entries()[key].keys():
+            sizes = frozenset(word for word in _words(name) if _SIZE.fullmatch(word))
+            letters = "".join(word for word in _words(name) if word not in sizes).replace(".", "")
+            index.setdefault((letters, sizes), key)
+            index.setdefault((letters, frozenset(size for size in sizes if size[0] != "a")), key)
+    return index
 
 
 def _without_role(repo: str) -> str:

@@ -42,6 +42,8 @@ def load(
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
     if _looks_like_a_path(text):
+        if not text.endswith(".json") and (named := derived(text)):
+            return _from_mirror(named, text, overrides)
         raise LegroomError(f"there is no file or folder {text}", "check the path")
     if revision is None and (bundled := mirrored(text)):
         return _from_mirror(bundled, text, overrides)

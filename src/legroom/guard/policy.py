@@ -165,6 +165,8 @@ def read_policy(path: Path) -> Policy:
         raise LegroomError(f"could not read the policy {path}: {error.strerror}") from error
     if len(raw) > _TOO_LARGE_BYTES:
         raise LegroomError(f"{path} is larger than 1 MiB, so it is not a policy", "see legroom guard --print-policy")
+    if not raw.strip():  # what a full disk leaves of a file that is being written
+        raise LegroomError(f"{path} is empty, so it is not a policy", "for the default limits write a comment into it")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -150,8 +150,9 @@ def _startup_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | N
 
 
 def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """A smaller batch, or a larger pool."""
-    yield from _batch_remedies(finding, seen, planned)
+    """A smaller batch (where requests are not refused in front of it), or a larger pool."""
+    if finding.kind != "refused_load":
+        yield from _batch_remedies(finding, seen, planned)
     if planned is not None:
         yield from _pool_remedies(seen, planned)
 
@@ -359,6 +360,7 @@ _BY_KIND = {
     "pool_pressure": _burst_remedies,
     "preemption_thrash": _burst_remedies,
     "queue_backlog": _burst_remedies,
+    "refused_load": _burst_remedies,
     "long_prompt_burst": _long_prompt_remedies,
     "memory_creep": _creep_remedies,
     "host_memory_creep": _host_creep_remedies,

@@ -67,6 +67,9 @@ class Thresholds:
     queue_least: float = 4.0
     """Fewer waiting requests are no queue."""
     alert_queue_for_s: float = 120.0
+    refused_ratio: float = 0.05
+    """Of the requests of a minute: one in twenty."""
+    refused_over_s: float = 60.0
 
     hit_rate_low_ratio: float = 0.05
     """Below 5 % the prefix cache saves less than hashing costs."""

@@ -251,7 +251,7 @@ class _OpenFiles:
     def of_process(folder: Path) -> _OpenFiles:
         """The sockets and mapped files of the process with this /proc folder."""
         try:
-            targets = {entry.name: _read_link(entry.path) for entry in os.scandir(folder / "fd")}
+            targets = {entry.name: read_link(entry.path) for entry in os.scandir(folder / "fd")}
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
             return _OpenFiles()
@@ -268,11 +268,11 @@ class _OpenFiles:
             frozenset(path.removesuffix(" (deleted)") for path in shared),
             "/vllm/" in mapped,
             True,
-            _read_link(str(folder / "ns/net")) in ("", _read_link("/proc/self/ns/net")),
+            read_link(str(folder / "ns/net")) in ("", read_link("/proc/self/ns/net")),
         )
 
 
-def _read_link(path: str) -> str:
+def read_link(path: str) -> str:
     """The target of a symbolic link; empty where it cannot be read."""
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
@@ -358,7 +358,7 @@ def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
 
 def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
     """Whether this is the initial PID namespace, and every process of our user was readable."""
-    if _read_link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
+    if read_link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return False
     hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
     return not any(_may_map_segments(folder) for folder in hidden)

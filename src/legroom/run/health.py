@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legroom.actions.child import Child
-from legroom.process_table import cpu_ticks, descendants, engines_below, is_engine, is_stopped
+from legroom.process_table import cpu_ticks, descendants, is_engine
 from legroom.records import dataclass
 
 HANG_CHECKS = 4
@@ -69,13 +69,6 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
         return sum(used or 0 for used in ticks) or None  # 0: the system counts no CPU time
 
     return used
-
-
-def has_stopped_engine(child: Child) -> Callable[[], bool]:
-    """A function that returns whether an engine is stopped by a signal; one under a debugger is not."""
-    server = child.pid
-    assert server is not None
-    return lambda: any(is_stopped(pid) for pid in engines_below(server))
 
 
 @dataclass(frozen=True)

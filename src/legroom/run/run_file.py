@@ -147,6 +147,10 @@ class RunFile:
             if json.loads(self.path.read_text("utf-8")).get("pid") == os.getpid():
                 self.path.unlink()
 
+    def was_left_behind(self) -> bool:
+        """Whether an earlier run of the port was killed: one that ends removes its file."""
+        return self.path.exists()
+
     def keep_previous_log(self) -> None:
         """Renames the log of the previous run."""
         with contextlib.suppress(OSError):

@@ -86,6 +86,7 @@ EXIT_GRACE_S = 0.5
 KILL_GRACE_S = 5.0
 STARTING_GRACE_S = 10.0
 """A starting server has no requests to finish, and vLLM 0.32 ignores SIGTERM before it is up."""
+_STOPPED = "an engine is stopped (SIGSTOP), and no request can finish"
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -184,12 +185,16 @@ class Stopping:
             )
 
     def _on_restart_signal(self, server: Child | None) -> None:
-        """Terminates the server with time to drain, to be started again; ignored while stopping."""
+        """Terminates the server with time to drain (none with a stopped engine); ignored while stopping."""
         if self.is_stopping:
             return
         self.restart_requested = True
         if server is None:
             self._say("SIGHUP: the next start takes what was left for it")
+            return
+        if self._has_stopped_engine(server):
+            self._say(f"SIGHUP: {_STOPPED}: ending it at once, then starting again")
+            self._terminate_now(server, signal.SIGINT)
             return
         self._say("SIGHUP: draining, then starting again")
         self._terminate(server, signal.SIGTERM, self._sigterm_grace_s())
@@ -204,14 +209,19 @@ class Stopping:
             self._say("killing it")
             self._is_replying = False
             self._kill(server)
-        elif number == signal.SIGTERM and self._stop_signals == 1:
+        elif number == signal.SIGTERM and self._stop_signals == 1 and not self._has_stopped_engine(server):
             grace_s = self._sigterm_grace_s()
             self._say(f"SIGTERM: draining, {grace_s:.0f} s at most; once more ends it at once")
             self._terminate(server, number, grace_s)
         else:
-            self._say(f"{signal.Signals(number).name}: ending at once; once more kills")
+            why = f"{_STOPPED}: " if self._has_stopped_engine(server) else ""
+            self._say(f"{signal.Signals(number).name}: {why}ending at once; once more kills")
             self._immediate_signal = number
             self._terminate_now(server, signal.SIGINT if number == signal.SIGTERM else number)
+
+    def _has_stopped_engine(self, server: Child) -> bool:
+        """Whether no request can finish, so that a drain would only end at its deadline."""
+        return self.is_up and server.has_stopped_engine()
 
     def _sigterm_grace_s(self) -> float:
         """The seconds between SIGTERM and the next measure: with time to drain where the server is up."""

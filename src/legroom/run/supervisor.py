@@ -21,14 +21,7 @@ from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.process_table import engines_below, is_engine_core, process_start_ticks
-from legroom.run.health import (
-    HangWatch,
-    ServerAddress,
-    api_server_cpu_ticks,
-    has_clients,
-    has_stopped_engine,
-    port_problem,
-)
+from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
 from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
@@ -119,6 +112,8 @@ class Supervisor:
         self._pool: PoolReport = "awaited"
         self._engines: list[int] = []
         """Pids of the engine cores of a running server."""
+        self._is_start_requested = not self.file.was_left_behind()
+        """Whether a person or the sidecar asked for this start, so that it follows no crash."""
         self._process_record: ProcessRecord | None = None
         """The log and memory account of the present or last server process."""
 
@@ -145,7 +140,9 @@ class Supervisor:
         while not self.stopping.stop_requested:
             if not self._is_port_free():
                 return code if self.stopping.stop_requested else code or ANSWER_IS_NO
+            self._is_start_requested = not self._setups.tried and self._is_start_requested
             while self.stopping.restart_requested:
+                self._is_start_requested = True
                 self.stopping.reset()
                 self._apply_pending_changes()
             if self.stopping.stop_requested:
@@ -195,7 +192,7 @@ class Supervisor:
                         self.options.hang_timeout_s,
                         api_server_cpu_ticks(child),
                         self._address.answers,
-                        is_stopped=has_stopped_engine(child),
+                        is_stopped=child.has_stopped_engine,
                     )
                 timed_out = timed_out or self._kill_if_late(child, watch is not None, began)
                 hung = self._kill_if_hung(child, watch) or hung
@@ -448,7 +445,7 @@ class Supervisor:
             "keeper_pid": child.keeper_pid if child else None,
             "engine_pids": self._engines if child else [],
         }
-        command = {"command": self.setup.words, "env": self.setup.env}
+        command = {"command": self.setup.words, "env": self.setup.env, "start_requested": self._is_start_requested}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from legroom.actions.kubernetes_platform import KubernetesLease
@@ -13,6 +14,7 @@ from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_ov
 from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.notifier import ActionReport
@@ -35,6 +37,7 @@ class Actor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: dict[int, tuple[str, float]] = {}
         """Action id -> group and monotonic start, so that a changed clock frees no budget."""
+        self._acted_until_s: dict[str, float] = {}
         self._holder = f"{BY} on {socket.gethostname()}"
         kubernetes = config.lease == "kubernetes"
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
@@ -60,6 +63,13 @@ class Actor:
     def is_acting_on(self, server: str) -> bool:
         """Whether this server is being restarted or drained."""
         return server in self._acting_on.values()
+
+    def with_start_reason(self, result: ScrapeResult) -> ScrapeResult:
+        """A sample of a process that started while it was acted on is marked as asked for; others unchanged."""
+        until_s = time.time() if self.is_acting_on(result.server) else self._acted_until_s.get(result.server, 0.0)
+        if not isinstance(result, Sample) or (result.process_start_s or result.time_s) > until_s:
+            return result
+        return replace(result, start_requested=1)
 
     def _decide(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> Decision:
         """What may be done about the incident now, under the limits of its group."""
@@ -309,7 +319,8 @@ class Actor:
             finally:
                 if group is not None:
                     self._busy.pop(group, None)
-                    self._acting_on.pop(group, None)
+                    if server := self._acting_on.pop(group, None):
+                        self._acted_until_s[server] = time.time()
 
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)

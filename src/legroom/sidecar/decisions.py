@@ -40,7 +40,7 @@ def decision_about(
         restart_helps=finding.restart_helps,
         failing=finding.restart_helps and finding.severity == "critical",
         has_flags=incident.change is not None,
-        scale_helps=incident.kind in ("queue_backlog", "pool_pressure"),
+        scale_helps=incident.kind in ("queue_backlog", "pool_pressure", "refused_load"),
         expected_drain_s=expected_drain_s(watcher),
     )
     drain_method = server.drain_method if server is not None else None

@@ -211,6 +211,11 @@ class IncidentReporter:
         reason = finding.reason if finding is not None else ""
         self._log(f"{incident.server}: {incident.title}: {reason}")
         self._metrics.opened.labels(incident.kind).inc()
+        self.journal_opened(incident)
+        self._notifier.notify(incident)
+
+    def journal_opened(self, incident: OpenIncident) -> None:
+        """Journals an open incident with its reason."""
         detail = incident.detail()
 
         def open_incident(journal: Journal) -> None:
@@ -219,8 +224,7 @@ class IncidentReporter:
             )
 
         self._journal.write(open_incident)
-        self.note(incident, reason)
-        self._notifier.notify(incident)
+        self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)
 
     def report_critical(self, incident: OpenIncident) -> None:
         self.note(incident, "it has become critical", {"severity": incident.severity})

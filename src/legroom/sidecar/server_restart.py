@@ -291,7 +291,8 @@ class ServerRestart:
             if await self._has_restarted(before, started_s, launched.time_s):
                 await self._wait_until_back(before, started_s)
                 return await self._record_done("legroom was killed during the restart, which had happened")
-            if (await self._platform.state()).running is False:
+            state = await self._platform.state()
+            if state.running is False and not state.underway:
                 # It was stopped and never started.
                 await self._launch()
                 await self._wait_until_back(before, started_s)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from legroom.actions.run_platform import run_under_way
+from legroom.actions.run_platform import run_under_way, with_start_reason
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import pool_forecast
@@ -45,6 +45,7 @@ class Sidecar:
     def __init__(self, config: SidecarConfig, log: Callable[[str], None]) -> None:
         self._config, self._log = config, log
         self.token = config.token
+        self.any_host = not is_loopback_host(config.host)
         path = config.journal or journal_path()
         self._journal = JournalThread(path)
         self._metrics = SidecarMetrics()
@@ -173,7 +174,7 @@ class Sidecar:
         if self._stopping.is_set():
             return
         self._last_scrape_s = time.monotonic()
-        result = self._local.with_process_figures(result)
+        result = self._actor.with_start_reason(with_start_reason(self._local.with_process_figures(result)))
         group = self._groups.setdefault(result.server, "default")
         watcher = self._watchers.get(result.server)
         if watcher is None:
@@ -181,7 +182,7 @@ class Sidecar:
             watcher = Watcher(result.server, self._config.thresholds, server.plan if server is not None else None)
             self._watchers[result.server] = watcher
         is_acted_on = self._actor.is_acting_on(result.server)
-        if isinstance(result, ScrapeFailure) and not is_acted_on and self._is_expected(result.server):
+        if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server)):
             self._update_metrics(result, watcher, group)
             return
         self._under_way.pop(result.server, None)
@@ -261,6 +262,10 @@ class Sidecar:
         while True:
             await asyncio.sleep(max(self._config.interval_s, _MIN_FLUSH_INTERVAL_S))
             self._flush_samples()
+            if moved := self._journal.take_set_aside():
+                self._log(f"the journal was damaged: it is kept as {moved}, and a new one is begun")
+                for incident in self._keeper.all():
+                    self._reporter.journal_opened(incident)
             problem = self._journal.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
@@ -287,7 +292,8 @@ class Sidecar:
         return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
-        """`ok` while scrapes come in, even if the journal cannot be written."""
+        """`ok` while scrapes come in, even if the journal cannot be written; `acting` has what would be done now."""
+        can_act = self._has_taken_over and self._journal.problem is None
         quiet_s = time.monotonic() - self._last_scrape_s
         return {
             "ok": quiet_s < 6 * self._config.interval_s + 30.0,
@@ -295,7 +301,7 @@ class Sidecar:
             "servers": len(self._watchers),
             "incidents_open": len(self._keeper.all()),
             "journal": self._journal.problem or "ok",
-            "acting": sorted(self._config.act),
+            "acting": sorted(self._config.act) if can_act else [],
         }
 
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
+from legroom.live.metrics.endpoint import host_name, is_loopback_host
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -20,6 +21,8 @@ class ServedSidecar(Protocol):
     """What the routes call; `Sidecar` is one."""
 
     token: str | None
+    any_host: bool
+    """Whether other machines may ask, which know it by other names."""
 
     def metrics_text(self) -> tuple[bytes, str]: ...
     def health(self) -> dict[str, Any]: ...
@@ -63,6 +66,9 @@ def make_app(served: ServedSidecar) -> web.Application:
 
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
+        if not served.any_host and not is_loopback_host(host_name(", ".join(request.headers.getall("Host", ())))):
+            # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
+            return web.json_response({"error": "this address is not one of this machine's own"}, status=421)
         if request.method not in ("GET", "HEAD"):
             refused = _unauthorised(request, served.token)
             if refused is not None:

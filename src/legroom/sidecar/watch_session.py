@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.actions.run_platform import run_under_way
+from legroom.actions.run_platform import run_under_way, with_start_reason
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Watcher
 from legroom.live.detectors.plan_drift import ComparedFigure, compare_with_plan
@@ -38,7 +38,7 @@ _WITH_LONG_HISTORY, _SHORT_HISTORY = 100, 24
 """Only the first hundred servers keep a long history: thousands would be most of the process's memory."""
 ONCE_SCRAPES, ONCE_GAP_S = 3, 1.0
 """Rates need two scrapes; a third confirms them."""
-_IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
+_IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "refused_load", "plan_drift"})
 """Detectors whose condition is meaningful in a single scrape."""
 _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
 """Past evaluation times that yield a second scrape at Prometheus' usual intervals of 15 to 60 s."""
@@ -94,7 +94,7 @@ class WatchSession:
 
     def take(self, result: ScrapeResult) -> ServerView:
         """Handles one scrape result."""
-        result = self._local.with_process_figures(result)
+        result = with_start_reason(self._local.with_process_figures(result))
         self.scrapes += 1
         if self._recorder is not None:
             self._recorder.add(result)

@@ -28,6 +28,8 @@ CheckFinding = Literal["ok", "warning", "failure"]
 _DOCKER_SHM_BYTES = 64 * MIB
 """Docker's default /dev/shm, with which NCCL fails at once."""
 _QUERY = "index,name,uuid,memory.total,memory.used,driver_version"
+_APPS_QUERY = "gpu_uuid,pid,used_memory"
+_CSV = ("--format=csv,noheader,nounits",)
 _LISTED_CARD = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>[^)]+)\)")
 _LISTED_SLICE = re.compile(r"\s+MIG (?P<profile>\d+g\.\d+gb\S*)\s+Device\s+\d+: \(UUID: (?P<uuid>[^)]+)\)")
 _HIDDEN_HINT = "inside a container the GPUs are numbered from 0, whichever of the node's they are: leave it out there"
@@ -45,6 +47,13 @@ class NodeState:
     memory_limit_bytes: int | None = None
     hidden_gpus: int = 0
     """GPUs excluded by CUDA_VISIBLE_DEVICES."""
+
+    def to_json(self) -> dict[str, Any]:
+        gpus = (
+            {"name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes} for card in self.gpus
+        )
+        limits = {"shm_bytes": self.shm_bytes, "memory_limit_bytes": self.memory_limit_bytes}
+        return {"gpus": list(gpus), "driver": self.driver, **limits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +77,9 @@ class Preflight:
         return all(check.finding != "failure" for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        node = self.node
-        gpus = [
-            {"name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes} for card in node.gpus
-        ]
         return {
             "ok": self.ok,
-            "node": {
-                "gpus": gpus,
-                "driver": node.driver,
-                "shm_bytes": node.shm_bytes,
-                "memory_limit_bytes": node.memory_limit_bytes,
-            },
+            "node": self.node.to_json(),
             "checks": [{"name": each.name, "finding": each.finding, "message": each.message} for each in self.checks],
             "plan": plan_json(self.plan) if self.plan is not None else None,
         }
@@ -187,7 +187,7 @@ def read_node_state(visible_devices: str | None = None) -> NodeState:
         gpus, driver = gpus_from_nvidia_smi()
     seen = visible(gpus, visible_devices)
     limit = cgroup.limit if (cgroup := Cgroup.of()) is not None else None
-    return NodeState(seen, driver, _shm_bytes(), limit[0] if limit else None, len(gpus) - len(seen))
+    return NodeState(seen, driver, shm_bytes(), limit[0] if limit else None, len(gpus) - len(seen))
 
 
 def _driver_version() -> str:
@@ -207,16 +207,22 @@ def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ""
-    listed = _command_output([program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
+    listed = _command_output([program, f"--query-gpu={_QUERY}", *_CSV])
     rows = [[field.strip() for field in line.split(",")] for line in listed.splitlines()]
     rows = [row for row in rows if len(row) == 6 and row[0].isdecimal()]
     slices = _mig_slices(program)
+    holders: dict[str, list[tuple[int, int]]] = {}
+    for line in _command_output([program, f"--query-compute-apps={_APPS_QUERY}", *_CSV]).splitlines():
+        uuid, pid, size = (*(field.strip() for field in line.split(",")), "", "")[:3]
+        if pid.isdecimal():
+            holders.setdefault(uuid, []).append((int(pid), int(size) * MIB if size.isdecimal() else 0))
     gpus: list[GpuMemory] = []
     for index, name, uuid, total, used, _ in rows:
         if card_slices := slices.get(uuid):
             gpus += (_mig_slice(int(index), name, profile, slice_uuid) for profile, slice_uuid in card_slices)
         elif total.isdecimal() and used.isdecimal():
-            gpus.append(GpuMemory(int(index), name, uuid, int(total) * MIB, int(used) * MIB))
+            processes = tuple(holders.get(uuid, ()))
+            gpus.append(GpuMemory(int(index), name, uuid, int(total) * MIB, int(used) * MIB, processes))
     return tuple(gpus), rows[0][5] if rows else ""
 
 
@@ -250,10 +256,10 @@ def _command_output(command: list[str]) -> str:
         return ""
 
 
-def _shm_bytes() -> int | None:
-    """The size of /dev/shm, used or not; None where there is none."""
+def shm_bytes(folder: str = "/dev/shm") -> int | None:
+    """The size of a shared-memory folder, used or not; None where there is none."""
     try:
-        stat = os.statvfs("/dev/shm")
+        stat = os.statvfs(folder)
     except OSError:
         return None
     return stat.f_blocks * stat.f_frsize

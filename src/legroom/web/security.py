@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.responses import JSONResponse, Response
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.endpoint import is_loopback_host
+from legroom.live.metrics.endpoint import host_name, is_loopback_host
 from legroom.records import dataclass
 from legroom.web.endpoints import error_document
 
@@ -47,7 +47,7 @@ class Access:
 def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Response | None:
     """The error response of a refused request; None where it is answered."""
     host = headers.get("host", "")
-    if not access.token and not access.any_host and not is_loopback_host(_host_name(host)):
+    if not access.token and not access.any_host and not is_loopback_host(host_name(host)):
         # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
         return error_response(
             421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port"
@@ -64,14 +64,6 @@ def denial(access: Access, method: str, path: str, query: str, headers: dict[str
             "open the whole address, ?token=... included, or send it as Authorization: Bearer ...",
         )
     return None
-
-
-def _host_name(host: str) -> str:
-    """The host name of a Host header without its port; empty where it is malformed."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def _has_token(token: str, query: str, headers: dict[str, str]) -> bool:

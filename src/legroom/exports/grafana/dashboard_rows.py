@@ -318,10 +318,7 @@ def _guard_row(levels: AlertLevels) -> DashboardRow:
         "no room {{instance}}": _guard_rejection_rate("=~"),
         "refused {{instance}}": _guard_rejection_rate("!~"),
     }
-    refused, level = (
-        {"{{instance}}": turned_away_share(WINDOW, BY_INSTANCE)},
-        ((levels.guard_turned_away_ratio, "red"),),
-    )
+    refused, level = ({"{{instance}}": turned_away_share(WINDOW, BY_INSTANCE)}, ((levels.detect.refused_ratio, "red"),))
     tokens = {
         f"{what} {{{{instance}}}}": f"{_BY_GUARD} (legroom_guard_{what}_tokens)"
         for what in ("reserved", "queued", "pool")

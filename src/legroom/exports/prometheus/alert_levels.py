@@ -60,8 +60,6 @@ class AlertLevels:
     latency_for_s: float = 300
     latency_least: int = 20
     """The p99 of fewer requests is their maximum."""
-    guard_turned_away_ratio: float = 0.05
-    """One request in twenty."""
     guard_for_s: float = 300
     drain_for_s: float = 900
     """Longer than the longest requests: the drain was forgotten."""

@@ -226,7 +226,7 @@ def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
     broken = f"sum {_BY_INSTANCE} (increase(legroom_guard_policy_reload_errors_total[{hour}]))"
     incidents = f'sum by ({_GROUP}, instance, kind) (legroom_incidents_open{{kind=~"{_UNSEEN_KINDS}"}})'
     alerts = {
-        "LegroomGuardTurnsAway": (f"{turned_away_share(window)} >= {levels.guard_turned_away_ratio:g}", guard_for_s),
+        "LegroomGuardTurnsAway": (f"{turned_away_share(window)} >= {levels.detect.refused_ratio:g}", guard_for_s),
         "LegroomGuardUpstreamDown": (f"{upstream} > 0", detect.alert_unreachable_for_s),
         "LegroomGuardFailsOpen": (f"max {_BY_INSTANCE} (legroom_guard_fail_open) == 1", guard_for_s),
         "LegroomGuardDraining": (f"max {_BY_INSTANCE} (legroom_guard_draining) == 1", levels.drain_for_s),
@@ -295,7 +295,7 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
         "creep_hours": f"{detect.creep_least_hours:g} hours",
         "fragmentation": f"{detect.fragmentation_ratio:.0%}",
         "fragmentation_least": human_bytes(detect.fragmentation_bytes),
-        "turned_away": f"{levels.guard_turned_away_ratio:.0%}",
+        "turned_away": f"{levels.detect.refused_ratio:.0%}",
         "failed": f"{levels.failed_ratio:.0%}",
         "missing": f"{levels.missing_ratio:.0%}",
         "drain_for": duration(levels.drain_for_s),

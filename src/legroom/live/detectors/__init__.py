@@ -16,6 +16,7 @@ from legroom.live.detectors.pool_pressure import PoolPressure
 from legroom.live.detectors.preemption_thrash import PreemptionThrash
 from legroom.live.detectors.prefix_cache_waste import PrefixCacheWaste
 from legroom.live.detectors.queue_backlog import QueueBacklog
+from legroom.live.detectors.refused_load import RefusedLoad
 from legroom.live.detectors.several_servers import SeveralServers
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
@@ -31,6 +32,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     CrashLoop,
     StuckEngine,
     PreemptionThrash,
+    RefusedLoad,
     PoolPressure,
     QueueBacklog,
     LongPromptBurst,

@@ -1,4 +1,4 @@
-"""The server restarts several times within minutes."""
+"""The server starts several times within minutes without being asked to."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class CrashLoop(Detector):
         return self.levels.crash_over_s
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Counts restarts: counters that fell, or a new process start time."""
+        """Counts starts that nobody is known to have asked for: counters that fell, or a new process start time."""
         over_s = self.levels.crash_over_s
-        starts = [time_s for time_s in window.restarts if time_s > now_s - over_s]
+        starts = [time_s for time_s in window.crashes if time_s > now_s - over_s]
         if len(starts) < self.levels.crash_restarts:
             return GOOD
         reason = f"{len(starts)} starts in {(now_s - starts[0]) / 60:.0f} min, the last {now_s - starts[-1]:.0f} s ago"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import AT_ONCE, GOOD, Condition, Detector
+from legroom.live.metrics.sample import GuardSample
 from legroom.live.metrics.window import Window
 
 _ACTIVITY = ("running", "waiting", "finished", "prompt_tokens", "generation_tokens")
@@ -20,7 +21,9 @@ class NoTraffic(Detector):
         """Measures the time since the last activity."""
         if not window.is_answering or not window.steps:
             return None
-        if self._active_s is None or now_s < self._active_s or any(map(window.steps[-1].total, _ACTIVITY)):
+        last = window.steps[-1]
+        is_active = any(map(last.total, _ACTIVITY)) or last.guard not in (None, GuardSample()) or last.rejections
+        if self._active_s is None or now_s < self._active_s or is_active:
             self._active_s = now_s
         idle_s = now_s - self._active_s
         if idle_s < self.levels.no_traffic_s:

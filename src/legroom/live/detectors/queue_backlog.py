@@ -23,10 +23,12 @@ class QueueBacklog(Detector):
         last = window.steps[-1]
         if last.total("waiting") is None:
             return None
-        waiting = sum(engine.queued for engine in last.engines)
+        in_guard = last.guard.waiting if last.guard is not None else 0.0
+        waiting = in_guard + sum(engine.queued for engine in last.engines)
         running = last.total("running") or 0.0
         rate = window.rate("finished")
-        grows = max(waiting - sum(engine.queued_before for engine in last.engines), 0.0) / last.seconds
+        before = last.guard_waiting_before + sum(engine.queued_before for engine in last.engines)
+        grows = max(waiting - before, 0.0) / last.seconds
         wait_s = waiting / rate if rate else None
         # A growing queue counts with the length it will have in a few scrapes.
         ahead_s = (waiting + grows * levels.queue_ahead_s) / rate if rate else None
@@ -39,7 +41,9 @@ class QueueBacklog(Detector):
         )
         more = f", {grows:.2g} more every second" if grows else ""
         holds = ""
-        if use is not None:
+        if in_guard:
+            holds = f"; the guard holds {in_guard:,.0f} of them until the pool has room"
+        elif use is not None:
             is_full = use >= levels.pool_calm_ratio
             holds = (
                 f"; the KV pool is {use:.0%} full, so {'the pool' if is_full else 'the batch limit'} holds them back"

@@ -360,14 +360,19 @@ def _translated_errors(path: Path) -> Iterator[None]:
         raise JournalUnavailable(*_error_and_hint(path, error)) from error
 
 
+def is_damaged(error: BaseException | None) -> bool:
+    """Whether SQLite says that a file is no database, or a broken one."""
+    return (getattr(error, "sqlite_errorname", None) or "").startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT"))
+
+
 def _error_and_hint(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     """The message and the hint for the user for an SQLite error."""
-    name = getattr(error, "sqlite_errorname", "") or ""
+    name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith("SQLITE_FULL"):
         return f"the disk under the journal {path} is full", "make room; legroom goes on and writes when it can"
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return f"the journal {path} is locked by another process", "see what holds it open, such as a backup"
-    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+    if is_damaged(error):
         return f"{path} is not a journal, or is damaged: {error}", "move it away; legroom starts a new one"
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return f"the journal {path} cannot be written: {error}", "check its permissions and its folder's"

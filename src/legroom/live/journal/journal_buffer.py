@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal import Journal, is_damaged, journal_path
 from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.sample import Sample
 
@@ -35,7 +35,7 @@ class BufferedJournal:
     def __init__(
         self, path: Path | None = None, busy_s: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._path, self._busy_s, self._clock = path, busy_s, clock
+        self._path, self._busy_s, self._clock = path or journal_path(), busy_s, clock
         self._open: Journal | None = None
         self._writes: deque[Write] = deque()
         self._samples: deque[Sample] = deque()
@@ -46,6 +46,9 @@ class BufferedJournal:
         """Writes and samples that were dropped: the buffer was full, or SQLite will never accept them."""
         self.error_text: str | None = None
         """The last error of a write that SQLite will never accept."""
+        self.set_aside: str | None = None
+        """Where a damaged file was moved to, until somebody has said so."""
+        self._is_new = False
 
     @property
     def waiting(self) -> int:
@@ -68,6 +71,15 @@ class BufferedJournal:
         if not self._flush() or self._open is None:
             raise JournalUnavailable(self.problem or "the journal cannot be written")
         return self._open
+
+    def call(self, call: Callable[[Journal], _Answer]) -> _Answer:
+        """The result of a call on the journal, after all buffered writes. Raises `JournalUnavailable`."""
+        journal = self.open_journal()
+        try:
+            return call(journal)
+        except JournalUnavailable as error:
+            self._set_aside_if_damaged(error)
+            raise
 
     def maintain(self) -> None:
         """Rolls up and deletes old samples, if the journal can be written."""
@@ -102,6 +114,25 @@ class BufferedJournal:
                 return False
             self._samples.clear()
         self.problem = None
+        self._is_new = False
+        return True
+
+    def _set_aside_if_damaged(self, error: JournalUnavailable) -> bool:
+        """Moves a damaged file away, so that the next write starts a new one; not a file that was just made."""
+        if not is_damaged(error.__cause__) or self._is_new:
+            return False
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+        moved = self._path.with_name(f"{self._path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
+        try:
+            self._path.rename(moved)
+            for ending in ("-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._path.with_name(self._path.name + ending).rename(moved.with_name(moved.name + ending))
+        except OSError:
+            return False
+        self.set_aside, self._is_new = str(moved), True
         return True
 
     def _reopen(self, _: Journal | None = None) -> None:
@@ -123,6 +154,8 @@ class BufferedJournal:
         except JournalUnavailable as error:
             if isinstance(error.__cause__, _NEVER):
                 raise error.__cause__ from None
+            if self._set_aside_if_damaged(error) and self._try_write(self._reopen):
+                return write == self._reopen or self._try_write(write)
             self.problem = error.message
             self._retry_s = self._clock() + _PAUSE_S
             return False
@@ -153,7 +186,7 @@ class JournalThread:
 
     async def call(self, call: Callable[[Journal], _Answer], /) -> _Answer:
         """The result of a call on the journal. Raises `JournalUnavailable`."""
-        return await self._run_in_thread(lambda: call(self._journal.open_journal()))
+        return await self._run_in_thread(lambda: self._journal.call(call))
 
     def write(self, write: Write) -> None:
         """Queues a write."""
@@ -172,6 +205,11 @@ class JournalThread:
         """The error of a dropped write since the last call."""
         error_text, self._journal.error_text = self._journal.error_text, None
         return error_text
+
+    def take_set_aside(self) -> str | None:
+        """Where a damaged file was moved to since the last call."""
+        moved, self._journal.set_aside = self._journal.set_aside, None
+        return moved
 
     async def close(self) -> None:
         await self._run_in_thread(self._journal.close)

@@ -85,6 +85,7 @@ def stored_values(sample: Sample) -> tuple[float | None, ...]:
     """The stored values in the order of FIELDS: sums over engines, and the KV use of the fullest engine."""
     own = {
         "kv_use": sample.kv_use_max,
+        "waiting": sample.waiting,
         "memory_used_bytes": sample.memory_used_bytes,
         "process_start_s": sample.process_start_s,
     }

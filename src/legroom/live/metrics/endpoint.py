@@ -89,6 +89,14 @@ def port_of(address: str) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
+def host_name(header: str) -> str:
+    """The host name of a Host header without its port; empty where it is malformed."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
+
+
 def is_loopback_host(host: str) -> bool:
     """Whether only this machine can reach a socket that listens on this host."""
     try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts import metrics
-from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample
+from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, GuardSample, Histogram, Sample
 
 VALUE_ROLES = {
     "kv_use": "kv_use",
@@ -51,8 +51,17 @@ SERVER_SERIES = {
     "process_resident_memory_bytes": "api_server_rss_bytes",
     "legroom_guard_stopped_engines": "stopped_engines",
     "process_start_time_seconds": "process_start_s",
+    "legroom_run_start_requested": "start_requested",
 }
-"""Series of the worker plugin (summed over GPUs), of prometheus_client itself and of the guard -> field of Sample."""
+"""Series of the worker plugin (summed over GPUs), prometheus_client, the guard and recordings -> field of Sample."""
+GUARD_SERIES = {
+    "legroom_guard_waiting": "waiting",
+    "legroom_guard_admitted_total": "admitted",
+    "legroom_guard_rejected_total": "",
+}
+"""Series of the guard -> field of GuardSample; GUARD_REASONS has the fields of rejections."""
+GUARD_REASONS = {"queue_full": "refused", "queue_timeout": "timed_out"}
+"""Reasons of the guard to refuse a request for lack of room -> field of GuardSample."""
 _PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
 """Ray and some collectors rewrite the colon."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -78,7 +87,7 @@ class Slot(NamedTuple):
     rank: int
     """0 for the newest name of a metric."""
     part: str
-    """`value`, `server`, `worker` (summed), a histogram's `bucket`, `sum` or `count`, or a value of LABELLED_ROLES."""
+    """`value`, `server`, `worker` (summed), `guard`, a histogram's `bucket`, `sum` or `count`, or a LABELLED_ROLES."""
 
 
 @cache
@@ -88,6 +97,7 @@ def slots_by_name() -> dict[str, Slot]:
         name: Slot(field, 0, "worker" if name.startswith("legroom_worker") else "server")
         for name, field in SERVER_SERIES.items()
     }
+    slots |= {name: Slot(field, 0, "guard") for name, field in GUARD_SERIES.items()}
     for role in (*VALUE_ROLES, *LABELLED_ROLES, *HISTOGRAMS):
         field, part = VALUE_ROLES.get(role, role), LABELLED_ROLES.get(role, "value")
         for rank, series in enumerate(metrics.names_of(role)):
@@ -185,6 +195,7 @@ class _Page:
         self.configs: list[dict[str, str]] = []
         self.server: dict[str, float] = {}
         self.rejections: _Parts = {}
+        self.guards: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
         self.series = 0
 
@@ -228,6 +239,11 @@ class _Page:
                 self.engine(labels.key)["asleep"] = True
         elif part == "server":
             self.server[field] = value
+        elif part == "guard":
+            # Prometheus shows the API servers of a pod together, each with its own labels.
+            key = labels.named.get("api_server") or labels.named.get("instance", "")
+            if field := field or GUARD_REASONS.get(labels.named.get("reason", ""), ""):
+                self.guards.setdefault(key, {})[field] = value
         elif labels.named.get("gpu") != "cpu" or field == "host_rss_bytes":  # a CPU worker's memory is host memory
             self.server[field] = self.server.get(field, 0.0) + value
 
@@ -348,6 +364,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
         engines=tuple(engines),
         rejections=sum(value for _, value in _newest_values(page.rejections)) if page.rejections else None,
         process_start_s=start_s,
+        guards=tuple(GuardSample(name, **fields) for name, fields in sorted(page.guards.items())),
         notes=tuple(page.notes),
         **counts,
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.endpoint import Endpoint, endpoint
-from legroom.live.metrics.exposition import LABELLED_ROLES, SERVER_SERIES, VALUE_ROLES, sample_of_series
+from legroom.live.metrics.exposition import GUARD_SERIES, LABELLED_ROLES, SERVER_SERIES, VALUE_ROLES, sample_of_series
 from legroom.live.metrics.sample import ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
@@ -126,7 +126,7 @@ class PrometheusSource:
         names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
-        names += [name for name in SERVER_SERIES if name.startswith("legroom_")]
+        names += [name for name in (*SERVER_SERIES, *GUARD_SERIES) if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
         memory, of_vllm = (
             _selector(name, matchers) for name in ("process_resident_memory_bytes", _timestamped_series())

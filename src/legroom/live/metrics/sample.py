@@ -143,6 +143,20 @@ class EngineSample:
         return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None
 
 
+@dataclass(frozen=True, slots=True)
+class GuardSample:
+    """The guard in front of one API server: its queue, and totals of requests."""
+
+    api_server: str = ""
+    """The process id, where there are several API servers."""
+    waiting: float = 0.0
+    admitted: float = 0.0
+    refused: float = 0.0
+    """Turned away at once, because the queue was full."""
+    timed_out: float = 0.0
+    """Turned away after the longest wait that the policy allows."""
+
+
 def _sum_known(values: list[float | None]) -> float | None:
     """The sum of the values that are not None; None where all are."""
     known = [value for value in values if value is not None]
@@ -175,6 +189,9 @@ class Sample:
     """Resident host memory of the API server; not reported with several API servers."""
     stopped_engines: int | None = None
     """Processes stopped by SIGSTOP, seen on this machine or by the guard in vLLM."""
+    start_requested: int | None = None
+    """1 where a person or legroom asked for the last start, 0 where it followed a crash."""
+    guards: tuple[GuardSample, ...] = ()
     notes: tuple[str, ...] = ()
     """Problems of the response that left it readable."""
 
@@ -189,8 +206,8 @@ class Sample:
 
     @property
     def waiting(self) -> float | None:
-        """Waiting requests over all engines; None where no engine shows them."""
-        return self.total("waiting")
+        """Requests that wait in the engines and in front of them, in the guard; None where neither shows them."""
+        return _sum_known([self.total("waiting"), *(guard.waiting for guard in self.guards)])
 
     @property
     def preemptions(self) -> float | None:

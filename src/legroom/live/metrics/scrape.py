@@ -54,6 +54,8 @@ async def scrape(
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
     except NotMetrics as error:
+        if b"\nlegroom_guard_upstream_up 0" in body:
+            raise ScrapeFailed("unreachable", f"{target.server}: the guard answers, vLLM behind it does not") from error
         raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
 
 

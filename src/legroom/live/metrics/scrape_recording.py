@@ -25,7 +25,14 @@ from typing import IO, Any, Literal, cast
 
 from legroom.errors import LegroomError
 from legroom.facts import metrics
-from legroom.live.metrics.exposition import SERVER_SERIES, VALUE_ROLES, NotMetrics, parse_sample
+from legroom.live.metrics.exposition import (
+    GUARD_REASONS,
+    GUARD_SERIES,
+    SERVER_SERIES,
+    VALUE_ROLES,
+    NotMetrics,
+    parse_sample,
+)
 from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 
 
@@ -41,6 +48,11 @@ def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
             yield _series_name("cache_config", _base_labels(engine), **pool), 1.0
     if sample.rejections is not None:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
+    for guard in sample.guards:
+        own = f"api_server={_quoted_label(guard.api_server)}"
+        yield from ((f"{name}{{{own}}}", getattr(guard, field)) for name, field in GUARD_SERIES.items() if field)
+        for reason, field in GUARD_REASONS.items():
+            yield f'legroom_guard_rejected_total{{{own},reason="{reason}"}}', getattr(guard, field)
     for name, field in SERVER_SERIES.items():
         value = getattr(sample, field)
         if value is not None and field != "memory_used_bytes":  # written as `m`: NVML may have measured it

@@ -10,7 +10,7 @@ import copy
 import statistics
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from legroom.live.metrics.sample import (
     COUNTERS,
     HISTOGRAMS,
     EngineSample,
+    GuardSample,
     Histogram,
     Sample,
     ScrapeFailure,
@@ -104,6 +105,11 @@ class WindowStep:
     seconds: float
     engines: tuple[EngineStep, ...]
     restarted: bool = False
+    guard: GuardSample | None = None
+    """All guards: waiting requests at the end, and the others as increases."""
+    guard_waiting_before: float = 0.0
+    rejections: float = 0.0
+    """Requests that vLLM's own queue limits rejected."""
 
     def total(self, field: str) -> float | None:
         """The sum over the engines; None where none reports it."""
@@ -151,6 +157,18 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
     return EngineStep(**values, **before, seconds=seconds, restarted=restarted)
 
 
+def _guard_step(new: Iterable[GuardSample], old: Mapping[str, GuardSample]) -> GuardSample | None:
+    """What the guards counted since the last sample of each, and what waits now; None without a guard."""
+    pairs = [(guard, old.get(guard.api_server)) for guard in new]
+    if not pairs:
+        return None
+    counts: dict[str, float] = {"waiting": sum(guard.waiting for guard, _ in pairs)}
+    for name in ("admitted", "refused", "timed_out"):
+        totals = ((getattr(guard, name), getattr(before, name)) for guard, before in pairs if before is not None)
+        counts[name] = sum(now - before if now >= before else now for now, before in totals)
+    return GuardSample("", **counts)
+
+
 class Window:
     """The recent scrapes of one server, added in order."""
 
@@ -164,11 +182,15 @@ class Window:
         """Failed scrapes since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
         """Times of detected restarts."""
+        self.crashes: deque[float] = deque(maxlen=64)
+        """Times of restarts that nobody is known to have asked for."""
         self.switches: deque[float] = deque(maxlen=64)
         """Times at which another running server answered."""
         # A week of one point in five minutes.
         self.points: deque[MemoryPoint] = deque(maxlen=2048)
         self.last_scrape_s: float | None = None
+        self._guards: dict[str, GuardSample] = {}
+        """The last sample of each guard: with several API servers a scrape shows one of them."""
 
     def snapshot(self) -> Window:
         """A copy for another thread."""
@@ -200,15 +222,18 @@ class Window:
                 self.steps.popleft()
         if self._has_restarted(result, step):
             self.restarts.append(result.time_s)
+            if not result.start_requested:
+                self.crashes.append(result.time_s)
         if self._is_other_replica(result):
             self.switches.append(result.time_s)
         self.failures.clear()
         self.latest = result
+        self._guards |= {guard.api_server: guard for guard in result.guards}
         self._add_memory_point(result)
 
     def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
         """Clears all that is kept, for a result not later than the last; the latest sample stays."""
-        for kept in (self.steps, self.failures, self.restarts, self.switches, self.points):
+        for kept in (self.steps, self.failures, self.restarts, self.crashes, self.switches, self.points):
             kept.clear()
         if self.latest is not None:
             self.latest = replace(self.latest, time_s=result.time_s)
@@ -226,7 +251,16 @@ class Window:
         engines = tuple(_engine_step(engine, before, seconds) for engine, before in pairs if before is not None)
         if not engines:
             return None
-        return WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
+        restarted = any(engine.restarted for engine in engines)
+        return WindowStep(
+            sample.time_s,
+            seconds,
+            engines,
+            restarted,
+            _guard_step(sample.guards, self._guards),
+            sum(guard.waiting for guard in before.guards),
+            _increase(sample.rejections, before.rejections, restarted) or 0.0,
+        )
 
     @property
     def _max_step_s(self) -> float:

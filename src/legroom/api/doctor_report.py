@@ -1,0 +1,288 @@
+"""`legroom doctor`: this machine and every vLLM server on it, read once; nothing is changed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal
+
+from legroom.deployments.deployment import KEPT_ENV, Deployment, deployment_from_command
+from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
+from legroom.facts.releases import release
+from legroom.live.gpu_memory import GpuMemory, bytes_held_by, visible
+from legroom.live.kernel_memory import Cgroup, machine_kills
+from legroom.records import dataclass
+from legroom.recover.machine_snapshot import MachineSnapshot, read_link, read_machine
+from legroom.units import human_bytes
+from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
+from legroom.vllm.args import other_value
+
+if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
+    from legroom.live.server_view import ServerView
+
+Rank = Literal["wrong", "watch", "not read"]
+_RANKS: tuple[Rank, ...] = ("wrong", "watch", "not read")
+_MOST_LINES = 10
+_DEFAULT_PORT = "8000"
+"""vLLM's --port."""
+_SCRAPE_GAP_S = 0.2
+"""Three scrapes of a server take less than half a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """One thing that is wrong, may become wrong, or could not be read."""
+
+    rank: Rank
+    about: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCheckup:
+    """One running server: its state, what it holds, and what its plan says."""
+
+    pid: int
+    model: str
+    vllm: str
+    address: str
+    state: str
+    log: str | None
+    held_bytes: int | None = None
+    """GPU memory of all its processes; None where the driver does not tell."""
+    planned_bytes: int | None = None
+    """The planned peak of all its GPUs."""
+    verdict: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The server in one line."""
+        held = f"holds {human_bytes(self.held_bytes)}" if self.held_bytes else "GPU memory not known"
+        planned = f" (planned {human_bytes(self.planned_bytes)})" if self.planned_bytes else ""
+        return f"PID {self.pid}, {self.model}, vLLM {self.vllm} at {self.address}: {self.state}, {held}{planned}"
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """The machine, its servers, and all findings, the gravest first."""
+
+    node: NodeState
+    servers: tuple[ServerCheckup, ...]
+    findings: tuple[DoctorFinding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something is wrong; 3 where there is no GPU to look at and nothing else is wrong."""
+        if any(each.rank == "wrong" for each in self.findings):
+            return ANSWER_IS_NO
+        return OK if self.node.gpus else UNREACHABLE
+
+    def text(self, style: Style) -> str:
+        """At most ten lines: the sum, the machine, the servers, then the findings."""
+        counts = ", ".join(f"{sum(each.rank == rank for each in self.findings)} {rank}" for rank in _RANKS)
+        rows = [("machine", _machine_line(self.node)), *(("server", server.line) for server in self.servers)]
+        rows += [(each.rank, f"{each.about}: {each.message}") for each in self.findings]
+        if len(rows) >= _MOST_LINES:
+            shown = _MOST_LINES - 2
+            rows = [*rows[:shown], ("more", f"{len(rows) - shown} more lines in --json")]
+        lines = (f"  {name:10}{' '.join(text.split())}" for name, text in rows)
+        return "\n".join([style.paint(f"legroom doctor: {counts}", "bold"), *lines]) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `legroom doctor --json`."""
+        servers, findings = map(asdict, self.servers), map(asdict, self.findings)
+        document = {"ok": self.exit_code == OK, "machine": self.node.to_json()}
+        return document | {"servers": list(servers), "findings": list(findings)}
+
+
+def doctor() -> DoctorReport:
+    """Reads GPUs, driver, cgroup, /dev/shm, processes, and of each running server the log and the metrics."""
+    node = read_node_state()
+    snapshot = replace(read_machine(), gpus=node.gpus)
+    found = list(_machine_findings(snapshot, node))
+    servers = tuple(_checkup(snapshot, node, pid, words, found) for pid, words in _running_servers(snapshot))
+    if not servers:
+        found.append(DoctorFinding("not read", "servers", "no running vLLM server was seen on this machine"))
+    return DoctorReport(node, servers, tuple(sorted(found, key=lambda each: _RANKS.index(each.rank))))
+
+
+def _machine_line(node: NodeState) -> str:
+    """GPUs, driver, shared memory and memory limit."""
+    names = [card.name for card in node.gpus]
+    cards = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no NVIDIA GPU"
+    sizes = {"/dev/shm": node.shm_bytes, "memory limit": node.memory_limit_bytes}
+    parts = (f"{name} {human_bytes(size)}" if size else f"no {name}" for name, size in sizes.items())
+    return "; ".join([cards, f"driver {node.driver or 'not known'}", *parts])
+
+
+def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[DoctorFinding]:
+    """What is wrong with the machine itself: leftovers of dead servers, kernel kills, and what was not readable."""
+    from legroom.recover.orphans import classify_holders
+
+    if not node.gpus:
+        message = "neither NVML nor nvidia-smi answers: no memory, no processes, no driver of a card"
+        yield DoctorFinding("not read", "GPU", message)
+    if snapshot.hides_others or any(not each.is_readable for each in snapshot.processes.values() if each.is_python):
+        yield DoctorFinding("not read", "processes", "some belong to other users; root sees them")
+    for holder in classify_holders(snapshot):
+        if holder.state in ("dead", "suspect") and holder.process is not None and holder.process.pid == holder.top:
+            held = human_bytes(sum(snapshot.gpu_bytes(each.pid) for each in snapshot.tree(holder.top)))
+            message = f"{holder.what} holds {held} of GPU memory: {holder.reason}; `legroom recover` frees it"
+            yield DoctorFinding("wrong" if holder.state == "dead" else "watch", f"PID {holder.top}", message)
+    if kills := machine_kills():
+        yield DoctorFinding("watch", "host memory", f"the kernel has ended {kills} processes since boot for memory")
+
+
+def _running_servers(snapshot: MachineSnapshot) -> Iterator[tuple[int, list[str]]]:
+    """PID and command line of each process that was started as a vLLM server; not of the processes it forked."""
+    found = {pid: words for pid in snapshot.processes if (words := _server_words(pid))}
+    yield from ((pid, words) for pid, words in found.items() if snapshot.processes[pid].parent not in found)
+
+
+def _server_words(pid: int) -> list[str]:
+    """The command line of a process that runs `vllm serve` or vLLM's API server; else empty."""
+    words = _null_separated(pid, "cmdline")
+    if not words or not PurePath(words[0]).name.startswith("python"):
+        return words if [PurePath(word).name for word in words[:2]] == ["vllm", "serve"] else []
+    program = [word for word in words[1:] if word == "-m" or not word.startswith("-")][:2]
+    is_module = program[:1] == ["-m"] and program[-1].startswith("vllm.entrypoints.")
+    return words if is_module or [PurePath(word).name for word in program] == ["vllm", "serve"] else []
+
+
+def _null_separated(pid: int, name: str) -> list[str]:
+    """The strings of a file of /proc/PID, such as `environ`; empty where it may not be read."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _checkup(
+    snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
+) -> ServerCheckup:
+    """Plans one running server on what others leave it, and adds what its plan, metrics, log and kernel show."""
+    about, log = f"PID {pid}", _log_file(pid)
+    env = dict(word.split("=", 1) for word in _null_separated(pid, "environ") if "=" in word)
+    line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
+    try:
+        deployment = deployment_from_command(line)
+    except LegroomError as error:
+        found.append(DoctorFinding("not read", about, f"its command line: {error.message}"))
+        return ServerCheckup(pid, "a model", "(not known)", "(not known)", "not read", log)
+    address = f"127.0.0.1:{other_value(deployment.args, '--port') or _DEFAULT_PORT}"
+    view, version = _view_and_version(address, pid)
+    if version := version or _installed_release(pid, words[0]):
+        deployment = deployment_from_command(line, release(version))
+    own = frozenset(each.pid for each in snapshot.tree(pid))
+    checkup = ServerCheckup(
+        pid,
+        deployment.args.model or "a model",
+        str(deployment.release) if version else f"{deployment.release} (assumed)",
+        address,
+        view.state if view is not None else "not reachable from here",
+        log,
+        bytes_held_by(own, node.gpus),
+    )
+    cards = tuple(_without_processes(card, own) for card in visible(node.gpus, env.get("CUDA_VISIBLE_DEVICES")))
+    if cards:
+        checkup = _with_plan(checkup, deployment, replace(node, gpus=cards), found)
+    for rank, message in (*_metric_findings(view, address), *_log_findings(log), *_kernel_findings(pid)):
+        found.append(DoctorFinding(rank, about, message))
+    return checkup
+
+
+def _with_plan(
+    checkup: ServerCheckup, deployment: Deployment, node: NodeState, found: list[DoctorFinding]
+) -> ServerCheckup:
+    """The checkup with the planned peak and verdict; adds what `legroom preflight` finds in its container."""
+    pid, about = checkup.pid, f"PID {checkup.pid}"
+    limit = cgroup.limit if (cgroup := Cgroup.of(pid)) is not None else None
+    place = replace(
+        node, shm_bytes=shm_bytes(f"/proc/{pid}/root/dev/shm"), memory_limit_bytes=limit[0] if limit else None
+    )
+    try:
+        answer = preflight(deployment.args, deployment.release, place)
+    except LegroomError as error:
+        found.append(DoctorFinding("not read", about, f"cannot be planned: {error.message}"))
+        return checkup
+    for check in answer.checks:
+        if check.finding != "ok":
+            when = "the next start: " if check.name == "memory" else ""
+            rank: Rank = "wrong" if check.finding == "failure" else "watch"
+            found.append(DoctorFinding(rank, about, f"{check.name}: {when}{check.message}"))
+    if answer.plan is None:
+        return checkup
+    peak = answer.plan.layout.peak_used_bytes * max(deployment.args.gpus_needed, 1)
+    return replace(checkup, planned_bytes=peak, verdict=answer.plan.verdict)
+
+
+def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
+    """The card without the memory of these processes; empty where the driver does not tell whose it is."""
+    others = card.used_bytes - sum(size for pid, size in card.processes if pid in own) if card.processes else 0
+    return replace(card, used_bytes=max(others, 0))
+
+
+def _installed_release(pid: int, interpreter: str) -> str | None:
+    """The vLLM release installed beside a process's interpreter, in that process's own file system."""
+    prefix = Path(f"/proc/{pid}/root{PurePath(interpreter).parent.parent}")
+    name = next((path.name for path in prefix.glob("lib/python3*/*-packages/vllm-*.dist-info")), "")
+    return name.removeprefix("vllm-").removesuffix(".dist-info").partition("+")[0] or None
+
+
+def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | None]:
+    """A server's state by its metrics, and its release; (None, None) in another network namespace."""
+    from legroom.live.running_server import running_server
+    from legroom.sidecar.watch_config import simple_config
+    from legroom.sidecar.watch_session import WatchSession, check_once
+
+    if read_link(f"/proc/{pid}/ns/net") != read_link("/proc/self/ns/net"):
+        return None, None
+    session = WatchSession()
+    check_once(simple_config([address]), session, _SCRAPE_GAP_S)
+    view = next(iter(session.views.values()), None)
+    try:
+        return view, running_server(address).version
+    except LegroomError:  # it starts, is stuck, or asks for a key
+        return view, None
+
+
+def _metric_findings(view: ServerView | None, address: str) -> Iterator[tuple[Rank, str]]:
+    """What the metrics show: an incident, no answer, or a server that cannot be reached from here."""
+    if view is None:
+        yield "not read", "metrics: it has a network of its own; run doctor inside its container"
+    elif view.state == "unreachable":
+        yield "watch", f"no answer at {address}: it starts, is stuck, or listens elsewhere"
+    elif view.has_incident:
+        yield "wrong" if view.state == "critical" else "watch", view.sentence
+
+
+def _log_file(pid: int) -> str | None:
+    """The file that a process's output goes to; None where it is a terminal, a pipe or a journal."""
+    targets = (read_link(f"/proc/{pid}/fd/{number}") for number in (1, 2))
+    return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
+
+
+def _log_findings(log: str | None) -> Iterator[tuple[Rank, str]]:
+    """The cause that the last run of its log shows."""
+    from legroom.diagnosis.log_diagnosis import read_log
+    from legroom.vllm_logs.log_sources import pieces_of_file
+
+    if log is None:
+        yield "not read", "log: its output goes to no file here; pipe it into `legroom diagnose -`"
+        return
+    try:
+        runs = read_log(pieces_of_file(log), log).runs
+    except LegroomError as error:
+        yield "not read", f"log: {error.message}"
+        return
+    if runs and runs[0].verdict == "cause found":
+        yield "wrong", f"its log shows {runs[0].findings[0].cause}: see `legroom diagnose {log}`"
+
+
+def _kernel_findings(pid: int) -> Iterator[tuple[Rank, str]]:
+    """Processes of its cgroup that the kernel has ended."""
+    if (cgroup := Cgroup.of(pid)) is not None and (kills := cgroup.kills):
+        yield "watch", f"the kernel has ended {kills} processes of its cgroup for memory"
