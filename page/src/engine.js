@@ -113,7 +113,7 @@ class Lane {
   }
 }
 
-const SLOW = new Set(["size", "simulate", "diagnose"]);
+const SLOW = new Set(["size", "simulate", "diagnose", "card"]);
 
 class WorkerEngine {
   edition = "static";

@@ -7,12 +7,14 @@ import { engine, version } from "./engine.js";
 import { FragmentsArea } from "./fragments/fragments.jsx";
 import { ErrorNote } from "./parts/controls.jsx";
 import { LiveArea } from "./live/live.jsx";
+import { ModelsArea } from "./models/models.jsx";
 import { PlanArea } from "./plan/plan.jsx";
 import { applyTheme, keepPreference, preference } from "./preferences.js";
 import { LanguageContext, preferredLanguage, translate, useText } from "./text/language.jsx";
 
 const AREAS = {
   plan: PlanArea,
+  models: ModelsArea,
   diagnose: DiagnoseArea,
   // Snapshots are read by the served page alone: they are too large for the engine in a browser.
   ...(engine.edition === "static" ? {} : { fragments: FragmentsArea }),

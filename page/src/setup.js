@@ -40,21 +40,36 @@ export function toParams(setup, prefix = "", params = new URLSearchParams()) {
   return params;
 }
 
+const wholeNumber = (text, most) =>
+  /^\d+$/.test(text) && Number(text) >= 1 && Number(text) <= most ? Number(text) : null;
+
+// What cannot be read is never dropped in silence: `unread` holds it as it was written.
 export function fromParams(params, prefix = "") {
   const setup = { ...EMPTY, env: {}, flags: {} };
+  const unread = [];
   let any = false;
   for (const [key, text] of params) {
     if (!key.startsWith(prefix) || (!prefix && /^b\./.test(key)) || key.startsWith("s.")) continue;
-    const name = key.slice(prefix.length);
+    const name = key.slice(prefix.length).replaceAll("-", "_");
+    const keep = (value) => (value == null ? unread.push(`${key}=${text}`) : (setup[name] = value));
     any = true;
-    if (name === "gpus" || name === "checkpoint_bytes") setup[name] = Math.round(Number(text)) || null;
+    if (name === "gpus") keep(wholeNumber(text, 4096));
+    else if (name === "checkpoint_bytes") keep(wholeNumber(text, 2 ** 50));
     else if (OWN.includes(name)) setup[name] = text;
     else if (name === "cold") setup.cold = text === "1";
-    else if (name === "env") setup.env = objectOrNull(text) ?? {};
-    else if (name === "config") setup.config = objectOrNull(text);
-    else if (/^[a-z][a-z0-9_]*$/.test(name)) setup.flags[name] = readValue(text);
+    else if (name === "env" || name === "config") keep(objectOrNull(text));
+    else if (/^[a-z][a-z0-9_]*$/.test(name) && text !== "") setup.flags[name] = readValue(text);
+    else unread.push(`${key}=${text}`);
   }
+  if (unread.length) setup.unread = unread;
   return any ? setup : null;
+}
+
+// "32k" is 32,768 tokens, as on the command line.
+export function readLength(text) {
+  const [, digits, unit] = /^\s*(\d+(?:\.\d+)?)\s*([kKmM]?)\s*$/.exec(text) ?? [];
+  const tokens = Math.round(Number(digits) * { "": 1, k: 1024, m: 1024 ** 2 }[(unit ?? "").toLowerCase()]);
+  return tokens >= 1 ? tokens : null;
 }
 
 function objectOrNull(text) {

@@ -63,6 +63,52 @@ def test_a_cold_start_is_planned_as_on_the_command_line(capsys):
     assert answer("plan", {**PLAN, "cold": True}) == printed(capsys, *words)
 
 
+def test_the_page_says_what_the_command_line_says(capsys):
+    request = {"model": "llama-3.1-8b", "gpu": "l4", "language": "en"}
+    words = answer("plan", request)["words"]
+    main(["plan", "llama-3.1-8b", "--gpu", "l4"])
+    told = " ".join(capsys.readouterr().out.split())
+    sentences = [words["headline"], words["short"], words["basis"], words["advice"][0]["text"]]
+    sentences += [row["text"] for row in words["pool"]]
+    assert [sentence for sentence in sentences if sentence not in told] == []
+    assert "too few, so the first start fails" in told
+    assert words["to_run"] == ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "26624"]
+
+
+def test_the_words_of_a_plan_are_chinese_with_the_same_numbers():
+    english, chinese = (
+        answer("plan", {"model": "llama-3.1-8b", "gpu": "l4", "language": language})["words"]
+        for language in ("en", "zh")
+    )
+    assert chinese["short"] == "需要 16.00 GiB，现有 4.38 GiB：缺 11.62 GiB"
+    assert chinese["to_run"] == english["to_run"]
+    assert all(one["text"] != other["text"] for one, other in zip(english["pool"], chinese["pool"], strict=True))
+
+
+def test_a_wish_is_searched_as_on_the_command_line(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--want-context", "8k", "--want-concurrency", "4")
+    request = {"model": "llama-3.1-8b", "gpu": "h100", "want": {"context": 8192, "users": 4}}
+    assert answer("plan", request) == printed(capsys, *words)
+    assert "holds 4 requests of 8,192 tokens" in answer("plan", {**request, "language": "en"})["words"]["headline"]
+
+
+def test_a_plan_has_a_speed_with_its_range_and_a_price():
+    told = answer("speed", PLAN)
+    one, everyone = told["one_user_tokens_per_s"], told["all_users_tokens_per_s"]
+    assert one["low"] < one["estimate"] < one["high"] < everyone["estimate"]
+    assert told["usd_per_hour"] == answer("speed", {**PLAN, "gpus": 2})["usd_per_hour"] / 2
+    assert answer("speed", {**PLAN, "gpu": "24GiB"})["usd_per_hour"] is None
+
+
+def test_the_models_of_a_card_are_those_of_the_command_line(capsys):
+    told = answer("card", {"gpu": "rtx4090", "names": ["qwen3-32b", "qwen3-32b-awq", "qwen3-0.6b"]})
+    rows = {row["name"]: row for row in printed(capsys, "models", "qwen3-32b-awq", "--gpu", "rtx4090")["models"]}
+    assert [row["name"] for row in told["models"]] == ["qwen3-32b-awq", "qwen3-0.6b"]
+    assert told["models"][0] == rows["qwen3-32b-awq"]
+    lacking = answer("card", {"gpu": "rtx4090", "names": ["qwen3-14b"]})["too_large"]
+    assert lacking[0]["short_bytes"] > 0
+
+
 def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
     request = {"log": SAMPLE.read_text("utf-8"), "gpu": "rtx4090"}
     expected = printed(capsys, "diagnose", str(SAMPLE), "--gpu", "rtx4090")

@@ -30,7 +30,9 @@ import sys, json
 sys.path.insert(0, sys.argv[1])
 from legroom.web.endpoints import ENDPOINTS, call
 requests = {
-    "plan": {"model": "llama-3.1-70b", "gpu": "h100"},
+    "plan": {"model": "llama-3.1-70b", "gpu": "h100", "language": "zh"},
+    "speed": {"model": "llama-3.1-8b", "gpu": "l4"},
+    "card": {"gpu": "rtx4090", "names": ["llama-3.1-8b"]},
     "math": {"model": "llama-3.1-8b", "gpu": "l4"},
     "size": {"model": "llama-3.1-8b", "cards": ["l4"]},
     "entry": {"id": "LR203"},

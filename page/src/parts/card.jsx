@@ -18,7 +18,7 @@ export function useWidth(initial = 720) {
 const BAR = 64;
 const TOP = 26;
 
-export function CardPicture({ plan, scale, active, onPart, label }) {
+export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
   const t = useText();
   const [ref, width] = useWidth();
   const { layout, confidence, gpu, args } = plan;
@@ -28,7 +28,7 @@ export function CardPicture({ plan, scale, active, onPart, label }) {
   const total = x(layout.total_bytes);
   const over = span > layout.total_bytes;
   return (
-    <div class="card-picture" ref={ref}>
+    <div class="card-picture" ref={ref} onPointerLeave={() => onPart?.(null)}>
       <svg
         class="card-svg"
         viewBox={`0 0 ${width} 132`}
@@ -48,6 +48,7 @@ export function CardPicture({ plan, scale, active, onPart, label }) {
             width={x(part.start + part.drawn) - x(part.start)}
             active={active}
             onPart={onPart}
+            onOpen={onOpen}
           />
         ))}
         {over && <rect class="svg-over" x={total} y={TOP} width={width - total} height={BAR} />}
@@ -82,7 +83,7 @@ const Hatch = () => (
   </defs>
 );
 
-function Segment({ part, x, width, active, onPart }) {
+function Segment({ part, x, width, active, onPart, onOpen }) {
   const t = useText();
   if (part.name === "headroom" && part.bytes <= 0) return null;
   const name = t(`part.${part.name}`);
@@ -93,8 +94,9 @@ function Segment({ part, x, width, active, onPart }) {
       class={`segment part-${part.name}${dim}`}
       data-part={part.name}
       onPointerEnter={() => onPart?.(part.name)}
-      onClick={() => onPart?.(part.name)}
+      onClick={() => onOpen?.(part.name)}
     >
+      <title>{`${name}, ${gib(part.drawn)}: ${t(`part.${part.name}.what`)}`}</title>
       <rect x={x} y={TOP} width={part.drawn > 0 ? Math.max(width, 1) : 0} height={BAR} />
       {room && width > 64 && (
         <text class="svg-name" x={x + 8} y={TOP + 27}>
@@ -165,7 +167,7 @@ function Budget({ layout, args, x, width }) {
 }
 
 export const pictureLabel = (t, plan, rows) =>
-  `${plan.gpu.name}: ${rows.map((part) => `${t(`part.${part.name}`)} ${gib(part.bytes)}`).join(", ")}`;
+  `${plan.gpu.name}: ${rows.map((part) => `${t(`part.${part.name}`)} ${gib(part.drawn)}`).join(", ")}`;
 
 // The same bar without words, for lists and for the top of a narrow screen.
 export function MiniBar({ layout, scale }) {
@@ -188,7 +190,16 @@ export function MiniBar({ layout, scale }) {
   );
 }
 
-export function certainty(t, band) {
+// No part is below nothing: what a part lacks is said in words, as the command line says it.
+export const partFigure = (t, part) => (part.bytes < 0 && part.name !== "outside" ? t("part.none") : bytesWords(part.bytes));
+export const partShare = (part, layout) => (part.bytes < 0 ? "" : percent(part.bytes / layout.total_bytes, 1));
+
+// A shortfall is counted once, in the verdict.
+export function certainty(t, part, plan) {
+  const { name, bytes, band } = part;
+  const lacks = plan.words?.short ? "part.lacks" : "part.lacks_bytes";
+  if (bytes < 0 && (name === "headroom" || name === "kv")) return t(`${lacks}.${name}`, { gib: gib(-bytes) });
+  if (name === "headroom") return t("sure.headroom");
   if (!band) return "";
   if (!isEstimate(band)) return t(`sure.${band.kind}`);
   const low = band.low / GIB;
@@ -197,27 +208,29 @@ export function certainty(t, band) {
   return t("sure.estimated", { low: low.toFixed(digits), high: high.toFixed(digits) });
 }
 
-export function Legend({ plan, active, onPart, onLeave }) {
+// Every part says what it is; a click shows how its figure comes about.
+export function Legend({ plan, active, onPart, opened, onOpen, children }) {
   const t = useText();
   const { layout, confidence } = plan;
   return (
-    <ul class="legend" onPointerLeave={onLeave}>
+    <ul class="legend" onPointerLeave={() => onPart(null)}>
       {segments(layout, confidence).map((part) => (
         <li key={part.name}>
           <button
             type="button"
-            class={`legend-row part-${part.name}${active === part.name ? " active" : ""}`}
-            aria-expanded={active === part.name}
+            class={`legend-row part-${part.name}${active === part.name ? " active" : ""}${part.bytes < 0 ? " lacks" : ""}`}
+            aria-expanded={opened === part.name}
             onPointerEnter={() => onPart(part.name)}
-            onFocus={() => onPart(part.name)}
-            onClick={() => onPart(part.name)}
+            onClick={() => onOpen(opened === part.name ? null : part.name)}
           >
             <span class="swatch" aria-hidden="true" />
             <span class="legend-name">{t(`part.${part.name}`)}</span>
-            <span class="figure">{bytesWords(part.bytes)}</span>
-            <span class="share">{part.bytes < 0 ? "" : percent(part.bytes / layout.total_bytes, 1)}</span>
-            <span class="sure">{part.name === "headroom" ? t("sure.headroom") : certainty(t, part.band)}</span>
+            <span class="figure">{partFigure(t, part)}</span>
+            <span class="share">{partShare(part, layout)}</span>
+            <span class="sure">{certainty(t, part, plan)}</span>
+            <span class="what">{t(`part.${part.name}.what`)}</span>
           </button>
+          {opened === part.name && children}
         </li>
       ))}
     </ul>

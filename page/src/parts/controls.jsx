@@ -53,7 +53,7 @@ export function ErrorNote({ error }) {
   return (
     <div class="note bad" role="alert">
       <p>{known ? t(known) : error.message}</p>
-      {error.hint && <p class="soft">{error.hint}</p>}
+      {error.hint && !error.hint.includes("openapi.json") && <p class="soft">{error.hint}</p>}
     </div>
   );
 }
@@ -128,7 +128,15 @@ export function Picker({ label, value, options, onPick, placeholder, hint }) {
         onBlur={() => pick(text)}
       />
       {hint && <p class="hint">{hint}</p>}
-      <ul id={`${id}-list`} role="listbox" aria-label={label} class="options" hidden={!open || !shown.length}>
+      {/* A list that scrolls is a stop of the Tab key unless it says otherwise, and it closes as soon as the field is left. */}
+      <ul
+        id={`${id}-list`}
+        role="listbox"
+        tabIndex={-1}
+        aria-label={label}
+        class="options"
+        hidden={!open || !shown.length}
+      >
         {open &&
           shown.map((option, index) => (
             <li
@@ -167,11 +175,11 @@ function matching(options, text, most = 60) {
   return shown;
 }
 
-export function Choice({ label, value, choices, onPick, defaultWord, onReset }) {
+export function Choice({ label, value, choices, onPick, onReset }) {
   const id = useId();
   return (
     <div class={`field choice${onReset ? " is-set" : ""}`}>
-      <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
+      <FieldHead id={id} label={label} onReset={onReset} />
       <select id={id} value={value} onChange={(event) => onPick(event.target.value)}>
         {choices.map((choice) => (
           <option key={choice.value} value={choice.value}>
@@ -183,12 +191,12 @@ export function Choice({ label, value, choices, onPick, defaultWord, onReset }) 
   );
 }
 
-export function FieldHead({ id, label, defaultWord, onReset }) {
+export function FieldHead({ id, label, onReset }) {
   const t = useText();
   return (
     <div class="field-head">
       <label for={id}>{label}</label>
-      {onReset ? (
+      {onReset && (
         <button
           type="button"
           class="reset"
@@ -198,15 +206,13 @@ export function FieldHead({ id, label, defaultWord, onReset }) {
         >
           {t("flag.set")} ×
         </button>
-      ) : (
-        defaultWord && <span class="default">{defaultWord}</span>
       )}
     </div>
   );
 }
 
 // A slider with the number beside it. `stops` turn its even travel into the values that make sense (powers of two, say).
-export function Slider({ label, value, stops, onMove, onReset, defaultWord, format = String, unit }) {
+export function Slider({ label, value, stops, onMove, onReset, format = String, unit }) {
   const id = useId();
   const at = nearest(stops, value);
   const [typed, setTyped] = useState(null);
@@ -217,7 +223,7 @@ export function Slider({ label, value, stops, onMove, onReset, defaultWord, form
   };
   return (
     <div class={`field slider${onReset ? " is-set" : ""}`}>
-      <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
+      <FieldHead id={id} label={label} onReset={onReset} />
       <div class="slider-row">
         <input
           id={id}
@@ -253,7 +259,7 @@ function nearest(stops, value) {
   return best;
 }
 
-export function Toggle({ label, value, onPick, defaultWord, onReset, plain }) {
+export function Toggle({ label, value, onPick, onReset, plain }) {
   const id = useId();
   return (
     <div class={`field toggle${onReset ? " is-set" : ""}${plain ? " plain" : ""}`}>
@@ -264,7 +270,7 @@ export function Toggle({ label, value, onPick, defaultWord, onReset, plain }) {
         checked={Boolean(value)}
         onChange={(event) => onPick(event.target.checked)}
       />
-      <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
+      <FieldHead id={id} label={label} onReset={onReset} />
     </div>
   );
 }

@@ -21,6 +21,8 @@ const UTILIZATION = range(0.3, 1, 0.01);
 const SEQUENCES = octaves(1, 2048);
 const BATCHED = octaves(256, 131072);
 const SIZES = [1, 2, 4, 8, 16];
+// The few that most people move; the rest folds.
+const FEW = ["gpu_memory_utilization", "max_model_len", "max_num_seqs", "tensor_parallel_size", "kv_cache_dtype"];
 const SHOWN = [
   "gpu_memory_utilization",
   "max_model_len",
@@ -65,11 +67,28 @@ export function Flags({ setup, plan, onChange }) {
     label: `--${name.replaceAll("_", "-")}`,
     value: setup.flags[name] ?? args[name] ?? about.get(name)?.default ?? "",
     onReset: name in setup.flags ? () => onChange(withFlag(setup, name, undefined)) : undefined,
-    defaultWord: t("flag.default"),
   });
+  const changed = Object.keys(setup.flags);
+  const [open, setOpen] = useState(false);
+  const onToggle = (event) => setOpen(event.currentTarget.open);
+  const size = (kind) => (
+    <Choice
+      {...common(`${kind}_parallel_size`)}
+      choices={sizesWith(setup.flags[`${kind}_parallel_size`])}
+      onPick={(value) => onChange(withFlag(setup, `${kind}_parallel_size`, Number(value)))}
+    />
+  );
   return (
     <section class="panel flags" aria-label={t("flags.title")}>
-      <h2>{t("flags.title")}</h2>
+      <div class="row spread">
+        <h2>{t("flags.title")}</h2>
+        {changed.length > 0 && (
+          <button type="button" class="link" onClick={() => onChange({ ...setup, flags: {} })}>
+            {t("flags.reset", { count: changed.length })}
+          </button>
+        )}
+      </div>
+      <p class="hint">{t("flags.muted")}</p>
       <Slider {...common("gpu_memory_utilization")} stops={UTILIZATION} onMove={set("gpu_memory_utilization")} />
       <Slider
         {...common("max_model_len")}
@@ -79,48 +98,46 @@ export function Flags({ setup, plan, onChange }) {
         onMove={set("max_model_len")}
       />
       <Slider {...common("max_num_seqs")} stops={SEQUENCES} format={count} onMove={set("max_num_seqs")} />
-      <Slider
-        {...common("max_num_batched_tokens")}
-        stops={BATCHED}
-        format={count}
-        unit={t("unit.tokens")}
-        onMove={set("max_num_batched_tokens")}
-      />
       <div class="sizes">
-        {["tensor", "pipeline", "data"].map((kind) => (
-          <Choice
-            key={kind}
-            {...common(`${kind}_parallel_size`)}
-            choices={sizesWith(setup.flags[`${kind}_parallel_size`])}
-            onPick={(value) => onChange(withFlag(setup, `${kind}_parallel_size`, Number(value)))}
-          />
-        ))}
-      </div>
-      {plan?.moe && <Toggle {...common("enable_expert_parallel")} onPick={set("enable_expert_parallel")} />}
-      <div class="sizes">
+        {size("tensor")}
         <Choice
           {...common("kv_cache_dtype")}
           choices={choicesOf(about.get("kv_cache_dtype"), ["auto", "fp8"])}
           onPick={set("kv_cache_dtype")}
         />
-        <Choice
-          {...common("quantization")}
-          choices={[
-            { value: "", label: t("flag.none") },
-            ...choicesOf(about.get("quantization"), ["fp8", "bitsandbytes"]),
-          ]}
-          onPick={set("quantization")}
-        />
-        <Choice
-          {...common("dtype")}
-          choices={choicesOf(about.get("dtype"), ["auto", "bfloat16", "float16"])}
-          onPick={set("dtype")}
-        />
       </div>
-      <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />
-      <Toggle {...common("enable_prefix_caching")} onPick={set("enable_prefix_caching")} />
-      <OtherFlags setup={setup} flags={flags} onChange={onChange} />
-      <Toggle plain label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
+      <details class="more-flags" open={open || changed.some((name) => !FEW.includes(name))} onToggle={onToggle}>
+        <summary>{t("flags.rest")}</summary>
+        <Slider
+          {...common("max_num_batched_tokens")}
+          stops={BATCHED}
+          format={count}
+          unit={t("unit.tokens")}
+          onMove={set("max_num_batched_tokens")}
+        />
+        <div class="sizes">
+          {size("pipeline")}
+          {size("data")}
+          <Choice
+            {...common("quantization")}
+            choices={[
+              { value: "", label: t("flag.none") },
+              ...choicesOf(about.get("quantization"), ["fp8", "bitsandbytes"]),
+            ]}
+            onPick={set("quantization")}
+          />
+          <Choice
+            {...common("dtype")}
+            choices={choicesOf(about.get("dtype"), ["auto", "bfloat16", "float16"])}
+            onPick={set("dtype")}
+          />
+        </div>
+        {plan?.moe && <Toggle {...common("enable_expert_parallel")} onPick={set("enable_expert_parallel")} />}
+        <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />
+        <Toggle {...common("enable_prefix_caching")} onPick={set("enable_prefix_caching")} />
+        <OtherFlags setup={setup} flags={flags} onChange={onChange} />
+        <Toggle plain label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
+      </details>
     </section>
   );
 }

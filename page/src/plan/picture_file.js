@@ -1,8 +1,7 @@
 // The picture as a file of its own: colours written out, text as text, nothing of the page's style sheet needed.
-import { certainty } from "../parts/card.jsx";
+import { certainty, partFigure, partShare } from "../parts/card.jsx";
 import { scaleOf, segments } from "../parts/layout.js";
-import { bytesWords, commandLine, count, gib, percent } from "../units.js";
-import { verdictSentence } from "./result.jsx";
+import { commandLine, count, gib } from "../units.js";
 
 const WIDTH = 960;
 const LEFT = 32;
@@ -47,7 +46,7 @@ export function pictureSvg(t, plan) {
   const shapes = [];
   let y = 42;
   shapes.push(text(LEFT, y, t(`badge.${plan.verdict}`), { size: 20, bold: true, fill: VERDICTS[plan.verdict] }));
-  for (const line of wrapped(verdictSentence(t, plan))) shapes.push(text(LEFT, (y += 24), line, { size: 15 }));
+  for (const line of wrapped(plan.words.headline)) shapes.push(text(LEFT, (y += 24), line, { size: 15 }));
   shapes.push(text(LEFT, (y += 30), `${gpu.name} · ${gib(layout.total_bytes)}`, { fill: SOFT }));
   const top = (y += 12);
   shapes.push(box(LEFT, top, at(layout.total_bytes) - LEFT, 56, "#f3f4f6", 'rx="4" stroke="#9aa3af"'));
@@ -79,9 +78,9 @@ export function pictureSvg(t, plan) {
     shapes.push(
       box(LEFT, y - 11, 12, 12, COLOURS[part.name], 'rx="2"'),
       text(LEFT + 22, y, t(`part.${part.name}`)),
-      text(LEFT + 270, y, bytesWords(part.bytes), { anchor: "end" }),
-      text(LEFT + 350, y, percent(part.bytes / layout.total_bytes, 1), { anchor: "end", fill: SOFT }),
-      text(LEFT + 374, y, part.name === "headroom" ? t("sure.headroom") : certainty(t, part.band), { fill: SOFT }),
+      text(LEFT + 270, y, partFigure(t, part), { anchor: "end" }),
+      text(LEFT + 350, y, partShare(part, layout), { anchor: "end", fill: SOFT }),
+      text(LEFT + 374, y, certainty(t, part, plan), { fill: SOFT }),
     );
   }
   shapes.push(
@@ -91,8 +90,9 @@ export function pictureSvg(t, plan) {
       `${t("kv.blocks")} ${count(plan.kv.num_blocks)} · ${t("kv.tokens")} ${count(plan.kv.tokens)} · ${t("kv.concurrency")} ${plan.kv.max_concurrency.toFixed(2)}`,
     ),
   );
-  for (const line of wrapped(`$ ${commandLine(plan.command, plan.env)}`, 104))
-    shapes.push(text(LEFT, (y += 24), line, { size: 13, fill: SOFT }));
+  if (plan.words.to_run.length)
+    for (const line of wrapped(`$ ${commandLine(plan.words.to_run, plan.env)}`, 104))
+      shapes.push(text(LEFT, (y += 24), line, { size: 13, fill: SOFT }));
   const height = y + 28;
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" viewBox="0 0 ${WIDTH} ${height}" font-family="${FONT}">${box(0, 0, WIDTH, height, "#ffffff")}${shapes.join("")}</svg>`;
 }

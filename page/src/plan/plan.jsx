@@ -10,6 +10,7 @@ import { Holders } from "./holders.jsx";
 import { picturePng, pictureSvg, save } from "./picture_file.js";
 import { Result, Strip } from "./result.jsx";
 import { Source, useLists } from "./source.jsx";
+import { Wishes } from "./wishes.jsx";
 import { lastSetup } from "../last_setup.js";
 import { usePlan } from "./use_plan.js";
 
@@ -57,7 +58,9 @@ export function PlanArea({ params, active }) {
           />
         )}
         <ErrorNote error={lists.error} />
+        <Unread parts={setups[editing].unread} />
         <Source key={editing} setup={setups[editing]} onChange={change(editing)} lists={lists} />
+        <Wishes setup={setups[editing]} onChange={change(editing)} />
       </div>
       <div class="results">
         <div class="sides">
@@ -81,6 +84,17 @@ export function PlanArea({ params, active }) {
         <Flags setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
       </div>
     </div>
+  );
+}
+
+// Parts of a link that nobody can read are named, so that nobody takes the plan for theirs.
+function Unread({ parts }) {
+  const t = useText();
+  if (!parts?.length) return null;
+  return (
+    <p class="note fair" role="status">
+      {t("address.unread")} <code>{parts.join(" ")}</code>
+    </p>
   );
 }
 

@@ -1,45 +1,67 @@
 import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
 import { Command, ErrorNote, Notes } from "../parts/controls.jsx";
+import { PARTS } from "../parts/layout.js";
 import { withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { bytesWords, commandLine, count, gib, percent, tokensShort } from "../units.js";
+import { bytesWords, commandLine, count, gib, tokensShort } from "../units.js";
 import { useMath } from "./use_plan.js";
 
 export const VERDICT_CLASS = { fits: "good", tight: "fair", does_not_fit: "bad" };
 
-export function verdictSentence(t, plan) {
-  const { gpu, layout, args } = plan;
-  const used = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size;
-  const where = `${used < gpu.count ? t("some_of", { used, count: gpu.count }) : gpu.count} × ${gpu.name}`;
-  const values = {
-    model: plan.model,
-    where,
-    vllm: plan.vllm,
-    free: gib(Math.max(layout.headroom_bytes, 0), 1),
-    reason: plan.reason,
-  };
-  if (plan.verdict === "does_not_fit") return t("verdict.no", values);
-  if (plan.verdict === "tight") return t(plan.reason ? "verdict.tight" : "verdict.tight_plain", values);
-  return t(gpu.count === 1 ? "verdict.fits" : "verdict.fits_each", values);
+const dollars = (usd) => `$${usd.toFixed(2)}`;
+const rate = (tokens) => count(tokens);
+
+// The few figures that answer at one glance.
+function bigFigures(t, plan, speed) {
+  const { kv, layout, args, failure } = plan;
+  const figures = [];
+  const short = failure ? failure.needed_bytes - failure.available_bytes : 0;
+  if (plan.verdict === "does_not_fit") {
+    if (short > 0) figures.push([bytesWords(short), t("big.missing")]);
+    if (kv.longest_len > 0) figures.push([count(kv.longest_len), t("big.longest")]);
+    return figures;
+  }
+  if (kv.num_blocks > 0)
+    figures.push([kv.max_concurrency.toFixed(1), t("big.requests", { length: tokensShort(args.max_model_len) })]);
+  figures.push([gib(Math.max(layout.headroom_bytes, 0), 1), t(plan.gpu.count > 1 ? "big.free_each" : "big.free")]);
+  const { one_user_tokens_per_s: one, all_users_tokens_per_s: all, users, usd_per_hour: usd } = speed ?? {};
+  const range = ({ low, high }) => ({ low: rate(low), high: rate(high), length: tokensShort(speed.context), users });
+  if (one) figures.push([t("big.rate", { rate: rate(one.estimate) }), t("big.one_user", range(one))]);
+  if (all && users > 1) figures.push([t("big.rate", { rate: rate(all.estimate) }), t("big.all_users", range(all))]);
+  if (usd != null) figures.push([t("big.price", { usd: dollars(usd) }), t("big.list_price", { date: speed.price_date })]);
+  return figures;
 }
 
-export function Verdict({ plan, busy }) {
+export function Verdict({ plan, speed, busy, level = 1 }) {
   const t = useText();
+  const Heading = `h${level}`;
   return (
     <header class={`verdict ${VERDICT_CLASS[plan.verdict]}`} aria-live="polite" aria-busy={busy}>
-      <span class="badge">{t(`badge.${plan.verdict}`)}</span>
-      <p>{verdictSentence(t, plan)}</p>
+      <div class="glance">
+        <Heading class="badge large">{t(`badge.${plan.verdict}`)}</Heading>
+        <p>{plan.words.headline}</p>
+      </div>
+      <dl class="big">
+        {bigFigures(t, plan, speed).map(([figure, note]) => (
+          <div key={note}>
+            <dt>{note}</dt>
+            <dd>{figure}</dd>
+          </div>
+        ))}
+      </dl>
     </header>
   );
 }
 
-export function Result({ plan, request, error, busy, scale, setup, onChange, title, children }) {
+export function Result({ plan, speed, request, error, busy, scale, setup, onChange, title, children }) {
   const t = useText();
-  const [part, setPart] = useState(null);
+  const [hovered, setHovered] = useState(null);
+  const [opened, setOpened] = useState(null);
   if (!plan)
     return (
       <section class="result">
+        <h1 class="off-screen">{t("result")}</h1>
         <ErrorNote error={error} />
         {!error && (
           <p class="soft" role="status">
@@ -48,69 +70,66 @@ export function Result({ plan, request, error, busy, scale, setup, onChange, tit
         )}
       </section>
     );
+  const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
+  const command = starts && (
+    <section class="to-run" aria-label={t("command.title")}>
+      <h2>{t("command.title")}</h2>
+      <Command text={commandLine(plan.command, plan.env)} />
+    </section>
+  );
   return (
     <section class={`result${error ? " stale" : ""}`} aria-label={title ?? t("result")}>
-      {title && <h2 class="side-title">{title}</h2>}
+      {title && <p class="side-title">{title}</p>}
       <ErrorNote error={error} />
-      <Verdict plan={plan} busy={busy} />
-      <Failure failure={plan.failure} />
-      <CardPicture plan={plan} scale={scale} active={part} onPart={setPart} />
-      <div class="figures">
-        <Legend plan={plan} active={part} onPart={setPart} />
-        <Working request={request} plan={plan} part={part} />
-      </div>
-      <Pool plan={plan} />
-      {children}
+      <Verdict plan={plan} speed={speed} busy={busy} />
       <Fixes plan={plan} busy={busy} onApply={(flags) => onChange(withFix(setup, flags))} />
-      <h3>{t("command.title")}</h3>
-      <Command text={commandLine(plan.command, plan.env)} />
-      <Notes notes={plan.notes} />
+      <Failure plan={plan} />
+      <CardPicture
+        plan={plan}
+        scale={scale}
+        active={hovered}
+        onPart={setHovered}
+        onOpen={(part) => setOpened(part)}
+      />
+      <div class="figures">
+        <Legend plan={plan} active={hovered} onPart={setHovered} opened={opened} onOpen={setOpened}>
+          <Working request={request} plan={plan} part={opened} />
+        </Legend>
+        <Pool plan={plan} />
+      </div>
+      {plan.ranks?.length > 1 && <Ranks ranks={plan.ranks} />}
+      {children}
+      {command}
+      <Notes notes={plan.words.notes} />
     </section>
   );
 }
 
-function Failure({ failure }) {
+function Failure({ plan }) {
   const t = useText();
+  const { failure, words } = plan;
   if (!failure) return null;
-  const { needed_bytes: needed, available_bytes: available } = failure;
   return (
     <div class="failure">
-      <h3>{t("failure.title")}</h3>
-      <blockquote>{failure.message}</blockquote>
-      {needed > 0 && available != null && (
-        <p class="soft">
-          {t("failure.short", {
-            needed: bytesWords(needed),
-            available: bytesWords(available),
-            short: bytesWords(needed - available),
-          })}
-        </p>
-      )}
+      <h2>{t("failure.title")}</h2>
+      <blockquote lang="en">{failure.message}</blockquote>
+      {words.short && <p class="soft">{words.short}</p>}
+      {words.helps && <p>{words.helps}</p>}
     </div>
   );
 }
 
-// The formula of the part under the pointer or the focus, with its numbers.
+const MATH_KEYS = Object.fromEntries(PARTS.map(({ name, key }) => [name, key]));
+
+// The formula of the part that was opened, with its numbers.
 function Working({ request, plan, part }) {
   const t = useText();
   const { terms, error } = useMath(request, part !== null);
-  if (part === null) return <p class="hint working-hint">{t("working.hint")}</p>;
-  const key = {
-    weights: "weights_bytes",
-    activation: "activation_bytes",
-    graphs: "cuda_graph_bytes",
-    nontorch: "non_torch_bytes",
-    kv: "kv_cache_bytes",
-    outside: "outside_bytes",
-  }[part];
-  const term = terms?.find((term) => term.part === key);
+  if (part === null) return null;
+  const term = terms?.find((term) => term.part === MATH_KEYS[part]);
   const { layout } = plan;
   return (
     <div class={`working part-${part}`}>
-      <h3>
-        <span class="swatch" aria-hidden="true" /> {t(`part.${part}`)}
-      </h3>
-      <p class="soft">{t(`part.${part}.what`)}</p>
       {part === "headroom" && (
         <p class="mono">{`${gib(layout.total_bytes)} − ${gib(layout.peak_used_bytes)} = ${gib(layout.headroom_bytes)}`}</p>
       )}
@@ -124,64 +143,31 @@ function Working({ request, plan, part }) {
           ))}
         </ul>
       )}
-      {key && !term && !error && <p class="soft">…</p>}
+      {part !== "headroom" && !terms && !error && <p class="soft">…</p>}
     </div>
   );
 }
 
+// What the command line says about the pool, in its own sentences.
 function Pool({ plan }) {
-  const t = useText();
-  const { kv, args, first_start: cold, host } = plan;
-  if (!kv) return null;
-  const facts = [
-    ["kv.blocks", count(kv.num_blocks), t("kv.blocks.of", { size: kv.block_size })],
-    ["kv.tokens", count(kv.tokens), t("kv.per_token", { bytes: bytesWords(kv.bytes_per_token) })],
-    [
-      "kv.concurrency",
-      kv.max_concurrency.toFixed(2),
-      t("kv.concurrency.of", { length: tokensShort(args.max_model_len) }),
-    ],
-    ["kv.longest", count(kv.longest_len), t("kv.longest.of")],
-  ];
-  if (cold && cold.num_blocks !== kv.num_blocks)
-    facts.push(["kv.first_start", count(cold.num_blocks), t("kv.first_start.of")]);
-  if (host?.held_bytes) facts.push(["host", gib(host.held_bytes, 1), t("host.of")]);
+  const { words } = plan;
   return (
-    <>
+    <div class="pool">
+      {words.no_pool && <p>{words.no_pool}</p>}
       <dl class="facts">
-        {facts.map(([key, figure, note]) => (
-          <div key={key}>
-            <dt>{t(key)}</dt>
-            <dd>
-              <strong>{figure}</strong> <span class="soft">{note}</span>
-            </dd>
+        {words.pool.map(({ name, text }) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{text}</dd>
           </div>
         ))}
       </dl>
-      <Users users={kv.context_by_users} />
-      {plan.basis && (
-        <p class="soft basis">
-          {t(plan.basis.kind === "measured" ? "basis.measured" : "basis.read", {
-            share: percent(plan.basis.coverage),
-            records: plan.basis.records,
-          })}
-        </p>
-      )}
-      {plan.ranks?.length > 1 && <Ranks ranks={plan.ranks} />}
-    </>
+      {isEstimated(plan) && <p class="soft basis">{words.basis}</p>}
+    </div>
   );
 }
 
-function Users({ users }) {
-  const t = useText();
-  const rows = Object.entries(users ?? {});
-  if (!rows.length) return null;
-  return (
-    <p class="users soft">
-      {t("users")} {rows.map(([number, tokens]) => t("users.row", { number, tokens: count(tokens) })).join(" · ")}
-    </p>
-  );
-}
+const isEstimated = ({ confidence }) => Object.values(confidence).some(({ kind }) => kind === "estimated");
 
 function Ranks({ ranks }) {
   const t = useText();
@@ -192,7 +178,7 @@ function Ranks({ ranks }) {
         <div class="rank" key={index}>
           <span>{t("rank.stage", { stage: rank.stage })}</span>
           <MiniBar layout={rank} />
-          <span class="figure">{gib(rank.kv_cache_bytes)} KV</span>
+          <span class="figure">{gib(Math.max(rank.kv_cache_bytes, 0))} KV</span>
         </div>
       ))}
     </details>
@@ -207,38 +193,48 @@ export const flagsWords = (flags) =>
     )
     .join(" ");
 
+// The command that starts comes right under a verdict that says no; the other ways fold.
 function Fixes({ plan, busy, onApply }) {
   const t = useText();
   if (plan.verdict === "fits") return null;
+  const { words } = plan;
   if (!plan.advice?.length)
-    return (
+    return busy || words.no_advice ? (
       <p class="soft" role="status">
-        {busy ? t("fixes.searching") : t("fixes.none")}
+        {busy ? t("fixes.searching") : words.no_advice}
       </p>
-    );
+    ) : null;
+  const fix = (each, index) => (
+    <li key={flagsWords(each.flags)} class="fix">
+      <div class="fix-head">
+        <code>{flagsWords(each.flags)}</code>
+        <button type="button" class="button primary" onClick={() => onApply(each.flags)}>
+          {t("fixes.apply")}
+        </button>
+      </div>
+      {index === 0 && <Command text={commandLine(each.command, plan.env)} />}
+      <MiniBar layout={each.layout} />
+      <p>
+        {words.advice[index]?.text}
+        {words.advice[index]?.is_tight ? ` (${t("badge.tight")})` : ""}
+      </p>
+      {words.advice[index]?.costs && (
+        <p class="soft">
+          {t("fixes.costs")} {words.advice[index].costs}
+        </p>
+      )}
+    </li>
+  );
   return (
     <section class="fixes" aria-label={t("fixes.title")}>
-      <h3>{t("fixes.title")}</h3>
-      {t.language !== "en" && <p class="soft">{t("fixes.in_english")}</p>}
-      <ol>
-        {plan.advice.map((fix) => (
-          <li key={flagsWords(fix.flags)} class="fix">
-            <div class="fix-head">
-              <code>{flagsWords(fix.flags)}</code>
-              <button type="button" class="button primary" onClick={() => onApply(fix.flags)}>
-                {t("fixes.apply")}
-              </button>
-            </div>
-            <MiniBar layout={fix.layout} />
-            <p>{fix.why}</p>
-            {fix.trades && (
-              <p class="soft">
-                {t("fixes.costs")} {fix.trades}
-              </p>
-            )}
-          </li>
-        ))}
-      </ol>
+      <h2>{t(plan.verdict === "tight" ? "fixes.title_tight" : "fixes.title")}</h2>
+      <ol>{fix(plan.advice[0], 0)}</ol>
+      {plan.advice.length > 1 && (
+        <details>
+          <summary>{t("fixes.others", { count: plan.advice.length - 1 })}</summary>
+          <ol>{plan.advice.slice(1).map((each, index) => fix(each, index + 1))}</ol>
+        </details>
+      )}
     </section>
   );
 }

@@ -246,10 +246,13 @@ function Machine({ setup, onChange, lists }) {
           id={number}
           type="number"
           min="1"
-          max="1024"
+          max="4096"
+          step="1"
           value={setup.gpus ?? ""}
           placeholder={t("auto")}
-          onInput={(event) => onChange({ ...setup, gpus: Number(event.target.value) || null })}
+          onInput={({ target }) => {
+            if (target.validity.valid) onChange({ ...setup, gpus: Number(target.value) || null });
+          }}
         />
       </div>
       <div class="field">

@@ -1,36 +1,51 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
 import { requestOf } from "../setup.js";
+import { useText } from "../text/language.jsx";
 
 const REST_MS = 180;
 
 // The plan of a setup, kept on the screen until a newer one is there. The picture comes first; fixes, which take a search,
 // follow when the slider rests.
 export function usePlan(setup) {
-  const [state, setState] = useState({ plan: null, error: null, busy: true, request: null });
+  const { language } = useText();
+  const [state, setState] = useState({ plan: null, error: null, busy: true, request: null, speed: null });
   const quick = useRef(null);
   const thorough = useRef(null);
+  const timed = useRef(null);
+  timed.current ??= new Newest(0);
   quick.current ??= new Newest();
   thorough.current ??= new Newest(0);
-  const key = setup && JSON.stringify(requestOf(setup));
+  const key = setup && JSON.stringify({ ...requestOf(setup), language });
   // Before the next frame is drawn, not after it: a slider's request leaves a frame earlier.
   useLayoutEffect(() => {
     if (!key) return undefined;
     const request = JSON.parse(key);
     let rest = 0;
     thorough.current.cancel();
+    timed.current.cancel();
     const failed = (error) => setState((now) => ({ ...now, error, busy: false }));
     const askForFixes = () =>
       thorough.current.run(
         (signal) => engine.call("plan", request, signal),
-        (plan) => setState({ plan, error: null, busy: false, request }),
+        (plan) => setState((now) => ({ ...now, plan, error: null, busy: false, request })),
         failed,
+      );
+    const askForSpeed = () =>
+      timed.current.run(
+        (signal) => engine.call("speed", request, signal),
+        (speed) => setState((now) => ({ ...now, speed })),
+        () => setState((now) => ({ ...now, speed: null })),
       );
     quick.current.run(
       (signal) => engine.call("plan", { ...request, advice: false }, signal),
       (plan) => {
-        setState((now) => ({ plan: keepFixes(plan, now.plan), error: null, busy: plan.verdict !== "fits", request }));
-        if (plan.verdict !== "fits") rest = setTimeout(askForFixes, REST_MS);
+        setState((now) => ({ plan: keepFixes(plan), error: null, busy: plan.verdict !== "fits", request, speed: now.speed }));
+        rest = setTimeout(() => {
+          if (plan.verdict !== "fits") askForFixes();
+          if (plan.verdict === "does_not_fit") setState((now) => ({ ...now, speed: null }));
+          else askForSpeed();
+        }, REST_MS);
       },
       failed,
     );

@@ -1,13 +1,11 @@
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
-import { en } from "./en.js";
-import { zh } from "./zh.js";
+import { DICTIONARIES } from "./dictionaries.js";
 
-const DICTIONARIES = { en, zh };
 export const LanguageContext = createContext("en");
 
 export function translate(language, key, values = {}) {
-  const text = DICTIONARIES[language][key] ?? en[key] ?? key;
+  const text = DICTIONARIES[language][key] ?? DICTIONARIES.en[key] ?? key;
   return text.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.described import deployment_from_arguments
@@ -12,9 +13,11 @@ from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
+    from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
-    from legroom.planning.plan import Verdict
-    from legroom.vllm.args import Usage
+    from legroom.planning.capacity_search import SearchAnswer
+    from legroom.planning.plan import Policy, Target, Verdict
+    from legroom.vllm.args import ServeArgs, Usage
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,86 @@ def plan(
 def layout(model: str, gpu: str, **options: Any) -> Layout:
     """The memory layout of the tightest GPU; the arguments are those of `plan`."""
     return plan(model, gpu, advice=False, **options).layout
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """The result of a search for flags, as text or JSON."""
+
+    answer: SearchAnswer
+    target: Target
+    args: ServeArgs
+
+    def text(self, style: Style) -> str:
+        """The text of `legroom plan --want-context`."""
+        from legroom.render.plan_text import search_text
+
+        return search_text(self.answer, style)
+
+    def json(self, explain_math: bool = False) -> dict[str, Any]:
+        """The best plan's document with the search in it; the given flags' plan where nothing holds the load."""
+        from legroom.planning.plan import plan
+        from legroom.planning.plan_json import plan_json
+
+        answer = self.answer
+        search = {
+            "want_context": answer.goal.context,
+            "want_concurrency": answer.goal.concurrency,
+            "policy": answer.goal.policy,
+            "considered": answer.considered,
+            "gives_up": list(answer.losses),
+            "short_by": answer.short_by or None,
+            "alternatives": [_alternative_json(other, losses) for other, losses in answer.alternatives],
+        }
+        if answer.best:
+            return plan_json(answer.best, explain_math) | {"search": search}
+        # No setting holds the load: the document is the plan of the given flags, with the search's verdict.
+        given = replace(self.args, max_model_len=self.args.max_model_len or answer.goal.context)
+        document = plan_json(plan(self.target, given), explain_math)
+        return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
+
+
+def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
+    from legroom.planning.plan import ready_command
+    from legroom.planning.plan_json import layout_json
+
+    return {
+        "gpus": plan.target.gpus,
+        "gives_up": list(losses),
+        "verdict": plan.verdict,
+        "max_concurrency": plan.memory.kv.max_concurrency,
+        "layout": layout_json(plan.layout),
+        "command": ready_command(plan),
+    }
+
+
+def search(
+    args: ServeArgs, release: Release, where: Machine, context: int | None, concurrency: float, policy: Policy
+) -> SearchReport:
+    """The flags that hold so many requests of a length; more GPUs are tried where their number is not given."""
+    from legroom.planning.capacity_search import search_flags
+    from legroom.planning.checkpoints import quantized_checkpoints
+    from legroom.planning.machine import make_target
+    from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
+
+    most = where.gpus or (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+    target = make_target(args, release, replace(where, gpus=most))
+    context = context or args.max_model_len or target.model.max_position_embeddings
+    goal = CapacityGoal(context, concurrency, counts_up_to(most), policy)
+    targets = [target, *(replace(target, model=model) for model in quantized_checkpoints(target, args))]
+    answer = search_flags(targets, args, goal)
+    if most == 1 and not where.gpus:
+        for count in counts_up_to(NODE_GPUS)[1:]:
+            if answer.best is None:
+                answer = search_flags(targets, args, replace(goal, gpus=(count,)))
+    answer = replace(
+        answer,
+        best=_on_used_gpus(answer.best) if answer.best else None,
+        alternatives=tuple((_on_used_gpus(plan), losses) for plan, losses in answer.alternatives),
+    )
+    return SearchReport(answer, target, args)
+
+
+def _on_used_gpus(plan: Plan) -> Plan:
+    """The plan on a machine with no more GPUs than it uses."""
+    return replace(plan, target=replace(plan.target, gpus=plan.settings.gpus_used))

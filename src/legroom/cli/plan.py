@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, write_file
 from legroom.cli.shared_options import (
@@ -19,23 +19,16 @@ from legroom.cli.shared_options import (
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
-    from legroom.planning.capacity_search import SearchAnswer
     from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
-    from legroom.planning.plan import Plan, Target
-    from legroom.planning.search_space import CapacityGoal
     from legroom.vllm.args import ServeArgs
 
 __all__ = ["add_options", "parse", "run"]
 
 _GIT_TIMEOUT_S = 30
 _DIFF_HINT = "give a file, /dev/null for none, or REVISION:FILE inside a git repository"
-_MAX_GPUS_TRIED = 8
-"""GPUs of one node: tried where --gpus is not given and one GPU does not hold the load."""
 
 USAGE = "legroom plan [MODEL] --gpu NAME [options] [any vLLM flag] [-- vllm serve ...]"
 DESCRIPTION = """\
@@ -150,106 +143,25 @@ def _print_sleep_plan(report: PlanReport, args: argparse.Namespace) -> None:
 
 def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
     """Prints the flags that hold the wanted load; the exit code is 1 where none do."""
-    from legroom.planning.capacity_search import search_flags
-    from legroom.planning.machine import make_target
-    from legroom.planning.search_space import counts_up_to
-
-    most = where.gpus or (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
-    target = make_target(serve_args, release, replace(where, gpus=most))
-    goal = _capacity_goal(args, serve_args, target, most)
-    targets = _with_variants(target, serve_args)
-    answer = search_flags(targets, serve_args, goal)
-    if most == 1 and not where.gpus:
-        for count in counts_up_to(_MAX_GPUS_TRIED)[1:]:
-            if answer.best is None:
-                answer = search_flags(targets, serve_args, replace(goal, gpus=(count,)))
-    answer = replace(
-        answer,
-        best=_on_used_gpus(answer.best) if answer.best else None,
-        alternatives=tuple((_on_used_gpus(plan), losses) for plan, losses in answer.alternatives),
-    )
-    if target.gpu.note:
-        note(f"note: {target.gpu.note}")
-    _print_search(answer, target, serve_args, args)
-    return OK if answer.best else ANSWER_IS_NO
-
-
-def _capacity_goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
-    """The --want-context and --want-concurrency to search flags for, with up to `most` GPUs."""
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
+    from legroom.api.plan_report import search
     from legroom.units import parse_count, parse_length
 
-    usual = serve_args.max_model_len or target.model.max_position_embeddings
-    context = parse_length(args.want_context, "--want-context") if args.want_context else usual
+    context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
-    if context < 1 or concurrency < 1:
+    if concurrency < 1 or (context is not None and context < 1):
         raise LegroomError(
             "--want-context and --want-concurrency must be at least 1",
             "write it like --want-context 32k --want-concurrency 16",
         )
-    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
-
-
-def _with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
-    """The model, and the quantized checkpoints of it that the card runs unless the user named a quantization."""
-    from legroom.planning.checkpoints import quantized_checkpoints
-
-    return [target, *(replace(target, model=model) for model in quantized_checkpoints(target, serve_args))]
-
-
-def _on_used_gpus(plan: Plan) -> Plan:
-    """The plan on a machine with no more GPUs than it uses."""
-    return replace(plan, target=replace(plan.target, gpus=plan.settings.gpus_used))
-
-
-def _print_search(answer: SearchAnswer, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
-    if args.svg and answer.best:
+    report = search(serve_args, release, where, context, float(concurrency), args.policy)
+    if report.target.gpu.note:
+        note(f"note: {report.target.gpu.note}")
+    if args.svg and report.answer.best:
         from legroom.render.plan_svg import plan_svg
 
-        write_file(args.svg, plan_svg(answer.best), "picture")
-    from legroom.render.plan_text import search_text
-
-    print_answer(
-        args.json,
-        lambda: _search_json(answer, target, serve_args, args.explain_math),
-        lambda style: search_text(answer, style),
-    )
-
-
-def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
-    """The best plan's document with the search in it; the given flags' plan where nothing holds the load."""
-    from legroom.planning.plan import plan
-    from legroom.planning.plan_json import plan_json
-
-    search = {
-        "want_context": answer.goal.context,
-        "want_concurrency": answer.goal.concurrency,
-        "policy": answer.goal.policy,
-        "considered": answer.considered,
-        "gives_up": list(answer.losses),
-        "short_by": answer.short_by or None,
-        "alternatives": [_alternative_json(other, losses) for other, losses in answer.alternatives],
-    }
-    if answer.best:
-        return plan_json(answer.best, explain_math) | {"search": search}
-    # No setting holds the load: the document is the plan of the given flags, with the search's verdict.
-    given = replace(serve_args, max_model_len=serve_args.max_model_len or answer.goal.context)
-    document = plan_json(plan(target, given), explain_math)
-    return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
-
-
-def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
-    from legroom.planning.plan import ready_command
-    from legroom.planning.plan_json import layout_json
-
-    return {
-        "gpus": plan.target.gpus,
-        "gives_up": list(losses),
-        "verdict": plan.verdict,
-        "max_concurrency": plan.memory.kv.max_concurrency,
-        "layout": layout_json(plan.layout),
-        "command": ready_command(plan),
-    }
+        write_file(args.svg, plan_svg(report.answer.best), "picture")
+    print_answer(args.json, lambda: report.json(args.explain_math), report.text)
+    return OK if report.answer.best else ANSWER_IS_NO
 
 
 def _run_diff(args: argparse.Namespace) -> int:

@@ -325,11 +325,20 @@ _NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
 
 def _check_fixes(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
     """The fixes that pass the checks; one that certainly starts goes before a tight first one."""
-    passed = [checked for fix in fixes if fix is not None and (checked := _check_fix(planner, fix))]
+    passed: list[Fix] = []
+    for fix in fixes:
+        checked = _check_fix(planner, fix) if fix is not None else None
+        if checked and not any(_is_same_change(checked, other) for other in passed):
+            passed.append(checked)
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
     return tuple(passed)
+
+
+def _is_same_change(fix: Fix, other: Fix) -> bool:
+    """Whether two fixes change the same things."""
+    return (fix.flags, fix.env, fix.steps) == (other.flags, other.env, other.steps)
 
 
 def _is_tight(fix: Fix) -> bool:

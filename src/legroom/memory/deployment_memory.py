@@ -304,4 +304,7 @@ def _at_peak(rank: Layout, gpu: Gpu) -> Failure | None:
 
 
 def _oom(gpu: Gpu, when: str) -> str:
-    return f"torch.OutOfMemoryError: CUDA out of memory ({when}). GPU 0 has a total capacity of {gib(gpu.total_bytes)}"
+    """torch's error, which names the platform's runtime."""
+    runtime = {"amd": "HIP", "intel": "XPU"}.get(gpu.vendor, "CUDA")
+    total = gib(gpu.total_bytes)
+    return f"torch.OutOfMemoryError: {runtime} out of memory ({when}). GPU 0 has a total capacity of {total}"

@@ -37,14 +37,15 @@ def _headline(result: PackResult) -> str:
     where = cards[0].gpu.name if len(cards) == 1 else plural(len(cards), "slice" if cards[0].is_slice else "GPU")
     if result.verdict == "does_not_fit":
         reasons = "; ".join(proof(result)) if not _failing(result) else f"{_failing(result)[0].name} does not start"
-        return f"{servers} do not fit on {where}: {reasons}"
+        return f"{servers} {'does' if len(result.needs) == 1 else 'do'} not fit on {where}: {reasons}"
     how = "in any order" if isinstance(result.order, str) else "in the order below"
     left = gib(result.headroom_bytes)
     if result.verdict == "tight":
         return (
             f"{servers} on {where}, starting {how}: tight, {left} free at the peak is less than the estimates may miss"
         )
-    return f"{servers} on {where}: they start {how}, and after any restart; {left} free at the peak"
+    they = "it starts" if len(result.needs) == 1 else f"they start {how}"
+    return f"{servers} on {where}: {they}, and after any restart; {left} free at the peak"
 
 
 def _card_lines(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:

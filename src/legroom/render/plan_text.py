@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
@@ -25,12 +25,12 @@ from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
-    from legroom.memory.layout import Layout
     from legroom.memory.server_states import ServerState
     from legroom.planning.capacity_search import SearchAnswer
     from legroom.planning.plan import Advice, Plan
 
 _MARGIN = "  "
+_NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."
 _FIRST_START_DIFFERS = 0.01
 """A first start with over 1 % fewer blocks is shown in full."""
 
@@ -42,7 +42,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
         list(_failure_lines(plan, style)),
         [_body_text(plan, style)],
         list(_advice_lines(plan, style)),
-        list(_command_to_run(plan, style)),
+        list(_command_lines(_command_to_run(plan), style)),
         list(_math_lines(plan, style)) if explain_math else [],
         list(_note_lines(plan, style)),
     ]
@@ -65,12 +65,40 @@ def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
     yield f"{_MARGIN}vLLM {then}stops with:"
     for line in wrap(failure.message, style.width - 4):
         yield f"{_MARGIN}{edge} {line}"
-    short = failure.needed_bytes - failure.available_bytes
-    if short > 0:
-        missing = style.paint(f"{human_bytes(short)} short", "red", "bold")
-        yield f"{_MARGIN}needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {missing}"
+    needed, _, missing = _shortfall_text(plan).partition(": ")
+    if missing:
+        yield f"{_MARGIN}{needed}: {style.paint(missing, 'red', 'bold')}"
     if plan.memory.refused:
         yield from wrap(f"What helps: {plan.memory.refused.hint}.", style.width, _MARGIN)
+
+
+def _shortfall_text(plan: Plan) -> str:
+    """What the failing start-up check needs, has and lacks; empty where it is not about bytes."""
+    failure = plan.memory.failure
+    short = failure.needed_bytes - failure.available_bytes if failure else 0
+    if failure is None or short <= 0:
+        return ""
+    return f"needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {human_bytes(short)} short"
+
+
+def plan_words(plan: Plan) -> dict[str, Any]:
+    """The sentences of `legroom plan` one by one, for the page; `to_run` is the command that it offers."""
+    kv, refused = plan.memory.kv, plan.memory.refused
+    return {
+        "headline": headline(plan),
+        "short": _shortfall_text(plan),
+        "helps": f"What helps: {refused.hint}." if refused else "",
+        "pool": [] if kv.num_blocks <= 0 else [{"name": name, "text": text} for name, text in _kv_cache_rows(plan)],
+        "no_pool": _NO_POOL if kv.shape.is_empty else "",
+        "basis": band_basis_text(plan),
+        "no_advice": _no_advice_text(plan),
+        "advice": [
+            {"text": _holding_text(each.plan), "costs": each.trades, "is_tight": each.plan.verdict != "fits"}
+            for each in plan.advice
+        ],
+        "to_run": _command_to_run(plan),
+        "notes": list(dict.fromkeys(plan.notes)),
+    }
 
 
 def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
@@ -86,7 +114,7 @@ def _card_lines(plan: Plan, style: Style) -> Iterator[str]:
         edge = round(layout.total_bytes / scale_bytes(layout) * width)
         yield _MARGIN + style.paint(ruler(edge, width, f"the card ends here, {gib(layout.total_bytes)}", style), "red")
     yield ""
-    yield from (_MARGIN + line for line in columns(list(_legend_rows(layout, rows, style)), "<<>><"))
+    yield from (_MARGIN + line for line in columns(list(_legend_rows(plan, rows, style)), "<<>><"))
     if any(part.figure and part.figure.kind == "estimated" for part in rows):
         yield from (style.paint(line, "dim") for line in wrap(band_basis_text(plan), style.width, _MARGIN))
 
@@ -107,14 +135,17 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
     return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
 
 
-def _legend_rows(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
-    """Colour mark, name, size, share of the card and certainty of each part of the memory."""
+def _legend_rows(plan: Plan, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+    """Colour mark, name, size, share of the card and certainty of each part; a shortfall is counted once, above."""
+    layout, is_counted_above = plan.layout, bool(_shortfall_text(plan))
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)
         if bytes_ < 0 and part.name != "outside":
-            short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
-            yield (mark, part.name, "none", "", style.paint(short, "red"))
+            lacks = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
+            if is_counted_above:
+                lacks = "the budget is used up" if part.figure else "the card is full"
+            yield (mark, part.name, "none", "", style.paint(lacks, "red"))
             continue
         sure = certainty_text(part.figure) if part.figure else "free at the peak"
         yield (mark, part.name, gib(bytes_), f"{bytes_ / layout.total_bytes:.1%}", style.paint(sure, "dim"))
@@ -124,20 +155,22 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
     """The KV cache's blocks, concurrency and longest request, and the host memory; nothing without blocks."""
     kv = plan.memory.kv
     if kv.shape.is_empty:
-        yield from wrap("This model keeps no KV cache: it reads a text whole, in one step.", style.width, _MARGIN)
+        yield from wrap(_NO_POOL, style.width, _MARGIN)
         return
-    if kv.num_blocks <= 0:
-        return
-    length = plan.settings.max_model_len
-    rows = [
-        ("KV cache", pool_text(kv, "block")),
-        ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
-        *_concurrency_rows(plan),
-        ("longest", _longest_context_text(plan)),
-        *_first_start_rows(plan),
-        ("host", _host_memory_text(plan)),
-    ]
-    yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
+    if kv.num_blocks > 0:
+        rows = [(style.paint(name, "bold"), text) for name, text in _kv_cache_rows(plan)]
+        yield from (_MARGIN + line for line in columns(rows, "<<"))
+
+
+def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Name and text of each figure of the KV cache, and the host memory."""
+    kv, length = plan.memory.kv, plan.settings.max_model_len
+    yield "KV cache", pool_text(kv, "block")
+    yield "concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"
+    yield from _concurrency_rows(plan)
+    yield "longest", _longest_context_text(plan)
+    yield from _first_start_rows(plan)
+    yield "host", _host_memory_text(plan)
 
 
 def _concurrency_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -195,16 +228,21 @@ def _stage_lines(plan: Plan, style: Style) -> Iterator[str]:
 def _advice_lines(plan: Plan, style: Style) -> Iterator[str]:
     """The changes of flags that make it start or hold, cheapest first, or that none was found."""
     if not plan.advice:
-        if plan.verdict == "does_not_fit" and plan.advised and not plan.memory.refused:
-            gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
-            text = f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
-            yield from wrap(text, style.width, _MARGIN)
+        yield from wrap(_no_advice_text(plan), style.width, _MARGIN)
         return
     verb = "hold" if plan.starts else "start"
     yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
         yield from _numbered_advice_lines(number, advice, style)
+
+
+def _no_advice_text(plan: Plan) -> str:
+    """That no change of flags was found; empty where one was, or none was looked for."""
+    if plan.advice or plan.verdict != "does_not_fit" or not plan.advised or plan.memory.refused:
+        return ""
+    gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
+    return f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
 
 
 def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterator[str]:
@@ -221,19 +259,23 @@ def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterato
 def _mini_bar_lines(plan: Plan, style: Style) -> Iterator[str]:
     """One line: a small bar, KV bytes, concurrency and headroom."""
     width = max(10, style.width - 57)
+    mini = bar([part.segment for part in layout_parts(plan.layout)], width, style)
+    yield f"    {mini}  {_holding_text(plan)}"
+
+
+def _holding_text(plan: Plan) -> str:
+    """KV bytes, concurrency and headroom of a plan."""
     layout, kv = plan.layout, plan.memory.kv
-    mini = bar([part.segment for part in layout_parts(layout)], width, style)
     free = f"{gib(layout.headroom_bytes, 1)} free"
     holds = f"holds {kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}, "
-    yield f"    {mini}  " + (free if kv.shape.is_empty else f"KV {gib(layout.kv_cache.bytes)}, {holds}{free}")
+    return free if kv.shape.is_empty else f"KV {gib(layout.kv_cache.bytes)}, {holds}{free}"
 
 
-def _command_to_run(plan: Plan, style: Style) -> Iterator[str]:
-    """The planned command, or that of the first advice where the plan does not start."""
+def _command_to_run(plan: Plan) -> list[str]:
+    """The planned command, or that of the first advice where the plan does not start; empty where none starts."""
     if plan.starts or (plan.verdict == "tight" and not plan.advice):
-        yield from _command_lines(ready_command(plan), style)
-    elif plan.advice:
-        yield from _command_lines(ready_command(plan.advice[0].plan), style)
+        return ready_command(plan)
+    return ready_command(plan.advice[0].plan) if plan.advice else []
 
 
 def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
@@ -280,37 +322,41 @@ def _note_lines(plan: Plan, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
 
 
-def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
-    """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
+def search_words(result: SearchAnswer) -> dict[str, Any]:
+    """The sentences of a search: whether a setting holds the load, what it gives up, and how many were weighed."""
     requests = "request" if result.goal.concurrency == 1 else "requests"
     load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
+    weighed = f"{count(result.considered)} settings were weighed"
+    if (best := result.best) is None:
+        return {"headline": f"No setting holds {load_text}: {result.short_by}", "weighed": f"{weighed}."}
+    target = best.target
+    return plan_words(best) | {
+        "headline": f"{short_model_name(target.model.name)} on {target.gpus} x {target.gpu.name} holds {load_text}.",
+        "gives_up": f"It gives up: {_paid(result.losses)}.",
+        "weighed": f"{weighed}; policy {result.goal.policy}.",
+    }
+
+
+def _paid(losses: Sequence[str]) -> str:
+    return "; ".join(losses) or "nothing beyond the defaults"
+
+
+def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
+    """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
+    words = search_words(result)
     if result.best is None:
-        mark = style.paint(style.pick("✗", "x"), "red", "bold")
-        lines = wrap(f"No setting holds {load_text}: {result.short_by}", style.width - 2)
-        tried = f"  {count(result.considered)} settings were weighed."
-        return (
-            "\n".join([f"{mark} {style.paint(lines[0], 'bold')}", *(f"  {line}" for line in lines[1:]), tried]) + "\n"
-        )
+        return "\n".join([*answer_lines("does_not_fit", words["headline"], style), f"  {words['weighed']}"]) + "\n"
     blocks = [
-        list(_search_answer_lines(result, result.best, load_text, style)),
+        [
+            *answer_lines("fits", words["headline"], style),
+            *wrap(words["gives_up"], style.width, "  "),
+            *wrap(words["weighed"], style.width, "  "),
+        ],
         list(_command_lines(ready_command(result.best), style)),
         [_body_text(result.best, style)],
         list(_alternative_lines(result, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-
-
-def _search_answer_lines(result: SearchAnswer, best: Plan, load_text: str, style: Style) -> Iterator[str]:
-    """That the best setting holds the load, what it gives up, and how many settings were weighed."""
-    head = (
-        f"{short_model_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {load_text}."
-    )
-    yield from answer_lines("fits", head, style)
-    paid = "; ".join(result.losses) if result.losses else "nothing beyond the defaults"
-    yield from wrap(f"It gives up: {paid}.", style.width, "  ")
-    yield from wrap(
-        f"{count(result.considered)} settings were weighed; policy {result.goal.policy}.", style.width, "  "
-    )
 
 
 def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
@@ -322,8 +368,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
         yield ""
         yield from _command_lines(ready_command(plan), style)
         yield from _mini_bar_lines(plan, style)
-        paid = "; ".join(losses) if losses else "nothing beyond the defaults"
-        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {paid}", style.width, "    "))
+        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_paid(losses)}", style.width, "    "))
 
 
 _STATE_NAMES = {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.bundled import Bundled, find
+from legroom.facts.gpus import list_prices
 from legroom.planning.plan import Target, ready_command
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
@@ -48,6 +49,10 @@ class DecodeRate:
     estimate: float
     high: float
 
+    def as_json(self, users: int = 1) -> dict[str, float]:
+        """The rate of so many users together."""
+        return {"low": users * self.low, "estimate": users * self.estimate, "high": users * self.high}
+
 
 @dataclass(frozen=True, slots=True)
 class CardModel:
@@ -73,7 +78,7 @@ class CardModel:
             "weights_bytes": plan.layout.weights.bytes if plan else None,
             "max_concurrency": self.fit.holds if plan else None,
             "longest_len": self.longest_len or None,
-            "tokens_per_s": {"low": rate.low, "estimate": rate.estimate, "high": rate.high} if rate else None,
+            "tokens_per_s": rate.as_json() if rate else None,
             "gives_up": list(self.fit.losses),
             "limiting": self.fit.limiting,
             "short_bytes": self.fit.short_bytes,
@@ -175,11 +180,27 @@ def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
     return CardModel(bundled, fit, longest, decode_rate(fit.plan, question.goal.context))
 
 
-def decode_rate(plan: Plan, context: int) -> DecodeRate | None:
-    """The speed of one user; None where no time is estimated, and for models that generate nothing."""
+def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
+    """The speed of each user; None where no time is estimated, and for models that generate nothing."""
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(work):
         return None
-    seconds = float(step_seconds(roofline(work), 1, context, 1))  # type: ignore[no-untyped-call]
+    seconds = float(step_seconds(roofline(work), users, users * context, users))  # type: ignore[no-untyped-call]
     band = step_band(plan, work)
     return DecodeRate(1 / (seconds * band.high), 1 / seconds, 1 / (seconds * band.low))
+
+
+def speed_and_price_json(plan: Plan) -> dict[str, Any]:
+    """Tokens a second of one user and of all that run at once at the full length, and the list price of the GPUs."""
+    settings, price = plan.settings, list_prices().get(plan.target.gpu.name)
+    users = max(1, min(int(plan.memory.kv.max_concurrency), settings.max_num_seqs))
+    one, each = (decode_rate(plan, settings.max_model_len, number) for number in (1, users))
+    everyone = users * settings.data_parallel_size
+    return {
+        "context": settings.max_model_len,
+        "users": everyone,
+        "one_user_tokens_per_s": one.as_json() if one else None,
+        "all_users_tokens_per_s": each.as_json(everyone) if each else None,
+        "usd_per_hour": price.usd_per_hour * plan.target.gpus if price else None,
+        "price_date": price.date if price else None,
+    }

@@ -7,7 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_REQUESTS = {"math": "PlanRequest", **dict.fromkeys(("models", "gpus", "releases"), "EmptyRequest")}
+_REQUESTS = {
+    "math": "PlanRequest",
+    "speed": "PlanRequest",
+    **dict.fromkeys(("models", "gpus", "releases"), "EmptyRequest"),
+}
 """Endpoints whose request schema is not named after them."""
 _MAX_DEPTH = 60
 

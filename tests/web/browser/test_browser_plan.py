@@ -35,7 +35,9 @@ def test_a_plan_shows_the_card_its_parts_and_the_command(served, open_page, keep
     assert kv_bytes_words(page) == f"{planned['layout']['kv_cache_bytes'] / 2**30:.2f} GiB"
     assert page.locator(".card-svg .segment").count() >= 7
     assert "vllm serve" in page.inner_text(".command pre")
-    assert page.inner_text(".verdict .badge") == {"en": "fits", "zh": "放得下"}[language]
+    assert page.locator("h1:visible").count() == 1
+    page.wait_for_selector(".big div:nth-child(5)")
+    assert page.inner_text(".verdict .badge") == {"en": "Fits", "zh": "放得下"}[language]
     keep_screenshot(page)
 
 
@@ -78,31 +80,75 @@ def test_a_flag_goes_back_to_the_default_of_vllm(served, open_page):
     wait_until(page, "!location.hash.includes('max_num_seqs')")
 
 
-def test_vllms_own_error_is_shown_and_a_fix_applies_itself(served, open_page, keep_screenshot):
+def test_a_failing_plan_shows_the_command_that_works_and_vllms_own_error(served, open_page, keep_screenshot):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=l4")
     assert "will not start" in verdict(page)
     assert "max seq len (131072)" in page.inner_text(".failure blockquote")
     page.wait_for_selector(".fix")
     keep_screenshot(page)
+    works = ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "26624"]
+    assert page.locator(".command pre").all_inner_texts() == [" ".join(works)]
+    assert "−" not in page.inner_text(".result")
     page.get_by_role("button", name="Apply").first.click()
-    wait_until(page, "document.querySelector('.verdict .badge').innerText !== 'does not fit'")
+    wait_until(page, "document.querySelector('.verdict .badge').innerText !== 'Does not fit'")
     assert page.locator(".failure").count() == 0
     assert "--max-model-len" in page.inner_text(".command pre")
 
 
-def test_focus_on_a_part_shows_its_formula(served, open_page):
+def test_a_part_opened_with_the_keyboard_shows_its_formula_and_passing_by_changes_nothing(served, open_page):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
     verdict(page)
+    page.locator(".legend-row.part-weights").focus()
+    page.keyboard.press("Tab")
+    assert page.locator(".segment.dim").count() == 0
     page.locator(".legend-row.part-kv").focus()
+    page.keyboard.press("Enter")
     page.wait_for_selector(".working .lines li")
     assert "budget" in page.inner_text(".working .lines")
 
 
-def test_pointing_at_the_picture_shows_the_formula_too(served, open_page):
+def test_a_click_on_the_picture_shows_the_formula_too(served, open_page):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
     verdict(page)
-    page.locator(".card-svg .segment.part-weights").hover()
+    page.locator(".card-svg .segment.part-weights").click()
     page.wait_for_selector(".working.part-weights .lines li")
+    page.mouse.move(5, 5)
+    assert page.locator(".segment.dim").count() == 0
+
+
+def test_tab_goes_from_the_model_to_the_next_field(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.get_by_role("combobox", name="Model").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "combobox"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.type") == "number"
+
+
+def test_a_part_of_a_link_that_cannot_be_read_is_named(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&gpus=-3")
+    verdict(page)
+    assert "gpus=-3" in page.inner_text(".inputs .note")
+
+
+def test_a_wish_finds_the_settings_and_says_what_they_give_up(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.good")
+    assert "holds 16 requests of 32,768 tokens" in page.inner_text(".wishes .note")
+    assert "It gives up" in page.inner_text(".wishes .note")
+    wait_until(page, "location.hash.includes('max_model_len=32768')")
+
+
+def test_the_models_of_a_card_open_as_plans(served, open_page, keep_screenshot):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b")
+    page.get_by_role("button", name="Show them").click()
+    page.get_by_role("link", name="qwen3-32b-awq").wait_for()
+    keep_screenshot(page)
+    page.get_by_role("link", name="qwen3-32b-awq").click()
+    assert "Qwen/Qwen3-32B-AWQ" in verdict(page)
 
 
 def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page):

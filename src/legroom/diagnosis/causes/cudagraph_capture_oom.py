@@ -125,6 +125,10 @@ def _lower_utilization_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix |
     """Lowers utilization by what is missing, or by what graphs usually take where their size is not logged."""
     why = "Graphs are captured beside the pool: a smaller pool leaves room for them."
     accounting, total = planner.accounting, planner.total_bytes
+    printed = planner.case.number("graph_estimate", "graphs_bytes")
+    if printed and total and not planner.case.startup.graph_estimate_bytes:
+        # 0.18 and 0.19 print the estimate and do not reserve it.
+        need_bytes = max(need_bytes, printed - total + round(planner.utilization * total))
     if planner.failed_plan is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
         return planner.lower_utilization(need_bytes, why, 0.6)
     outside = total - round(planner.utilization * total)

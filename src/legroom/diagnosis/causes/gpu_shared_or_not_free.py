@@ -11,6 +11,8 @@ from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.units import GIB, MIB, gib
 
+_SPARE_SHARE = 0.1
+"""What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
 _UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
 
@@ -203,13 +205,19 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case):
+        if _is_held_by_sibling(case) or _is_nearly_free(case):
             yield less
         yield free_it
         yield less or planner.pull_combined_levers(
             "lower_util", "Beside what others hold, less of everything fits.", 0.5
         )
         yield in_turn
+
+
+def _is_nearly_free(case: Case) -> bool:
+    """Whether three quarters of what was asked for are free, on a card of its own: a lower share starts at once."""
+    free, desired = (case.number("free_below_desired", name) for name in ("free_bytes", "desired_bytes"))
+    return free is not None and desired is not None and 4 * free >= 3 * desired and not case.platform.unified
 
 
 def _is_held_by_sibling(case: Case) -> bool:
@@ -229,7 +237,15 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
     ]
     share = less.flags.get("gpu_memory_utilization") if less else None
-    if share is not None:
+    if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
+        # Who asks for less than half of a card means to share it.
+        most = math.floor((1 - planner.utilization - _SPARE_SHARE) * 100) / 100
+        steps[1:2] = [
+            f"restart the server that holds it with --gpu-memory-utilization {most:g} or less: beside it "
+            f"{planner.utilization:g} are asked for here, and the shares of one card add up to less than 1",
+            "an orphan of an earlier run has to end: by its PID, its title is VLLM::EngineCore or VLLM::Worker",
+        ]
+    elif share is not None:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
     if planner.total_bytes is None or planner.case.platform.unified:
         steps.append(

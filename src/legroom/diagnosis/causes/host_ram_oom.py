@@ -25,6 +25,8 @@ _CERTAIN = (
 _LIKELY = ("oom_killer", "bus_error", "core_bus_error")
 _POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
+_REFUSED_PIN = "CUDA error: invalid argument"
+"""What cudaHostAlloc returns for a size that the host cannot lock."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -43,9 +45,12 @@ def examine(case: Case) -> Assessment | None:
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Assessment(_confidence(case, error, certainty), proven, _explanation(case))
-    if case.has("cuda_oom") and "frame_pin" in case.frames:
+    refused = case.first("cuda_oom") or next(
+        (item for item in case.all("exception") if _REFUSED_PIN in item.text), None
+    )
+    if refused is not None and "frame_pin" in case.frames:
         why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
-        return Assessment(0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
+        return Assessment(0.95, proof(case.first("frame_pin"), refused), why)
     oom = case.oom
     if oom and case.ledger.free_exceeds_request:
         why = (
@@ -201,7 +206,8 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
             "Pinned memory has limits of its own, below the RAM that is free: the locked-memory limit, what one "
             "registration may hold, and half of the RAM under WSL.",
             steps=(
-                "ask for less of it: --kv-offloading-size, cpu_bytes_to_use of the KV connector, --cpu-offload-gb",
+                "ask for less of it: --kv-offloading-size, cpu_bytes_to_use of the KV connector, --cpu-offload-gb, "
+                "LMCACHE_MAX_LOCAL_CPU_SIZE (GB)",
                 "docker run --ulimit memlock=-1 (or ulimit -l unlimited)",
             ),
             confidence=0.6,

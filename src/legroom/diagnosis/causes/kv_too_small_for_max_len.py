@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
 
@@ -17,7 +18,6 @@ _MIN_LENGTH_GAIN = 4
 
 _SHORT_CONTEXT_TOKENS = 2048
 """Contexts below this are of little use: more memory is proposed first."""
-_MAX_UTILIZATION = 0.95
 _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little use."
 
 
@@ -25,8 +25,8 @@ def examine(case: Case) -> Assessment | None:
     """Assesses vLLM's check that the KV pool holds one request of max_model_len."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     estimate = case.first("estimated_max_len")
-    if error is None and estimate is None:
-        return None
+    if (error is None and estimate is None) or (case.startup.available_kv_bytes or 1) <= 0:
+        return None  # a rank without any pool holds no request of any length
     return Assessment(0.93 if error else 0.7, proof(error, estimate), _explanation(case))
 
 
@@ -48,13 +48,27 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     return wanted, needed, has
 
 
+def _fixed_bytes(case: Case) -> int:
+    """What a request needs whatever its length (state blocks), where that is most of it; 0 otherwise."""
+    wanted, needed, has = _printed_shortage(case)
+    fits = case.number("estimated_max_len", "fits_len_count")
+    if wanted is None or needed is None or has is None or fits is None or fits >= wanted:
+        return 0
+    if needed - has < 10 * _ROUNDED:
+        return 0  # rounding decides
+    fixed = round(needed - wanted * (needed - has) / (wanted - fits))
+    return fixed if fixed > needed // 2 else 0
+
+
 def _explanation(case: Case) -> str:
     """What one request of max_model_len needs, what the pool has, and the length that fits."""
     wanted, needed, has = _printed_shortage(case)
     if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
+        fixed = _fixed_bytes(case)
         return (
             f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
-            f"{gib(needed - has)} short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, "
+            f"{gib(needed - has)} short. At {(needed - fixed) / max(wanted, 1) / 1024:,.1f} KiB a token"
+            f"{f' and {gib(fixed)} whatever its length' if fixed else ''}, "
             f"{longest_fitting_len(case) or 0:,} tokens fit."
         )
     tokens = case.first("kv_tokens_short")
@@ -73,6 +87,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield larger
     if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
         yield _raise_utilization_for_length(planner, fits)
+    if planner.failed_plan is None and (fixed := _fixed_bytes(planner.case)):
+        short = _pool_shortage_bytes(planner) or 0
+        why = f"{gib(fixed)} do not depend on the length; {gib(short)} more of pool hold the whole request."
+        share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
+        yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
         yield planner.pull_lever("more GPUs", _TOO_SHORT.format(fits), 0.5)
     yield _shorter_len_fix(planner)
     if larger is not None and fits * _MIN_LENGTH_GAIN >= max_len:
@@ -110,7 +129,7 @@ def checked_len(case: Case) -> int:
 def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
     """A higher utilization with the length it holds, where that is several times the present one."""
     accounting, total, max_len = planner.accounting, planner.total_bytes, checked_len(planner.case)
-    for share in (planner.default_utilization, _MAX_UTILIZATION):
+    for share in (planner.default_utilization, MAX_UTILIZATION):
         length = accounting.longest_at(share)
         if length is None or total is None or share <= planner.utilization or length < fits * _MIN_LENGTH_GAIN:
             continue

@@ -89,13 +89,17 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         yield from (newer, limit, larger) if cache.facts.get("cache_tokens_count") == 0 else (larger, limit)
         return
-    yield limit
-    yield Fix(
-        "engine_version_or_V0",
-        "A build with a flash-attention kernel for the vision encoder does not need patches x patches.",
-        steps=("use a release and build whose log names a flash backend for the encoder",),
-        confidence=0.4,
+    kernel = Fix(
+        "other_engine_feature_off",
+        "With a flash-attention kernel the encoder does not need patches x patches.",
+        flags={"mm_encoder_attn_backend": "FLASH_ATTN"} if planner.release_is_within("0.12.0", "") else {},
+        steps=(
+            "pip install flash-attn, built for the installed torch: the log then names a flash backend for the encoder",
+        ),
     )
+    oom = planner.case.oom
+    is_square = oom is not None and oom.platform == "CUDA" and planner.case.ledger.larger_than_card
+    yield from (kernel, limit) if is_square else (limit, kernel)
     tokens = planner.known.args.max_num_batched_tokens or 8192
     yield planner.plan_change(
         "max_num_batched_tokens",

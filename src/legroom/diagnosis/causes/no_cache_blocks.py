@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, smaller_weights_fix
 from legroom.diagnosis.fixes.log_accounting import LogAccounting
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-_MAX_UTILIZATION = 0.95
-"""The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 _DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
@@ -113,16 +112,32 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _planned_fixes(planner)
         return
     yield from budget_for_weights(planner)
-    more = _raise_utilization_fix(planner)
-    yield more
-    accounting = planner.accounting
+    more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
+    is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
+    yield from (more, eager) if is_measured else (eager, more)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
+            yield smaller_weights_fix(planner)
             yield other_hardware(planner, 0.45)
     elif planner.case.startup.weights_bytes is None:
         yield _other_release_fix()
     yield from _fixes_without_figures(planner)
+
+
+def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
+    """Eager mode, where CUDA graphs are charged to the pool and take more than it lacks."""
+    accounting = planner.accounting
+    size = accounting.graph_bytes
+    profiled = any("Profiling CUDA graph memory" in item.text for item in planner.case.all("capturing"))
+    if planner.known.args.enforce_eager or not (profiled if size is None else size > -(accounting.pool_bytes or 0)):
+        return None
+    return planner.plan_change(
+        "eager_or_fewer_graphs",
+        {"enforce_eager": True},
+        f"The pool is charged with the CUDA graphs{f' ({gib(size)})' if size else ''}; without them it has that more.",
+        trades="slower decoding, most of all for small batches",
+    )
 
 
 def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -227,17 +242,17 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     for pool in (GIB, GIB // 2, GIB // 4):
         if startup.available_kv_bytes is not None and (fix := planner.raise_utilization(missing + pool, why)):
             return fix
-    if startup.available_kv_bytes is not None and planner.total_bytes is not None:
+    if startup.available_kv_bytes is not None and planner.accounting.likely_total_bytes is not None:
         return None  # the numbers are there, and they say that the card has no room
     usual = planner.default_utilization
     if planner.utilization_known and planner.utilization < usual - 0.005:
         why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
         return planner.plan_change("raise_util", {"gpu_memory_utilization": usual}, why)
-    if planner.utilization >= _MAX_UTILIZATION:
+    if planner.utilization >= MAX_UTILIZATION:
         return None
     return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": _MAX_UTILIZATION},
+        {"gpu_memory_utilization": MAX_UTILIZATION},
         "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
         steps=_DECIDING_STEPS,
@@ -254,9 +269,5 @@ CAUSE = Cause(
     dead_ends=(
         DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
         DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
-        DeadEnd(
-            "a 4-bit checkpoint to shrink the KV cache",
-            "KV entries follow kv_cache_dtype; only the weights shrink, and that room becomes pool",
-        ),
     ),
 )

@@ -123,11 +123,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.failed_plan is None and case.site not in ("sampler", "graph"):
         yield _smaller_dummy_batch_fix(planner)
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
+    beside_pool = _lower_utilization_for_warmup(planner) if case.site in ("sampler", "graph") else None
+    # A smaller pool always leaves room; fewer sequences do if there are as many as the log or the flags say.
+    if not case.has("sampler_warmup_oom") and planner.known.args.max_num_seqs is None:
+        yield beside_pool
     yield fewer_sequences
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
         yield smaller_media_fix(planner, "The dummy images and videos are as large and as many as the limits allow.")
-    if case.site in ("sampler", "graph"):
-        yield _lower_utilization_for_warmup(planner)
+    yield beside_pool
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:
         yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
@@ -209,7 +212,7 @@ CAUSE = Cause(
     usual_at=("profile", "sampler", "warmup"),
     dead_ends=(
         DeadEnd(
-            "change gpu_memory_utilization while the profile run fails",
+            "change gpu_memory_utilization while the profile run fails, before the pool is allocated",
             "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
         ),
         DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
 
 _MAX_UTILIZATION, _MIN_UTILIZATION = 0.97, 0.2
+MAX_UTILIZATION = 0.95
+"""The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 _KIND_OF_LEVER: Mapping[str, FixKind] = {
     "fewer captured graphs": "eager_or_fewer_graphs",
     "fewer sequences": "max_num_seqs",
@@ -262,6 +264,10 @@ class FixPlanner:
         """Lowers gpu_memory_utilization by what the failed request needs, with a margin."""
         if (pool := self.known.args.kv_cache_memory_bytes) is not None:
             return self._smaller_pool_fix(pool, need_bytes, why, confidence)
+        if (advised := self.case.number("pool_advice", "advised_bytes")) and self.case.phase != "serving":
+            why += " vLLM itself computes this pool: the share less what it measured, graphs and 150 MiB."
+            flags = {"kv_cache_memory_bytes": advised}
+            return self.plan_change("kv_cache_memory_bytes", flags, why, trades="a smaller KV pool")
         total = self.total_bytes
         if total is None:
             step = max(self.utilization - 0.05, _MIN_UTILIZATION)
@@ -312,12 +318,15 @@ class FixPlanner:
 
     def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
         """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
-        total = self.total_bytes
+        total = self.accounting.likely_total_bytes
         if total is None:
             return None
         value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
         graphs = self.case.startup.graph_bytes or 0
-        if value > _MAX_UTILIZATION or (1 - value) * total < spare_bytes + graphs:
+        if (
+            value > (MAX_UTILIZATION if self.total_bytes is None else _MAX_UTILIZATION)
+            or (1 - value) * total < spare_bytes + graphs
+        ):
             return None
         return self.plan_change(
             "raise_util",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ _QUANTIZED_NAME = re.compile(
     r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
 )
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
-_BESIDE_WEIGHTS_BYTES = 3 * GIB
-"""CUDA context, profile run and a small pool, where none is measured."""
 
 
 def is_quantized(planner: FixPlanner) -> bool:
@@ -70,6 +69,22 @@ def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5)
     )
 
 
+def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
+    """Weights in 8 bits, where half of the printed weights is more than the pool lacks; None for 4-bit weights."""
+    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
+    if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
+        return None
+    quantized = is_quantized(planner)
+    bits = "a quarter of 16-bit weights" if quantized else f"about {gib(weights // 2)} in 8 bits"
+    return Fix(
+        "checkpoint_format",
+        f"The weights take {gib(weights)} and leave {gib(pool)} for the KV cache; they take {bits}.",
+        flags={} if quantized else {"quantization": "fp8"},
+        steps=("or a checkpoint of the same model in 4 bits (AWQ, GPTQ, NVFP4), which takes a quarter",),
+        trades="weights are rounded",
+    )
+
+
 def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
     """Where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
@@ -108,7 +123,7 @@ def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
     larger = "larger ones"
     if needed is not None:
-        card = math.ceil((needed + (0 if planner.failed_plan else _BESIDE_WEIGHTS_BYTES)) / 0.9 / GIB)
+        card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
         larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
     steps = [f"{more}, or {larger}"]
     if not is_4_bit(planner):

@@ -42,6 +42,8 @@ ENDPOINTS: Mapping[str, ApiEndpoint] = {
     for endpoint in (
         ApiEndpoint("plan", "plans", "Whether vLLM starts, and where every byte of the card goes"),
         ApiEndpoint("math", "plans", "The working behind every figure of a plan"),
+        ApiEndpoint("speed", "plans", "Tokens a second of a planned server, and its price an hour"),
+        ApiEndpoint("card", "plans", "Which of the named models a card serves, and how fast"),
         ApiEndpoint("size", "plans", "Which GPUs, and how many, hold a model"),
         ApiEndpoint("read", "uploads", "The servers that a script, a container line or a manifest starts"),
         ApiEndpoint("lint", "uploads", "What is wrong in rules, dashboards, scripts and manifests", in_browser=False),

@@ -12,15 +12,74 @@ from legroom.isolation import GivenModel, isolated
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
+    from legroom.facts.diagnosis_texts import Language
+    from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan
+    from legroom.simulation.card_models import CardModel
     from legroom.simulation.trace import Trace
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom plan --json`; `"advice": false` skips the search for fixes, which can take seconds."""
+    """The document of `legroom plan --json`; `"advice": false` skips the search for fixes, which can take seconds.
+    With `language` it has the sentences of `legroom plan` as `words`; with `want` it is the search for a setting."""
     from legroom.planning.plan_json import plan_json
+    from legroom.render.plan_text import plan_words, search_words
+    from legroom.render.translation import in_language
 
-    return plan_json(plan_of_request(request, advice=request.get("advice", True)))
+    language = request.get("language")
+    if want := request.get("want"):
+        from legroom.api.plan_report import search
+
+        with deployment_of_request(request) as deployment:
+            found = search(
+                deployment.args,
+                deployment.release,
+                machine_of_request(request),
+                want.get("context"),
+                float(want.get("users") or 1),
+                "balanced",
+            )
+            document, words = found.json(), search_words(found.answer)
+    else:
+        planned = plan_of_request(request, advice=request.get("advice", True))
+        document, words = plan_json(planned), plan_words(planned) if language else {}
+    return document | {"words": in_language(words, language)} if language else document
+
+
+def speed(request: dict[str, Any]) -> dict[str, Any]:
+    """Tokens a second and the list price of the planned server."""
+    from legroom.simulation.card_models import speed_and_price_json
+
+    return speed_and_price_json(plan_of_request(request, advice=False))
+
+
+def card(request: dict[str, Any]) -> dict[str, Any]:
+    """`legroom models --gpu` for the named models: the best checkpoint of each that fits, and what lacks least."""
+    from legroom.facts.bundled import find
+    from legroom.facts.gpus import gpu
+    from legroom.facts.releases import latest, release
+    from legroom.planning.search_space import CapacityGoal
+    from legroom.simulation.card_models import CardQuestion, models_on_card
+    from legroom.sweeps.executors import ProcessExecutor
+    from legroom.vllm.args import ServeArgs
+
+    gpus, users = request.get("gpus") or 1, float(request.get("users") or 1)
+    goal = CapacityGoal(request.get("context") or 8192, users, (gpus,), "balanced")
+    of = release(request["vllm"]) if request.get("vllm") else latest()
+    named = [model for name in request["names"] if (model := find(name))]
+    answer = models_on_card(named, CardQuestion(gpu(request["gpu"]), gpus, of, ServeArgs(), goal), ProcessExecutor(1))
+    return {
+        "models": [_card_row(each, request.get("language", "en")) for each in answer.best_of_each],
+        "too_large": [each.as_json() for each in answer.nearest_missing],
+    }
+
+
+def _card_row(model: CardModel, language: Language) -> dict[str, Any]:
+    """The row of a model; what it gives up is in that language."""
+    from legroom.render.translation import in_language
+
+    row = model.as_json()
+    return row | {"gives_up": in_language(row["gives_up"], language)}
 
 
 def math(request: dict[str, Any]) -> dict[str, Any]:
@@ -75,19 +134,20 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
         return size_json(tuple(rows), goal, deployment.release)
 
 
+def machine_of_request(request: dict[str, Any]) -> Machine:
+    """The GPUs and the host memory that a request names."""
+    from legroom.planning.machine import Machine
+
+    names = ("gpus", "gpu_memory", "gpu_used", "host_memory")
+    return Machine(request["gpu"], *(request.get(name) for name in names))
+
+
 def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
     """The plan of a request, with the notes of its deployment."""
-    from legroom.planning.machine import Machine, plan_deployment
+    from legroom.planning.machine import plan_deployment
 
-    machine = Machine(
-        request["gpu"],
-        request.get("gpus"),
-        request.get("gpu_memory"),
-        request.get("gpu_used"),
-        request.get("host_memory"),
-    )
     with deployment_of_request(request) as deployment:
-        planned = plan_deployment(deployment, machine, advice=advice)
+        planned = plan_deployment(deployment, machine_of_request(request), advice=advice)
         planned = replace(planned, notes=tuple(dict.fromkeys((*deployment.notes, *planned.notes))))
         if request.get("cold"):
             from legroom.planning.plan import cold_start
@@ -137,8 +197,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     planned = request.get("plan")
     plan = plan_of_request(planned, advice=False) if planned is not None else None
     given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
-    # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
-    settings = replace(requested_settings(trace, plan, given), async_scheduling=False)
+    settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
     cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:

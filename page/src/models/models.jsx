@@ -1,0 +1,205 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { addressOf, keepAddress } from "../address.js";
+import { engine } from "../engine.js";
+import { ErrorNote, Picker } from "../parts/controls.jsx";
+import { VERDICT_CLASS } from "../plan/result.jsx";
+import { gpuOptions, useLists } from "../plan/source.jsx";
+import { readLength } from "../setup.js";
+import { useText } from "../text/language.jsx";
+import { count, gib } from "../units.js";
+
+const ASKED = { gpu: "rtx4090", gpus: "1", context: "8k", users: "1", words: "" };
+const BATCH = 12;
+const SHOWN_MISSING = 8;
+
+// Whole families go together, so that each answer knows the best checkpoint of its models; the largest come first.
+function families(models, words) {
+  const named = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const groups = new Map();
+  for (const model of models) {
+    const text = [model.name, ...model.ids].join(" ").toLowerCase();
+    if (!named.every((word) => text.includes(word))) continue;
+    const family = model.quantized_from ?? model.name;
+    groups.set(family, [...(groups.get(family) ?? []), model.name]);
+  }
+  const size = new Map(models.map((model) => [model.name, model.parameters ?? 0]));
+  return [...groups].sort(([a], [b]) => (size.get(b) ?? 0) - (size.get(a) ?? 0)).map(([, names]) => names);
+}
+
+function batches(groups) {
+  const all = [];
+  for (const names of groups) {
+    if (!all.length || all.at(-1).length + names.length > BATCH) all.push([]);
+    all.at(-1).push(...names.slice(0, 60));
+  }
+  return all;
+}
+
+export function ModelsArea({ params, active }) {
+  const t = useText();
+  const lists = useLists();
+  const [asked, setAsked] = useState(() => {
+    const given = Object.fromEntries([...(params ?? [])].filter(([name]) => name in ASKED));
+    return { ...ASKED, ...given };
+  });
+  const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, error: null, for: null });
+  const abort = useRef(null);
+  useEffect(() => {
+    if (active) keepAddress(addressOf("models", new URLSearchParams(asked)));
+  }, [asked, active]);
+  const context = readLength(asked.context);
+  const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
+  const [users, gpus] = [whole(asked.users), whole(asked.gpus)];
+  const stop = () => abort.current?.abort();
+  useEffect(() => stop, []);
+  const run = async (event) => {
+    event?.preventDefault();
+    stop();
+    const mine = (abort.current = new AbortController());
+    const groups = families(lists.models, asked.words);
+    const all = groups.flat().length;
+    const question = { gpu: asked.gpu, gpus, context, users, language: t.language };
+    setState({ rows: [], missing: [], done: 0, all, error: null, for: asked });
+    try {
+      for (const names of batches(groups)) {
+        const answer = await engine.call("card", { ...question, names }, mine.signal);
+        if (mine.signal.aborted) return;
+        setState((now) => ({
+          ...now,
+          rows: [...now.rows, ...answer.models],
+          missing: [...now.missing, ...answer.too_large].sort((a, b) => a.short_bytes - b.short_bytes),
+          done: now.done + names.length,
+        }));
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") setState((now) => ({ ...now, error, all: now.done }));
+    }
+  };
+  const stopped = () => {
+    stop();
+    setState((now) => ({ ...now, all: now.done }));
+  };
+  const busy = state.done < state.all;
+  const ready = context && users && gpus && lists.models.length > 0;
+  const field = (name, valid = true) => (
+    <div class="field">
+      <label for={`models-${name}`}>{t(name === "gpus" ? "gpus" : `models.${name}`)}</label>
+      <input
+        id={`models-${name}`}
+        type="text"
+        value={asked[name === "filter" ? "words" : name]}
+        aria-invalid={!valid}
+        onInput={(event) => setAsked({ ...asked, [name === "filter" ? "words" : name]: event.target.value })}
+      />
+    </div>
+  );
+  return (
+    <div class="models-area">
+      <form class="panel" aria-label={t("models.title")} onSubmit={run}>
+        <h1>{t("models.title")}</h1>
+        <p class="soft">{t("models.what")}</p>
+        <ErrorNote error={lists.error} />
+        <div class="grid-fields">
+          <Picker
+            label={t("gpu")}
+            value={asked.gpu}
+            options={gpuOptions(lists.gpus)}
+            placeholder="rtx4090, 24GiB"
+            onPick={(gpu) => setAsked({ ...asked, gpu })}
+          />
+          {field("gpus", gpus)}
+          {field("context", context)}
+          {field("users", users)}
+          {field("filter")}
+        </div>
+        <div class="row">
+          <button type="submit" class="button primary" disabled={!ready}>
+            {t("models.run")}
+          </button>
+          {busy && (
+            <button type="button" class="button" onClick={stopped}>
+              {t("models.stop")}
+            </button>
+          )}
+        </div>
+        {busy && (
+          <p class="row" role="status">
+            <progress max={state.all} value={state.done} aria-label={t("models.title")} />
+            <span class="soft">{t("models.progress", { done: state.done, all: state.all })}</span>
+          </p>
+        )}
+        <ErrorNote error={state.error} />
+      </form>
+      {state.rows.length > 0 && <Fitting rows={state.rows} asked={state.for} />}
+      {!busy && state.for && !state.error && !state.rows.length && <p class="note">{t("models.none")}</p>}
+      {!busy && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} />}
+    </div>
+  );
+}
+
+const planOf = (row, { gpu, gpus }) => {
+  const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu });
+  if (Number(gpus) > 1) params.set("gpus", gpus);
+  const words = row.command.slice(3);
+  words.forEach((word, at) => {
+    if (!word.startsWith("--")) return;
+    const value = words[at + 1];
+    params.set(word.slice(2).replaceAll("-", "_"), value === undefined || value.startsWith("--") ? "true" : value);
+  });
+  return addressOf("plan", params);
+};
+
+function Fitting({ rows, asked }) {
+  const t = useText();
+  return (
+    <div class="scroll-x" tabIndex={0} role="region" aria-label={t("models.title")}>
+      <table>
+        <thead>
+          <tr>
+            <th>{t("models.model")}</th>
+            <th class="figure">{t("models.weights")}</th>
+            <th class="figure">{t("models.holds")}</th>
+            <th class="figure">{t("models.longest")}</th>
+            <th class="figure">{t("models.speed")}</th>
+            <th>{t("models.gives_up")}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row) => (
+            <tr key={row.name}>
+              <td>
+                <a href={planOf(row, asked)}>{row.name}</a>{" "}
+                {row.verdict !== "fits" && (
+                  <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
+                )}
+              </td>
+              <td class="figure">{gib(row.weights_bytes, 1)}</td>
+              <td class="figure">{row.longest_len ? row.max_concurrency.toFixed(1) : "–"}</td>
+              <td class="figure">{row.longest_len ? count(row.longest_len) : "–"}</td>
+              <td class="figure">
+                {row.tokens_per_s ? `${count(row.tokens_per_s.low)} – ${count(row.tokens_per_s.high)}` : "–"}
+              </td>
+              <td class="soft">{row.gives_up.map((loss) => loss.split(":")[0]).join(", ")}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Missing({ rows }) {
+  const t = useText();
+  return (
+    <section aria-label={t("models.next")}>
+      <h2>{t("models.next")}</h2>
+      <ul>
+        {rows.map((row) => (
+          <li key={row.name}>
+            {row.name} <span class="soft">{t("models.lacks", { gib: gib(row.short_bytes) })}</span>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
