@@ -33,6 +33,15 @@ def test_a_dead_engine_is_an_incident_and_a_restart(run):
     assert [action.state for action in incident.actions] == ["done"]
 
 
+def test_a_killed_process_is_named_with_its_signal(run):
+    supervised = run("--no-verify")
+    supervised.serving()
+    pid = supervised.file()["child_pid"]
+    os.kill(pid, signal.SIGKILL)
+    told = supervised.said("diagnosis: ")
+    assert f"the API server (pid {pid}) died of SIGKILL, sent by somebody and not by the kernel's" in told
+
+
 def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
     supervised = run("--no-verify")
     supervised.serving()

@@ -38,10 +38,10 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
 
 def with_start_reason(result: ScrapeResult) -> ScrapeResult:
     """A sample that says whether a `legroom run` of this machine was asked to start its server; others unchanged."""
-    record = _living_run(result.server) if isinstance(result, Sample) else {}
-    return (
-        replace(result, start_requested=int(bool(record["start_requested"]))) if "start_requested" in record else result
-    )
+    requested = _living_run(result.server).get("start_requested") if isinstance(result, Sample) else None
+    if not isinstance(result, Sample) or requested is None:
+        return result
+    return replace(result, start_requested=int(bool(requested)))
 
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
