@@ -127,7 +127,6 @@ def _host_memory_fixes(
             "cpu_offload",
             f"{offloaded_gib:g} GiB of host memory were asked for to keep KV blocks in.",
             flags={"kv_offloading_size": int((offloaded_gib * GIB - over) // GIB) or None},
-            confidence=0.7,
         )
 
 
@@ -138,10 +137,10 @@ def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Map
         return
     in_env = {**environ, **command.env}.get("VLLM_CPU_KVCACHE_SPACE") and command.args.kv_cache_memory_bytes is None
     if in_env and room >= GIB:
-        yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(room // GIB)}, confidence=0.8)
+        yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(room // GIB)})
     elif "--kv-cache-memory-bytes" in flags_of(command.release):
         whole_mib = room // MIB * MIB
-        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib}, confidence=0.8)
+        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib})
 
 
 def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
@@ -152,7 +151,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
     else:
         step = f"raise the memory limit to {wanted // GIB} GiB or more (docker --memory {wanted // GIB}g, "
         step += f"resources.limits.memory: {wanted // GIB}Gi, MemoryMax={wanted // GIB}G)"
-    return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,), confidence=0.8)
+    return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,))
 
 
 def _parse_gib(text: str | None) -> float:
