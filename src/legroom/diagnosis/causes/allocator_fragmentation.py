@@ -68,11 +68,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why,
         flags={"disable_custom_all_reduce": True} if several else {},
         env=env,
-        confidence=0.65,
         trades="slower all-reduce" if several else "",
     )
     need = planner.oom_shortage_bytes
-    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
     joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0
     if (
         oom
@@ -89,10 +88,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     without = oom is not None and oom.platform == "HIP"
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
     yield Fix(
-        "engine_version_or_V0",
-        "Later releases free temporary weights in one piece.",
-        steps=("pip install -U vllm",),
-        confidence=0.35,
+        "engine_version_or_V0", "Later releases free temporary weights in one piece.", steps=("pip install -U vllm",)
     )
 
 

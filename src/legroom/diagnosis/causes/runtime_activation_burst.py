@@ -103,7 +103,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
     if not planner.utilization_known:
         why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
-    yield planner.lower_utilization(need, why, 0.65)
+    yield planner.lower_utilization(need, why)
     yield smaller
     if of_logits:
         yield Fix(
@@ -119,9 +119,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 {"kv_cache_memory_bytes": pool - need - GIB // 2},
                 "The pool in bytes: exactly what the transient needs is taken off it.",
                 trades="a smaller KV pool",
-                confidence=0.5,
             )
-    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.", 0.35)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.")
 
 
 CAUSE = Cause(
