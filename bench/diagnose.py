@@ -180,15 +180,15 @@ WORKING_KINDS = {
     "weights_too_big": "checkpoint_format more_or_fewer_gpus_tp_pp cpu_offload",
     "kv_too_small_for_max_len": "max_model_len kv_cache_memory_bytes raise_util kv_cache_dtype",
     "no_cache_blocks": "raise_util engine_version_or_V0 checkpoint_format more_or_fewer_gpus_tp_pp cpu_offload",
-    "gpu_shared_or_not_free": "free_gpu_or_kill_orphans sequence_starts_or_wait engine_version_or_V0",
+    "gpu_shared_or_not_free": "free_gpu_or_kill_orphans sequence_starts_or_wait engine_version_or_V0 lower_util",
     "profiling_activation_peak": "max_num_seqs max_num_batched_tokens max_model_len "
     "limit_multimodal checkpoint_format more_or_fewer_gpus_tp_pp",
     "cudagraph_capture_oom": "engine_version_or_V0 lower_util eager_or_fewer_graphs max_num_seqs",
     "runtime_activation_burst": "lower_util max_num_batched_tokens "
     "more_or_fewer_gpus_tp_pp kv_cache_memory_bytes request",
-    "multimodal_inputs": "limit_multimodal engine_version_or_V0 max_num_batched_tokens",
+    "multimodal_inputs": "limit_multimodal other_engine_feature_off engine_version_or_V0 max_num_batched_tokens",
     "lora_or_spec_decode_extra": "other_engine_feature_off lower_util max_num_seqs",
-    "kv_preemption_thrash": "max_num_seqs max_model_len swap_space",
+    "kv_preemption_thrash": "max_num_seqs raise_util max_model_len swap_space",
     "allocator_fragmentation": "allocator_conf lower_util",
     "host_ram_oom": "more_host_ram_or_shm checkpoint_format sequence_starts_or_wait swap_space engine_version_or_V0",
     "prefix_cache_pressure": "report",

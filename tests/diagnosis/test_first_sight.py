@@ -57,11 +57,13 @@ def test_equal_shards_with_unequal_pools_share_a_card() -> None:
     assert first(line.format(0, -3.5) + line.format(1, -3.86) + failed).cause == "no_cache_blocks"
 
 
-@pytest.mark.parametrize(("loaded", "kind"), [(26.47, "lower_util"), (3.0, "free_gpu_or_kill_orphans")])
-def test_the_stage_of_the_same_server_is_no_orphan(loaded: float, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("free", "loaded", "kind"), [(111.99, 26.47, "lower_util"), (44.99, 3.0, "free_gpu_or_kill_orphans")]
+)
+def test_the_stage_of_the_same_server_is_no_orphan(free: float, loaded: float, kind: str) -> None:
     log = (
         "(Worker pid=2) ERROR 03-12 08:22:28 [multiproc_executor.py:800] ValueError: Free memory on device cuda:0 "
-        "(111.99/139.8 GiB) on startup is less than desired GPU memory utilization (0.95, 132.81 GiB).\n"
+        f"({free}/139.8 GiB) on startup is less than desired GPU memory utilization (0.95, 132.81 GiB).\n"
         f"INFO 03-12 08:22:28 [model_runner.py:133] Model loading took {loaded} GiB and 13.1 seconds\n"
     )
     assert first(log).fixes[0].kind == kind
@@ -153,3 +155,101 @@ def test_a_message_wrapped_after_a_comma_is_joined_with_a_blank() -> None:
         "ength is 256.",
     )
     assert first("\n".join(lines)).cause == "kv_too_small_for_max_len"
+
+
+LOADED = "INFO 01-02 02:07:12 model_runner.py:1099] Loading model weights took {} GB\n"
+SORT = "    logits_sort, logits_idx = logits.sort(dim=-1, descending=False)\n"
+
+
+def test_the_last_milestone_places_a_sampler_that_runs_in_every_phase() -> None:
+    failed = SORT + oom(23.64, 0.01, 22.8, 0.1, "380.00 MiB", "CUDA")
+    assert first(LOADED.format(16.96) + failed).cause == "profiling_activation_peak"
+    assert (
+        first('INFO: 1.2.3.4 - "POST /v1/completions HTTP/1.1" 200 OK\n' + failed).cause == "runtime_activation_burst"
+    )
+
+
+def test_an_error_after_capture_is_the_sampler_s_warm_up() -> None:
+    log = "INFO 08-25 09:42:24 [{}:2708] Graph capturing finished in 4 secs, took 0.39 GiB\n"
+    failed = oom(23.64, 0.01, 22.8, 0.1, "136.00 MiB", "CUDA")
+    assert diagnosis(log.format("gpu_model_runner.py") + failed).case.site == "sampler"
+    assert diagnosis(log.format("model_runner.py") + failed).case.site == "graph"
+
+
+@pytest.mark.parametrize(("weights", "pool", "kind"), [(17.66, -0.99, "checkpoint_format"), (34.0, -0.3, "raise_util")])
+def test_a_higher_share_is_a_fix_only_where_it_brings_what_is_missing(weights: float, pool: float, kind: str) -> None:
+    log = f"Model loading took {weights} GiB\nAvailable KV cache memory: {pool} GiB\n"
+    assert first(log).fixes[0].kind == kind
+
+
+@pytest.mark.parametrize(("estimate", "kind"), [(4.79, "eager_or_fewer_graphs"), (0.4, "checkpoint_format")])
+def test_graphs_that_outweigh_the_shortage_give_way(estimate: float, kind: str) -> None:
+    log = (
+        f"INFO 02-03 04:05:06 [gpu_model_runner.py:1] Estimated CUDA graph memory: {estimate} GiB total\n"
+        "INFO 02-03 04:05:06 [gpu_worker.py:1] CUDA graph memory profiling is enabled\n"
+        "Model loading took 17.66 GiB\nAvailable KV cache memory: -1.42 GiB\n"
+    )
+    assert first(log).fixes[0].kind == kind
+
+
+def test_no_length_fits_where_a_rank_has_no_pool() -> None:
+    short = (
+        "ValueError: To serve at least one request with the model's max seq len\n(1000000), 3.09 GiB KV cache is "
+        "needed, which is larger than the available\nKV cache memory (0.24 GiB). Estimated maximum model length is "
+        "57344."
+    )
+    assert first(short).fixes[0].flags == {"max_model_len": 56320}
+    profiled = "Profiling CUDA graph memory: FULL=4 (largest=16)\nAvailable KV cache memory: -1.42 GiB\n"
+    assert first(profiled + short).fixes[0].flags == {"enforce_eager": True}
+
+
+def test_a_need_that_does_not_follow_the_length_is_met_by_a_larger_pool() -> None:
+    log = (
+        "ValueError: To serve at least one request with the model's max seq len (131072), {} GiB KV cache is needed, "
+        "which is larger than the available KV cache memory (3.12 GiB). Based on the available memory, the estimated "
+        "maximum model length is {}."
+    )
+    assert first(log.format(3.79, 7740)).fixes[0].kind == "raise_util"
+    assert "whatever its length" in first(log.format(3.79, 7740)).why
+    assert first(log.format(6.24, 65536)).fixes[0].flags == {"max_model_len": 64512}
+
+
+def test_a_wake_up_without_a_trainer_waits_for_the_other_server() -> None:
+    wake = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:139"
+    assert first(f"Exception: Call to wake_up method failed: {wake}").fixes[0].kind == "sequence_starts_or_wait"
+    assert first(f"(ActorModelRayActor pid=3) RuntimeError: {wake}").fixes[0].kind == "lower_util"
+
+
+def test_a_refused_pinned_buffer_is_host_memory() -> None:
+    log = (
+        '  File "memory_management.py", line 1285, in __init__\n'
+        "    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)\nRuntimeError: CUDA error: {}\n"
+    )
+    assert first(log.format("invalid argument")).cause == "host_ram_oom"
+    assert first(log.format("device-side assert triggered")).cause != "host_ram_oom"
+
+
+def test_few_long_requests_need_a_larger_pool_and_many_fewer_at_once() -> None:
+    line = "Running: {} reqs, Waiting: 36 reqs, GPU KV cache usage: 100.0%, Prefix cache hit rate: 0.0%\n"
+    assert first(line.format(4)).fixes[0].kind == "raise_util"
+    assert first(line.format(40)).fixes[0].flags == {"max_num_seqs": 30}
+
+
+def test_log_probabilities_follow_the_tokens_of_a_step() -> None:
+    frame = '  File "/x/vllm/model_executor/layers/sampler.py", line 904, in get_logprobs\n'
+    fix = first(frame + oom(79.19, 7.02, 70.0, 0.1, "7.04 GiB", "CUDA")).fixes[0]
+    assert fix.flags == {"max_num_batched_tokens": 2048, "enable_chunked_prefill": True}
+
+
+def test_a_small_share_means_a_second_server() -> None:
+    log = (
+        "ValueError: Free memory on device cuda:0 (2.6/79.2 GiB) on startup is less than desired GPU memory "
+        "utilization (0.08, 6.3 GiB)."
+    )
+    assert "--gpu-memory-utilization 0.82 or less" in first(log).fixes[0].steps[1]
+
+
+def test_pieces_that_hardly_cover_a_request_are_joined_and_the_pool_shrinks() -> None:
+    scarce, plenty = (first(oom(23.6, 0.3, 21.9, unused, "380.00 MiB", "CUDA")).fixes[0] for unused in (0.35, 1.2))
+    assert scarce.env and "gpu_memory_utilization" in scarce.flags
+    assert plenty.env and not plenty.flags

@@ -190,6 +190,8 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         ("someone/Qwen3.5-9B-OCR", "Qwen/Qwen3.5-9B", None),
         ("bytedance/UI-TARS-1.5-7B", "Qwen/Qwen2.5-VL-7B-Instruct", None),
         ("Equall/Saul-7B-Instruct-v1", "mistralai/Mistral-7B-v0.1", None),
+        ("mlx-community/gpt-oss-20b-MXFP4-Q4", "openai/gpt-oss-20b", "mxfp4"),
+        ("someone/gpt-oss-20b-BF16-tuned", "openai/gpt-oss-20b", None),
     ],
 )
 def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, method: str | None) -> None:
@@ -205,14 +207,15 @@ def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, 
     [
         "someone/a-model-of-their-own-7b",
         "someone/Qwen3-52B",  # the letters of Qwen3.5-2B
-        "someone/Yi-1.5-6B",  # not Yi-6B
+        "someone/Phi-9-mini",  # not Phi-4-mini
+        "someone/Yi-9-6B",  # not Yi-6B
         "someone/gemma-3n-2b",
         "someone/Qwen3-8B-A1B",
         "someone/GLM-5-Air",
         "someone/Qwen3-Coder-REAP-25B-A3B",
         "someone/GLM-4.5-Air-REAP-82B-A12B",
         "someone/EAGLE3-Llama-3.1-8B",
-        "someone/Qwen2-Audio-7B",
+        "someone/Qwen3-8B-Audio",
         "someone/Qwen3-8B-exl3",
         "/models/merged/checkpoint-10",
     ],

@@ -267,11 +267,13 @@ def overview() -> str:
 
 def _print_error(error: LegroomError) -> None:
     from legroom.drawing.terminal import style_of
+    from legroom.drawing.text import printable
 
     style = style_of(sys.stderr)
-    print(f"{style.paint('error:', 'red', 'bold')} {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"{style.paint('hint:', 'blue', 'bold')} {error.hint}", file=sys.stderr)
+    message, hint = ("\n".join(map(printable, text.split("\n"))) for text in (error.message, error.hint))
+    print(f"{style.paint('error:', 'red', 'bold')} {message}", file=sys.stderr)
+    if hint:
+        print(f"{style.paint('hint:', 'blue', 'bold')} {hint}", file=sys.stderr)
 
 
 def _report_bug(words: Sequence[str]) -> None:

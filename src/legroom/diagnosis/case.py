@@ -211,18 +211,24 @@ class Case:
         count more than milestones."""
         for site, _, frames in _SITES:
             if self.frames & frames:
-                # The sampler and compilation run at start-up and while serving.
-                either = site == "sampling" or self.frames & frames == {"frame_compile"}
-                return "serving" if either and self.phase_reached == "serving" else site
+                return self._last_reached_site(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
-        return self.computed_site or {
-            "startup_load": "load",
+        return self.computed_site or self._last_reached_site("")
+
+    def _last_reached_site(self, otherwise: str) -> str:
+        """The site that follows the last milestone; `otherwise` where none is shown."""
+        # The V1 model runner warms the sampler up after capture; Model Runner V2 (model_runner.py) does not.
+        last = self.milestones[-1] if self.milestones else None
+        is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"
+        after_pool = "sampler" if is_captured or (otherwise and self.engine.generation != "V0") else ""
+        return {
+            "startup_load": otherwise or "load",
             "startup_profile": "profile",
-            "startup_kv": "kv",
-            "startup_graph": "graph",
+            "startup_kv": after_pool or otherwise or "kv",
+            "startup_graph": after_pool or otherwise or "graph",
             "serving": "serving",
-        }.get(self.phase_reached or "", "")
+        }.get(self.phase_reached or "", otherwise)
 
     @cached_property
     def has_site_frame(self) -> bool:
@@ -303,6 +309,8 @@ _SITES: tuple[tuple[str, Phase, frozenset[str]], ...] = (
     ("device", "startup_load", frozenset({"frame_device_init"})),
 )
 """Sites with their phase and the functions in a traceback that identify them, the most specific first."""
+_FRAMES_OF_ANY_STEP = frozenset({"frame_sampler", "frame_logits", "frame_compile"})
+"""Functions that run in the profile run, in the warm-up and while serving."""
 
 
 _V1_FILES = frozenset(
@@ -318,6 +326,8 @@ _V1_FILES = frozenset(
         "v1_core.py",
     }
 )
+_V0_PATHS = ("vllm/worker/", "vllm/executor/", "model_executor/layers/sampler.py", "vllm/spec_decode/")
+"""Modules of the V0 engine that the V1 engine does not use."""
 _LABELS = ("EngineCore", "APIServer")
 """Process names that vLLM itself puts in front of a line."""
 _V0_FILES = frozenset(
@@ -385,6 +395,9 @@ def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
+    frames = " ".join(item.text for item in evidence if item.role == "frame")
+    if not generation and ("vllm/v1/" in frames or any(path in frames for path in _V0_PATHS)):
+        generation = "V1" if "vllm/v1/" in frames else "V0"
     labelled = any(item.process.startswith(_LABELS) for item in evidence)
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 

@@ -28,6 +28,16 @@ _VENDOR_WORDS = frozenset(
 )
 _SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*[KMGT]i?B?\s*", re.IGNORECASE)
 _SIZE_WORD = re.compile(r"([0-9]+)gb?")
+_OTHER_PLATFORMS = {
+    name: re.compile(rf"(?<![a-z]){words}(?![a-z])", re.IGNORECASE)
+    for name, words in {
+        "Google TPUs": r"(cloud-?|vllm-?)?tpu(-?v\d\w*)?|v[4-7]([ep]|litepod\S*)|trillium|ironwood",
+        "Intel Gaudi": r"gaudi-?\d?|habana|hpu",
+        "Huawei Ascend": r"ascend-?(910|310|950)?\w*|npu|910[a-d]|310p\d?",
+        "AWS Neuron": r"neuron(x|core)?|trainium-?\d?|inferentia-?\d?|trn\d|inf\d",
+    }.items()
+}
+"""Accelerators of vLLM's hardware plugins, by the words that name them."""
 _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 
@@ -113,10 +123,25 @@ def gpu(name: str) -> Gpu:
             f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
         )
     card = _find_gpu(name)
+    if card is None and (platform := other_platform(name)):
+        raise unmodelled_platform(platform)
     if card is None:
         hint = ", ".join(nearest_gpus(name))
         raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
     return card
+
+
+def other_platform(text: str) -> str:
+    """The accelerators, other than GPUs, that a card's name, an image or a resource names; else empty."""
+    return next((name for name, words in _OTHER_PLATFORMS.items() if words.search(text)), "")
+
+
+def unmodelled_platform(name: str) -> LegroomError:
+    """The refusal to plan for accelerators whose memory vLLM accounts for in its own plugin."""
+    return LegroomError(
+        f"vLLM runs on {name} with other memory accounting; legroom does not model it",
+        "legroom plans NVIDIA, AMD and Intel GPUs; `legroom diagnose` reads logs of any platform",
+    )
 
 
 def with_total(card: Gpu, total_bytes: int) -> Gpu:

@@ -44,7 +44,8 @@ def load(
     if _looks_like_a_path(text):
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
-        raise LegroomError(f"there is no file or folder {text}", "check the path")
+        near = f"; nearest bundled: {', '.join(nearest(text))}" if nearest(text) else ""
+        raise LegroomError(f"there is no file or folder {text}", f"check the path{near}")
     if revision is None and (bundled := mirrored(text)):
         return _from_mirror(bundled, text, overrides)
     try:

@@ -134,13 +134,13 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     phase = phase_title(diagnosis.phase, language)
     if phase:
         title = style.paint(heading("phase", language), "dim")
-        yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding, language)})"
+        yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding.confidence, language)})"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
 
 
-def _confidence_text(finding: Finding, language: Language) -> str:
+def _confidence_text(probability: float, language: Language) -> str:
     """`sure`, `likely` or `possible`, in the reader's language."""
-    name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
+    name = "sure" if probability >= 0.85 else "likely" if probability >= 0.6 else "possible"
     return heading(name, language)
 
 
@@ -203,8 +203,8 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     if not finding.fixes:
         return
     fix = finding.fixes[0]
-    head = f"{heading('fix', language)}:"
-    first, *rest = wrap(f"{head} {_changes_text(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
+    head, sure = f"{heading('fix', language)}:", _confidence_text(fix.confidence * finding.confidence, language)
+    first, *rest = wrap(" ".join(f"{head} {_changes_text(fix)} ({sure})".split()), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
     yield from wrap(masked(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:

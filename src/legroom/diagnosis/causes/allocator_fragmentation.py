@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
-from legroom.units import GIB, gib
+from legroom.units import GIB, gib, human_bytes
 
 
 def examine(case: Case) -> Assessment | None:
@@ -67,21 +68,27 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why,
         flags={"disable_custom_all_reduce": True} if several else {},
         env=env,
-        confidence=0.65,
         trades="slower all-reduce" if several else "",
     )
-    need = max((oom.wanted_bytes - (oom.free_bytes or 0)) if oom else 0, 0)
-    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    need = planner.oom_shortage_bytes
+    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
+    joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0
+    if (
+        oom
+        and joined < 2 * oom.wanted_bytes
+        and lower is not None
+        and planner.case.site not in ("build", "load", "profile")
+    ):
+        # Segments end at 2 MiB and other tensors lie between: hardly enough pieces do not make one.
+        why = f"{why} They hardly cover the request, so the pool gives up {human_bytes(need)} as well."
+        join = replace(join, why=why, flags={**join.flags, **lower.flags}, trades=join.trades or lower.trades)
     # In force already, or refused beside sleep mode's own allocator before 0.20: then only room helps.
     sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")
     # On ROCm torch ignores them before 2.11 (pytorch#177974), and some builds hang with them since (pytorch#192259).
     without = oom is not None and oom.platform == "HIP"
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
     yield Fix(
-        "engine_version_or_V0",
-        "Later releases free temporary weights in one piece.",
-        steps=("pip install -U vllm",),
-        confidence=0.35,
+        "engine_version_or_V0", "Later releases free temporary weights in one piece.", steps=("pip install -U vllm",)
     )
 
 

@@ -83,11 +83,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"enforce_eager": True},
         "Without graphs nothing is captured.",
         trades="slower decoding, most of all for small batches",
-        confidence=0.55,
     )
     if not _leaves_too_small_pool(planner, room):
         yield room
-    yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.", 0.6)
+    yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.")
     yield eager
     if _leaves_too_small_pool(planner, room):
         yield room
@@ -96,16 +95,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
             env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-            confidence=0.4,
         )
     seqs = planner.known.args.max_num_seqs
-    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.", 0.45) or (
+    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.") or (
         planner.plan_change(
             "max_num_seqs",
             {"max_num_seqs": max((seqs or 256) // 4, 8)},
             "The largest graph follows the number of sequences.",
             trades="fewer requests run at once",
-            confidence=0.4,
         )
         if planner.failed_plan is None
         else None
@@ -125,17 +122,21 @@ def _lower_utilization_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix |
     """Lowers utilization by what is missing, or by what graphs usually take where their size is not logged."""
     why = "Graphs are captured beside the pool: a smaller pool leaves room for them."
     accounting, total = planner.accounting, planner.total_bytes
+    printed = planner.case.number("graph_estimate", "graphs_bytes")
+    if printed and total and not planner.case.startup.graph_estimate_bytes:
+        # 0.18 and 0.19 print the estimate and do not reserve it.
+        need_bytes = max(need_bytes, printed - total + round(planner.utilization * total))
     if planner.failed_plan is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
-        return planner.lower_utilization(need_bytes, why, 0.6)
+        return planner.lower_utilization(need_bytes, why)
     outside = total - round(planner.utilization * total)
     for room in (_GRAPH_BYTES, _GRAPH_BYTES * 2 // 3):
         more = room - outside
         if more <= need_bytes or accounting.pool_bytes - more < accounting.pool_bytes // 2:
             continue
-        fix = planner.lower_utilization(more - GIB // 2, why, 0.6)
+        fix = planner.lower_utilization(more - GIB // 2, why)
         if fix is not None:
             return fix
-    return planner.lower_utilization(need_bytes, why, 0.6)
+    return planner.lower_utilization(need_bytes, why)
 
 
 CAUSE = Cause(

@@ -11,6 +11,8 @@ from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.units import GIB, MIB, gib
 
+_SPARE_SHARE = 0.1
+"""What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
 _UNEQUAL_BYTES = 2 * GIB
 """Ranks of one engine differ by less: only rank 0 has connections of its own (H200 starts: at most 0.5 GiB)."""
 
@@ -183,7 +185,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "Two instances that start together charge each other's memory; one after the other they do not.",
         steps=("start the second instance only after the first has printed `Application startup complete`",),
-        confidence=0.55,
     )
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):
@@ -199,17 +200,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 "where several servers share the card, start the next one only after the one before has printed "
                 "`Application startup complete`",
             ),
-            confidence=0.7,
         )
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case):
+        if _is_held_by_sibling(case) or _is_nearly_free(case):
             yield less
         yield free_it
-        yield less or planner.pull_combined_levers(
-            "lower_util", "Beside what others hold, less of everything fits.", 0.5
-        )
+        yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield in_turn
+
+
+def _is_nearly_free(case: Case) -> bool:
+    """Whether three quarters of what was asked for are free, on a card of its own: a lower share starts at once."""
+    free, desired = (case.number("free_below_desired", name) for name in ("free_bytes", "desired_bytes"))
+    return free is not None and desired is not None and 4 * free >= 3 * desired and not case.platform.unified
 
 
 def _is_held_by_sibling(case: Case) -> bool:
@@ -229,7 +233,15 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
     ]
     share = less.flags.get("gpu_memory_utilization") if less else None
-    if share is not None:
+    if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
+        # Who asks for less than half of a card means to share it.
+        most = math.floor((1 - planner.utilization - _SPARE_SHARE) * 100) / 100
+        steps[1:2] = [
+            f"restart the server that holds it with --gpu-memory-utilization {most:g} or less: beside it "
+            f"{planner.utilization:g} are asked for here, and the shares of one card add up to less than 1",
+            "an orphan of an earlier run has to end: by its PID, its title is VLLM::EngineCore or VLLM::Worker",
+        ]
+    elif share is not None:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
     if planner.total_bytes is None or planner.case.platform.unified:
         steps.append(
@@ -241,7 +253,6 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         "free_gpu_or_kill_orphans",
         "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
         steps=tuple(steps),
-        confidence=0.75,
     )
 
 
@@ -256,7 +267,6 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
         "engine_version_or_V0",
         "vLLM 0.9.1 and later do not charge other processes' memory to this one.",
         steps=("pip install 'vllm>=0.9.1'",),
-        confidence=0.6,
     )
 
 
@@ -267,7 +277,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
         return None
     need = step_shortage_bytes(planner)
     why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
-    return planner.lower_utilization(need, why, 0.6)
+    return planner.lower_utilization(need, why)
 
 
 def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
@@ -281,9 +291,9 @@ def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
     why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
-    return planner.first_change_that_fits(
-        "lower_util", lower, why, trades="a smaller KV pool", confidence=0.5
-    ) or planner.plan_change("lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5)
+    return planner.first_change_that_fits("lower_util", lower, why, trades="a smaller KV pool") or planner.plan_change(
+        "lower_util", lower[0], why, trades="a smaller KV pool"
+    )
 
 
 CAUSE = Cause(

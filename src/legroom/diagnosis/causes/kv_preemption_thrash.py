@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.vllm_logs.evidence import Evidence
 
 _FULL = 95.0
+_FEW_SEQUENCES = 8
+"""Below this many sequences a step is bound by reading the weights, so that running fewer serves fewer."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -47,6 +50,7 @@ def examine(case: Case) -> Assessment | None:
 def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
     """The preemptions and the highest KV cache usage that the log shows."""
     last = preempted[-1] if preempted else None
+    recomputed = last is not None and "SWAP" not in str(last.facts.get("mode"))
     count = last.facts.get("preemptions_count") if last else None
     parts = []
     if last is not None:
@@ -59,7 +63,7 @@ def _explanation(case: Case, preempted: tuple[Evidence, ...], stats: list[Eviden
     shown = "; ".join(parts) or "the pool ran out of blocks"
     return (
         f"{shown}. The pool was allocated at start-up and does not grow: the requests that run want more tokens at "
-        "once than it holds, so work already done is thrown away and repeated."
+        f"once than it holds{', so work already done is thrown away and repeated' if recomputed else ''}."
     )
 
 
@@ -89,32 +93,39 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "The V0 engine swaps preempted requests to host memory, and that is used up.",
             flags={"swap_space": 32},
             trades="32 GiB of host RAM a GPU",
-            confidence=0.6,
         )
-    max_seqs = planner.known.args.max_num_seqs or 256
-    # One or two that run and still run out are long requests: fewer of them is no server any more.
-    seqs = most * 3 // 4 if most > 2 else max(max_seqs // 2, 1)
-    yield planner.plan_change(
+    seqs = _held_sequences(planner, most)
+    fewer = planner.plan_change(
         "max_num_seqs",
         {"max_num_seqs": seqs},
-        "Fewer requests at once keep their blocks to the end.",
+        f"The pool holds {seqs} of the requests that run, to their end.",
         trades="more requests wait",
     )
-    yield planner.pull_lever("raise utilization", "A larger pool, where the card has room.", 0.45)
+    larger = planner.pull_lever("raise utilization", "A larger pool, where the card has room.")
+    if larger is None and planner.failed_plan is None and planner.utilization < MAX_UTILIZATION:
+        share = {"gpu_memory_utilization": MAX_UTILIZATION}
+        larger = planner.plan_change("raise_util", share, "The pool is what the share leaves beside the weights.")
+    # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps.
+    yield from (fewer, larger) if seqs >= _FEW_SEQUENCES else (larger, None)
     yield Fix(
         "max_model_len",
         "Requests that may grow less need fewer blocks; bound max_tokens too.",
         steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
-        confidence=0.45,
     )
     yield planner.plan_change(
         "kv_cache_dtype",
         {"kv_cache_dtype": "fp8"},
         "Twice the tokens in the same pool.",
         trades="keys and values in 8 bits",
-        confidence=0.4,
     )
-    yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.", 0.35)
+    yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
+
+
+def _held_sequences(planner: FixPlanner, running: int) -> int:
+    """Requests of the length that runs now which the pool holds: what ran when it was full, less the ones preempted."""
+    startup = planner.case.startup
+    whole = int(startup.max_concurrency) if startup.max_concurrency else 0
+    return max(running * 3 // 4, min(whole, running)) if running else whole
 
 
 CAUSE = Cause(

@@ -65,9 +65,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
-    room = planner.lower_utilization(
-        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
-    )
+    room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
     yield room
     if spec:
         yield Fix(
@@ -88,16 +86,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"max_num_seqs": max(seqs // 4, 4)},
         "Speculative depth multiplies what every sequence needs.",
         trades="fewer requests run at once",
-        confidence=0.45,
     )
     yield planner.plan_change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Adapter graphs are captured once more for every size.",
         trades="slower decoding",
-        confidence=0.4,
     )
-    yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.", 0.35)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 
 
 CAUSE = Cause(

@@ -77,7 +77,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "An encoder cache of size 0 is a bug of the release.",
             steps=("pip install -U vllm",),
-            confidence=0.6,
         )
         tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
         larger = planner.plan_change(
@@ -85,30 +84,31 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"max_num_batched_tokens": tokens},
             f"The encoder cache is sized from it and must hold an item of {item} tokens.",
             trades="a larger activation peak",
-            confidence=0.55,
         )
         yield from (newer, limit, larger) if cache.facts.get("cache_tokens_count") == 0 else (larger, limit)
         return
-    yield limit
-    yield Fix(
-        "engine_version_or_V0",
-        "A build with a flash-attention kernel for the vision encoder does not need patches x patches.",
-        steps=("use a release and build whose log names a flash backend for the encoder",),
-        confidence=0.4,
+    kernel = Fix(
+        "other_engine_feature_off",
+        "With a flash-attention kernel the encoder does not need patches x patches.",
+        flags={"mm_encoder_attn_backend": "FLASH_ATTN"} if planner.release_is_within("0.12.0", "") else {},
+        steps=(
+            "pip install flash-attn, built for the installed torch: the log then names a flash backend for the encoder",
+        ),
     )
+    oom = planner.case.oom
+    is_square = oom is not None and oom.platform == "CUDA" and planner.case.ledger.larger_than_card
+    yield from (kernel, limit) if is_square else (limit, kernel)
     tokens = planner.known.args.max_num_batched_tokens or 8192
     yield planner.plan_change(
         "max_num_batched_tokens",
         {"max_num_batched_tokens": max(tokens // 2, 2048)},
         "Fewer media tokens are encoded at once.",
         trades="long prompts take more steps",
-        confidence=0.4,
     )
     yield Fix(
         "limit_multimodal",
         "If only text is served, do not load or profile the encoder's inputs at all.",
         flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-        confidence=0.4,
     )
 
 
@@ -134,7 +134,6 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
             "to serve images, bound their size instead: --mm-processor-kwargs '{\"max_pixels\": 1003520}' (Qwen-VL "
             "models; others name it differently)",
         ),
-        confidence=0.6,
         trades="text only",
     )
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, smaller_weights_fix
 from legroom.diagnosis.fixes.log_accounting import LogAccounting
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-_MAX_UTILIZATION = 0.95
-"""The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 _DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
@@ -100,12 +99,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield _measured_pool_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
-        yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.", 0.7)
+        yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
         yield Fix(
             "kv_cache_memory_bytes",
             "Without the flag vLLM measures what is left and sizes the pool by it.",
             steps=("leave --kv-cache-memory-bytes out, and say a share with --gpu-memory-utilization",),
-            confidence=0.6,
         )
         return
     yield larger_pool_fix(planner)
@@ -113,23 +111,39 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _planned_fixes(planner)
         return
     yield from budget_for_weights(planner)
-    more = _raise_utilization_fix(planner)
-    yield more
-    accounting = planner.accounting
+    more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
+    is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
+    yield from (more, eager) if is_measured else (eager, more)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
-            yield other_hardware(planner, 0.45)
+            yield smaller_weights_fix(planner)
+            yield other_hardware(planner)
     elif planner.case.startup.weights_bytes is None:
         yield _other_release_fix()
     yield from _fixes_without_figures(planner)
+
+
+def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
+    """Eager mode, where CUDA graphs are charged to the pool and take more than it lacks."""
+    accounting = planner.accounting
+    size = accounting.graph_bytes
+    profiled = any("Profiling CUDA graph memory" in item.text for item in planner.case.all("capturing"))
+    if planner.known.args.enforce_eager or not (profiled if size is None else size > -(accounting.pool_bytes or 0)):
+        return None
+    return planner.plan_change(
+        "eager_or_fewer_graphs",
+        {"enforce_eager": True},
+        f"The pool is charged with the CUDA graphs{f' ({gib(size)})' if size else ''}; without them it has that more.",
+        trades="slower decoding, most of all for small batches",
+    )
 
 
 def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes whose effect the memory model computes: utilization, smaller batches, quantized weights, more GPUs."""
     why = "Weights and peak are above the budget, and the card has room."
     single = [
-        planner.pull_lever("raise utilization", why, 0.7),
+        planner.pull_lever("raise utilization", why),
         planner.pull_lever("smaller batches", "A smaller dummy batch has a smaller peak."),
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
@@ -137,13 +151,13 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         yield planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     smaller = "Smaller weights leave room for the pool."
-    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller, confidence=0.6)
+    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller)
     more = "Split over more GPUs, each has room for a pool."
-    yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more, confidence=0.6)
+    yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
     else:
-        yield other_hardware(planner, 0.4)
+        yield other_hardware(planner)
 
 
 def _measured_pool_fix(planner: FixPlanner) -> Fix:
@@ -155,7 +169,6 @@ def _measured_pool_fix(planner: FixPlanner) -> Fix:
         "kv_cache_memory_bytes",
         f"Without the flag vLLM measures what is left and takes as many blocks as fit.{room}",
         flags=flags,
-        confidence=0.85,
         plan=plan,
         before=planner.failed_plan.layout if plan is not None and planner.failed_plan is not None else None,
         command=planner.command(flags),
@@ -173,7 +186,6 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
             smaller_step_flags(planner, max(tokens // 4, 1024)),
             f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
             trades="long prompts take more steps",
-            confidence=0.5,
         )
 
 
@@ -184,7 +196,6 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
         smaller_step_flags(planner, max(tokens // 4, 2048)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
-        confidence=0.4,
     )
     if planner.case.engine.generation == "V0":
         yield Fix(
@@ -202,7 +213,6 @@ def _other_release_fix() -> Fix:
         "engine_version_or_V0",
         "What a release counts has changed: if an earlier one started with these flags, it is the accounting.",
         steps=("pip install the last vLLM that started",),
-        confidence=0.35,
     )
 
 
@@ -216,7 +226,7 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
         f"The process uses {gib(used)}; {share:g} x {gib(total)} "
         f"leaves {gib(int(share * total) - used)} for the KV cache."
     )
-    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
+    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
@@ -227,22 +237,21 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     for pool in (GIB, GIB // 2, GIB // 4):
         if startup.available_kv_bytes is not None and (fix := planner.raise_utilization(missing + pool, why)):
             return fix
-    if startup.available_kv_bytes is not None and planner.total_bytes is not None:
+    if startup.available_kv_bytes is not None and planner.accounting.likely_total_bytes is not None:
         return None  # the numbers are there, and they say that the card has no room
     usual = planner.default_utilization
     if planner.utilization_known and planner.utilization < usual - 0.005:
         why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
         return planner.plan_change("raise_util", {"gpu_memory_utilization": usual}, why)
-    if planner.utilization >= _MAX_UTILIZATION:
+    if planner.utilization >= MAX_UTILIZATION:
         return None
     return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": _MAX_UTILIZATION},
+        {"gpu_memory_utilization": MAX_UTILIZATION},
         "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
         steps=_DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
-        confidence=0.35,
     )
 
 
@@ -254,9 +263,5 @@ CAUSE = Cause(
     dead_ends=(
         DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
         DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
-        DeadEnd(
-            "a 4-bit checkpoint to shrink the KV cache",
-            "KV entries follow kv_cache_dtype; only the weights shrink, and that room becomes pool",
-        ),
     ),
 )

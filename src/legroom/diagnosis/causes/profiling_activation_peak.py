@@ -116,18 +116,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone exceed the budget, so no smaller dummy batch helps.
-        yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.", 0.6)
-        yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.", 0.6)
+        yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
+        yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.")
         yield from budget_for_weights(planner)
         return
     if planner.failed_plan is None and case.site not in ("sampler", "graph"):
         yield _smaller_dummy_batch_fix(planner)
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
+    beside_pool = _lower_utilization_for_warmup(planner) if case.site in ("sampler", "graph") else None
+    # A smaller pool always leaves room; fewer sequences do if there are as many as the log or the flags say.
+    if not case.has("sampler_warmup_oom") and planner.known.args.max_num_seqs is None:
+        yield beside_pool
     yield fewer_sequences
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
         yield smaller_media_fix(planner, "The dummy images and videos are as large and as many as the limits allow.")
-    if case.site in ("sampler", "graph"):
-        yield _lower_utilization_for_warmup(planner)
+    yield beside_pool
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:
         yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
@@ -136,9 +139,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "max_model_len",
             "In the V0 engine the dummy batch is as long as max_model_len, which may come from RoPE scaling.",
             steps=("give --max-model-len explicitly, as short as your requests allow",),
-            confidence=0.45,
         )
-    yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.", 0.4)
+    yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
@@ -149,9 +151,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
         seqs = max((args.max_num_seqs or 256) // 16, 1)
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
-        return planner.plan_change(
-            "max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once", confidence=0.65
-        )
+        return planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once")
     flags: dict[str, Any] = {"max_num_seqs": _reduced(planner, args.max_num_seqs or 256)}
     max_tokens = args.max_num_batched_tokens
     if max_tokens is None or max_tokens > _SMALL_STEP:
@@ -178,7 +178,7 @@ def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
     if compiled is not None:
         need = int(compiled.facts.get("used_bytes", 0)) - int(compiled.facts.get("total_bytes", 0))
     why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."
-    return planner.lower_utilization(need, why, 0.6)
+    return planner.lower_utilization(need, why)
 
 
 def _fewer_sequences(planner: FixPlanner) -> Fix | None:
@@ -187,7 +187,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
     if planner.failed_plan is not None:
-        return planner.pull_lever("fewer sequences", why, 0.65)
+        return planner.pull_lever("fewer sequences", why)
     flags = {"max_num_seqs": _reduced(planner, seqs)}
     return planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
@@ -196,11 +196,9 @@ def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     """Fix: a lower --max-num-batched-tokens; None where by the memory model the server still would not start."""
     why = "The peak grows with the tokens of a step."
     if planner.failed_plan is not None:
-        return planner.pull_lever("smaller batches", why, 0.6)
+        return planner.pull_lever("smaller batches", why)
     flags = smaller_step_flags(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
-    return planner.plan_change(
-        "max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5
-    )
+    return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 CAUSE = Cause(
@@ -209,7 +207,7 @@ CAUSE = Cause(
     usual_at=("profile", "sampler", "warmup"),
     dead_ends=(
         DeadEnd(
-            "change gpu_memory_utilization while the profile run fails",
+            "change gpu_memory_utilization while the profile run fails, before the pool is allocated",
             "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
         ),
         DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),

@@ -88,19 +88,24 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     case, args = planner.case, planner.known.args
     oom = case.oom
     need = step_shortage_bytes(planner)
+    of_logits = bool(case.frames & {"frame_logits"})
     tokens = args.max_num_batched_tokens or 8192
+    # Logits are followed by two copies for log-probabilities and ranking.
+    tokens = max(tokens // (4 if of_logits else 2), 1024)
     smaller = planner.plan_change(
         "max_num_batched_tokens",
-        smaller_step_flags(planner, max(tokens // 2, 1024)),
-        "A step of half the tokens needs half of the transient.",
+        smaller_step_flags(planner, tokens),
+        f"A step of {tokens:,} tokens has a smaller transient, in proportion.",
         trades="long prompts take more steps",
     )
+    if of_logits and planner.failed_plan is None:
+        yield smaller
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
     if not planner.utilization_known:
         why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
-    yield planner.lower_utilization(need, why, 0.65)
+    yield planner.lower_utilization(need, why)
     yield smaller
-    if case.frames & {"frame_logits"}:
+    if of_logits:
         yield Fix(
             "request",
             "Log-probabilities of whole prompts take tokens x vocabulary x 4 bytes.",
@@ -114,9 +119,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 {"kv_cache_memory_bytes": pool - need - GIB // 2},
                 "The pool in bytes: exactly what the transient needs is taken off it.",
                 trades="a smaller KV pool",
-                confidence=0.5,
             )
-    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.", 0.35)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.")
 
 
 CAUSE = Cause(

@@ -14,10 +14,12 @@ def examine(case: Case) -> Assessment | None:
     cumem = case.first("cumem_oom")
     trainer = case.first("training_step") or case.first("trainer")
     if cumem or (case.is_oom and "frame_wake" in case.frames):
-        why = (
-            "Waking up maps the engine's memory again, and somebody else - usually the trainer or its optimizer on the "
-            "same card - holds it by now."
+        who = (
+            "the trainer or its optimizer"
+            if _has_trainer(case)
+            else "another process, such as a server awake beside it,"
         )
+        why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
@@ -46,34 +48,49 @@ def examine(case: Case) -> Assessment | None:
     return None
 
 
+def _has_trainer(case: Case) -> bool:
+    """Whether the text shows a training framework."""
+    return (
+        case.platform.trainer or case.has("training_step") or any(trainer_setting(item.text) for item in case.evidence)
+    )
+
+
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
-    share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2)
+    # Trainers set the share themselves, to 0.3 to 0.7: without a printed one the lower half is below most of them.
+    share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2) if planner.utilization_known else 0.4
     lower = planner.plan_change(
         "lower_util",
         {"gpu_memory_utilization": share},
-        "Trainer and engine share the card, so the engine has to leave the trainer its part. 0.7 to 0.3 is what worked "
-        "for others, less for a larger trainer.",
+        "Whoever shares the card needs its part beside the engine's. 0.7 to 0.3 is what worked for others.",
         steps=_trainer_setting_step(planner.case, share),
-        trades="a smaller KV pool during rollout",
+        trades="a smaller KV pool",
     )
     newer = Fix(
         "engine_version_or_V0",
         "What sleep and wake-up keep has changed often.",
         steps=("try the release before the failure began, or the newest",),
-        confidence=0.45,
     )
     order = Fix(
         "sequence_starts_or_wait",
         "Weights first, KV cache after the trainer has let go.",
         steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
     )
+    if not _has_trainer(planner.case):
+        order = Fix(
+            "sequence_starts_or_wait",
+            "The engine gets its memory back only if nobody else has it: the others sleep or end first.",
+            steps=(
+                "nvidia-smi shows who holds the card; POST /sleep to the server that is awake, then /wake_up here",
+                "servers that are awake at the same time: their --gpu-memory-utilization add up to less than 1",
+                "in a program of your own: free its memory, then wake_up(tags=['weights']), then tags=['kv_cache']",
+            ),
+        )
     off: Fix | None = Fix(
         "other_engine_feature_off",
         "Without sleep mode its pool is gone.",
         flags={"enable_sleep_mode": False},
         steps=("run without --enable-sleep-mode",),
-        confidence=0.4,
     )
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if planner.case.site in ("build", "load") and not planner.case.platform.trainer:
@@ -81,7 +98,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
     else:
-        yield from (lower, newer, order, off) if planner.case.has("cumem_oom") else (lower, order, off)
+        yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
 def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:

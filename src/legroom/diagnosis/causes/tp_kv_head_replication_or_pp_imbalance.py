@@ -60,7 +60,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Fewer layers on the first and last stage leave room there for embeddings and head.",
         env={"VLLM_PP_LAYER_PARTITION": partition} if partition else {},
         steps=() if partition else (f"write {write}",),
-        confidence=0.6,
     )
     fits = longest_fitting_len(planner.case)
     if fits:
@@ -69,19 +68,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"max_model_len": max(fits // 1024 * 1024, 128)},
             "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
             trades="requests longer than this are refused",
-            confidence=0.45,
         )
     yield Fix(
         "engine_version_or_V0",
         "Later releases put remainder layers on the middle stages.",
         steps=("pip install -U vllm",),
-        confidence=0.35,
     )
     yield Fix(
         "more_or_fewer_gpus_tp_pp",
         "Tensor-parallel sizes up to the number of KV heads shard the KV cache; beyond it every rank holds a copy.",
         steps=("use a tensor-parallel size that divides the KV heads, and pipeline stages for the rest",),
-        confidence=0.4,
     )
 
 

@@ -84,13 +84,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "drop_page_cache",
         "Files in the page cache count as used on shared memory.",
         steps=("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches   (before the start)", "wait until free -g shows it"),
-        confidence=0.6,
     )
     wsl = Fix(
         "more_host_ram_or_shm",
         "The virtual machine's RAM backs what the driver hands out.",
         steps=("raise memory= in .wslconfig (or the VM's RAM) above the checkpoint's size, then wsl --shutdown",),
-        confidence=0.6,
     )
     wait = Fix(
         "sequence_starts_or_wait",
@@ -103,7 +101,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"gpu_memory_utilization": share},
         "The system needs its part of the one memory.",
         trades="a smaller KV pool",
-        confidence=0.5,
     )
     if case.platform.integrated:
         yield from (_larger_gpu_share_fix(case), lower, drop)
@@ -127,7 +124,6 @@ def _larger_gpu_share_fix(case: Case) -> Fix:
             "kernels: amdgpu.gttsize in MiB), or a larger UMA frame buffer in the BIOS; then reboot",
             "if weights alone fill that share, take a checkpoint in 8 or 4 bits: no flag of vLLM bounds them",
         ),
-        confidence=0.6,
     )
 
 

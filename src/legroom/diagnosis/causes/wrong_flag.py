@@ -97,7 +97,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "engine_version_or_V0",
         "If the flag is of another release, run that one.",
         steps=("vllm --version; compare with the documentation you follow",),
-        confidence=0.35,
     )
 
 

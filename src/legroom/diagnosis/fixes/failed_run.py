@@ -146,6 +146,8 @@ def count_ranks(case: Case) -> int:
     # Until V1 the first rank ran in the engine's own process, beside its workers.
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     highest = max(highest, len(workers))
+    if any("Worker_TP" in item.process for item in case.evidence):
+        highest = max(highest, 1)  # a worker is numbered where there are several
     return 1 << highest.bit_length() if highest < MAX_RANKS else 1
 
 

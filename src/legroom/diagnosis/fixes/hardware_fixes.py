@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ _QUANTIZED_NAME = re.compile(
     r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
 )
 _FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
-_BESIDE_WEIGHTS_BYTES = 3 * GIB
-"""CUDA context, profile run and a small pool, where none is measured."""
 
 
 def is_quantized(planner: FixPlanner) -> bool:
@@ -49,11 +48,11 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
     return None
 
 
-def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
+def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     """Twice the ranks, or as many as the plan needs."""
-    planned = planner.pull_lever("more GPUs", why, confidence + 0.2)
+    planned = planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
-        return planner.extend_until_fits(planned, why, confidence=confidence + 0.1)
+        return planner.extend_until_fits(planned, why)
     if not planner.known.ranks_known:
         return None  # the number to double is not known
     ranks = planner.known.ranks
@@ -65,8 +64,23 @@ def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5)
         {"tensor_parallel_size": size},
         f"{why} {now} it now; over {2 * ranks} each holds about half.",
         trades=f"{2 * ranks} GPUs instead of {ranks}",
-        confidence=confidence,
         steps=("legroom size MODEL says how many of which GPU hold it",),
+    )
+
+
+def smaller_weights_fix(planner: FixPlanner) -> Fix | None:
+    """Weights in 8 bits, where half of the printed weights is more than the pool lacks; None for 4-bit weights."""
+    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
+    if weights is None or pool is None or weights // 2 < GIB - pool or is_4_bit(planner):
+        return None
+    quantized = is_quantized(planner)
+    bits = "a quarter of 16-bit weights" if quantized else f"about {gib(weights // 2)} in 8 bits"
+    return Fix(
+        "checkpoint_format",
+        f"The weights take {gib(weights)} and leave {gib(pool)} for the KV cache; they take {bits}.",
+        flags={} if quantized else {"quantization": "fp8"},
+        steps=("or a checkpoint of the same model in 4 bits (AWQ, GPTQ, NVFP4), which takes a quarter",),
+        trades="weights are rounded",
     )
 
 
@@ -83,11 +97,11 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
     fix = planner.raise_utilization(weights - budget + beside + pool, shortage)
     if fix is not None:
         yield fix
-    hardware = other_hardware(planner, 0.6 if fix is None else 0.4)
+    hardware = other_hardware(planner)
     yield replace(hardware, why=f"{shortage} {hardware.why}")
 
 
-def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
+def other_hardware(planner: FixPlanner) -> Fix:
     """How much memory is needed, and which cards or checkpoints provide it, where no flag helps."""
     ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
@@ -108,7 +122,7 @@ def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
     larger = "larger ones"
     if needed is not None:
-        card = math.ceil((needed + (0 if planner.failed_plan else _BESIDE_WEIGHTS_BYTES)) / 0.9 / GIB)
+        card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
         larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
     steps = [f"{more}, or {larger}"]
     if not is_4_bit(planner):
@@ -118,4 +132,4 @@ def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
         steps.append("or a smaller model: this checkpoint is in 4 bits already")
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
-    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), confidence=confidence, trades="other hardware")
+    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="other hardware")

@@ -34,6 +34,8 @@ _CHANGES_POOL = frozenset(
     }
 )
 """Flags that change the weights or how the pool is sized."""
+BESIDE_BYTES = 3 << 30
+"""CUDA context, profile run and a small pool, where none is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,16 @@ class LogAccounting:
     request_bytes: int | None = None
     """KV bytes of one request of full length."""
     request_len: int | None = None
+    graph_bytes: int | None = None
+    """The estimate for CUDA graphs that the pool was charged with."""
+
+    @property
+    def likely_total_bytes(self) -> int | None:
+        """The card's total; where it is not printed, from weights and pool with the usual peak beside them."""
+        if self.total_bytes is not None or self.weights_bytes is None or self.pool_bytes is None:
+            return self.total_bytes
+        beside = max((self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0), BESIDE_BYTES)
+        return round((self.weights_bytes + self.pool_bytes + beside) / self.share)
 
     @property
     def weights_over_budget_bytes(self) -> int:
@@ -109,6 +121,7 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
         startup.non_torch_bytes,
         pool,
         *_request_bytes_and_len(case, pool),
+        startup.graph_estimate_bytes,
     )
 
 

@@ -183,7 +183,8 @@ def _state_space_pattern(text: Mapping[str, Any], count: int, model_type: str, a
 
 def _linear_kind(model_type: str) -> str:
     """The kind of a model's linear attention layers: lightning, kda or gdn."""
-    return {"minimax": "lightning", "minimax_text_01": "lightning", "kimi_linear": "kda"}.get(model_type, "gdn")
+    kinds = {"minimax": "lightning", "minimax_text_01": "lightning", "kimi_linear": "kda", "glm5_next_text": "kda"}
+    return kinds.get(model_type, "gdn")
 
 
 def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:

@@ -252,8 +252,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     planned = request.get("plan")
     plan = plan_of_request(planned, advice=False) if planned is not None else None
     given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
-    # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
-    settings = replace(requested_settings(trace, plan, given), async_scheduling=False)
+    settings = requested_settings(trace, plan, given)
     step_ms = request.get("step_ms")
     cost = fixed_cost(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
