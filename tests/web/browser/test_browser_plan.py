@@ -165,7 +165,8 @@ def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page)
 def test_a_whole_command_is_read(served, open_page):
     page = open_page(f"{served.url}#/plan")
     page.get_by_role("button", name="Command", exact=True).click()
-    page.locator(".inputs textarea").fill("docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192")
+    line = "docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192"
+    page.locator(".inputs textarea").fill(line)
     page.get_by_role("button", name="Read it").click()
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
