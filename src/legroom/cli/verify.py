@@ -78,10 +78,12 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         import json
 
-        forms = {".json": lambda: json.dumps(verification.json(), indent=1) + "\n"}
-        forms |= dict.fromkeys((".html", ".htm"), lambda: verification_html(verification))
-        form = forms.get(Path(args.report).suffix.lower(), lambda: verification_text(verification))
-        write_file(args.report, form(), "report")
+        kind = Path(args.report).suffix.lower()
+        if kind == ".json":
+            report = json.dumps(verification.json(), indent=1) + "\n"
+        else:
+            report = (verification_html if kind in (".html", ".htm") else verification_text)(verification)
+        write_file(args.report, report, "report")
     if verification.interrupted:
         return _INTERRUPTED
     return OK if verification.ok else ANSWER_IS_NO
