@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import re
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from legroom.web import browser_engine, static_edition
 from legroom.web.browser_engine import browser_package
 from legroom.web.static_edition import write_static
 
+ROOT = Path(__file__).parents[2]
 RUNTIME = {
     "pyodide.mjs": b"export {}",
     "pyodide.asm.mjs": b"export {}",
@@ -33,6 +36,9 @@ requests = {
     "plan": {"model": "llama-3.1-70b", "gpu": "h100", "language": "zh"},
     "speed": {"model": "llama-3.1-8b", "gpu": "l4"},
     "card": {"gpu": "rtx4090", "names": ["llama-3.1-8b"]},
+    "upgrade": {"model": "llama-3.1-8b", "gpu": "h100", "vllm": "0.20.0", "to": "0.32.0"},
+    "pack": {"gpu": "h100", "commands": ["vllm serve llama-3.1-8b --max-model-len 8192"]},
+    "fragments": {"file": sys.argv[2]},
     "math": {"model": "llama-3.1-8b", "gpu": "l4"},
     "size": {"model": "llama-3.1-8b", "cards": ["l4"]},
     "entry": {"id": "LR203"},
@@ -40,6 +46,10 @@ requests = {
     "diagnose": {"log": "torch.OutOfMemoryError: CUDA out of memory."},
     "simulate": {"mix": {}, "blocks": 9999, "step_ms": 9},
 }
+plan = {"model": "llama-3.1-8b", "gpu": "h100"}
+for form in ("docker", "compose", "kubernetes", "systemd", "script"):
+    requests["files"] = {"plan": plan, "format": form}
+    assert "files" in json.loads(call("files", json.dumps(requests["files"])))
 for name, endpoint in ENDPOINTS.items():
     if name != "hub" and endpoint.in_browser:
         document = json.loads(call(name, json.dumps(requests.get(name, {}))))
@@ -94,7 +104,8 @@ def test_what_a_browser_loads_of_legroom_is_small():
 def test_what_a_browser_loads_plans_and_diagnoses_on_its_own(tmp_path):
     with tarfile.open(fileobj=io.BytesIO(browser_package())) as archive:
         archive.extractall(tmp_path, filter="data")
-    words = [sys.executable, "-I", "-S", "-c", ON_ITS_OWN, str(tmp_path)]
+    snapshot = base64.b64encode((ROOT / "docs/samples/leak-before.pickle").read_bytes()).decode()
+    words = [sys.executable, "-I", "-S", "-c", ON_ITS_OWN, str(tmp_path), snapshot]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
