@@ -98,7 +98,7 @@ def held(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_removed_flag_and_a_small_pool_are_mended_one_after_the_other(held):
     first, second = held.lines("legroom: try ")
     assert "--swap-space 4 taken out" in first
-    assert "Changed: --max-model-len 1888 (was 2048)" in second
+    assert "Changed: --max-model-len 1920 (was 2048)" in second
     assert held.lines("verified: ")
 
 

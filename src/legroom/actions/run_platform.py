@@ -17,6 +17,7 @@ from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
 from legroom.vllm.command_line import changes_back
 
@@ -125,9 +126,9 @@ class RunChild:
 
     async def restore_flags(self, override: platform.Override) -> None:
         """Writes the flags that lead from the running command back to the earlier one."""
-        back = changes_back(
-            [str(word) for word in self._run_record().get("command") or []], json.loads(override.before or "[]")
-        )
+        words = [str(word) for word in self._run_record().get("command") or []]
+        changes = changes_back(words, json.loads(override.before or "[]"))
+        back = {name: value for name, value in changes.items() if name not in SECRET_FLAGS}  # the file has no values
         if back:
             await self.write_flags(platform.FlagChange(back))
         else:

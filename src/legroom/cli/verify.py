@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar, write_file
-from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.verify.verification_run import VerificationRequest
-
-_INTERRUPTED = 130
 
 USAGE = "legroom verify URL [--plan FILE] [--load LOAD] [options]"
 DESCRIPTION = """\
@@ -78,12 +76,14 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         import json
 
-        forms = {".json": lambda: json.dumps(verification.json(), indent=1) + "\n"}
-        forms |= dict.fromkeys((".html", ".htm"), lambda: verification_html(verification))
-        form = forms.get(Path(args.report).suffix.lower(), lambda: verification_text(verification))
-        write_file(args.report, form(), "report")
+        kind = Path(args.report).suffix.lower()
+        if kind == ".json":
+            report = json.dumps(verification.json(), indent=1) + "\n"
+        else:
+            report = (verification_html if kind in (".html", ".htm") else verification_text)(verification)
+        write_file(args.report, report, "report")
     if verification.interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     return OK if verification.ok else ANSWER_IS_NO
 
 

@@ -264,12 +264,19 @@ def find_remedy(
     return _first_allowed_fix(diagnosed, findings, case)
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
     """Which process a signal has ended, and whether the kernel's out-of-memory killer sent it; empty without one."""
     if not death.signal:
         return ""
-    name = signal.Signals(death.signal).name if death.signal in iter(signal.Signals) else f"signal {death.signal}"
-    text = f"{death.who} (pid {death.pid}) died of {name}"
+    text = f"{death.who} (pid {death.pid}) died of {signal_name(death.signal)}"
     if death.signal != signal.SIGKILL:
         return text
     if account is None or (account.kills is None and account.machine_kills is None):

@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import select
+import shlex
 import signal
 import sys
 import threading
@@ -264,8 +265,7 @@ class Supervisor:
             title, pid = self._handles.pop(handle)
             os.close(handle)
             self._first_death = self._first_death or ProcessDeath(title, pid, exit_signal(pid))
-        if os.getpid() == 1:
-            reap()  # the init process of a container is the parent of its orphans
+        reap()  # orphans of a killed keeper, or of the container whose init process this is
         if self._signals in readable:
             # A server that came up since the last check may have requests already, and be too busy to answer /health.
             serves = child is not None and (has_clients(self._address.port) or self._address.is_healthy())
@@ -478,7 +478,9 @@ class Supervisor:
             "keeper_pid": child.keeper_pid if child else None,
             "engine_pids": self._engines if child else [],
         }
-        command = {"command": self.setup.words, "env": self.setup.env, "start_requested": self._is_start_requested}
+        shown, count = shlex.split(self.setup.line), len(self.setup.env)  # keys and tokens stay in memory
+        env = dict(word.partition("=")[::2] for word in shown[:count])
+        command = {"command": shown[count:], "env": env, "start_requested": self._is_start_requested}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 
 

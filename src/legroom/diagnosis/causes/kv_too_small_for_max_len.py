@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
-from legroom.diagnosis.fixes.flag_repair import larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
 
 _ROUNDED = GIB // 200
@@ -144,13 +144,14 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: a --max-model-len that the pool holds, 1 % below the length in the log."""
+    """Fix: the length that vLLM names; 1 % below it where the pool is measured at each start."""
     fits = longest_fitting_len(planner.case)
     if not fits:
         return planner.pull_lever("shorter context", "The longest length the pool holds.")
     step = 1024 if fits >= 4096 else 16
     # 1 % stays free: the measured peak varies by some MiB from start to start.
-    flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
+    kept = fits if has_given_pool(planner.given_args) else max(int(fits * 0.99) // step * step, min(fits, 16))
+    flags = {"max_model_len": kept}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
     checked = planner.plan_change("max_model_len", flags, why, trades=trades)
     # The length that the log prints is certain, even where the memory model disagrees.

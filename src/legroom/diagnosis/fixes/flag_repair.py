@@ -23,6 +23,12 @@ from legroom.vllm_logs.evidence import Evidence
 _CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
+def has_given_pool(args: ServeArgs) -> bool:
+    """Whether the size of the KV pool is a setting, which is the same at every start, and not measured."""
+    sizes = (args.num_gpu_blocks_override, args.kv_cache_memory_bytes, args.env.get(_CPU_SPACE_VARIABLE))
+    return any(size is not None for size in sizes)
+
+
 def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     """A larger explicit pool (bytes, blocks or CPU space) that holds one request of full length; None where the pool
     is not explicit."""
