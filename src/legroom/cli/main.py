@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from legroom.errors import BAD_INPUT, OK, UNREACHABLE, LegroomError
+from legroom.errors import BAD_INPUT, INTERRUPTED, OK, UNREACHABLE, LegroomError
 from legroom.version import __version__
 
-_INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
@@ -180,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has exited
         _discard_output()
         return OK

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar, write_file
-from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.verify.verification_run import VerificationRequest
-
-_INTERRUPTED = 130
 
 USAGE = "legroom verify URL [--plan FILE] [--load LOAD] [options]"
 DESCRIPTION = """\
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             report = (verification_html if kind in (".html", ".htm") else verification_text)(verification)
         write_file(args.report, report, "report")
     if verification.interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     return OK if verification.ok else ANSWER_IS_NO
 
 

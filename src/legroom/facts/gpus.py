@@ -28,16 +28,6 @@ _VENDOR_WORDS = frozenset(
 )
 _SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*[KMGT]i?B?\s*", re.IGNORECASE)
 _SIZE_WORD = re.compile(r"([0-9]+)gb?")
-_OTHER_PLATFORMS = {
-    name: re.compile(rf"(?<![a-z]){words}(?![a-z])", re.IGNORECASE)
-    for name, words in {
-        "Google TPUs": r"(cloud-?|vllm-?)?tpu(-?v\d\w*)?|v[4-7]([ep]|litepod\S*)|trillium|ironwood",
-        "Intel Gaudi": r"gaudi-?\d?|habana|hpu",
-        "Huawei Ascend": r"ascend-?(910|310|950)?\w*|npu|910[a-d]|310p\d?",
-        "AWS Neuron": r"neuron(x|core)?|trainium-?\d?|inferentia-?\d?|trn\d|inf\d",
-    }.items()
-}
-"""Accelerators of vLLM's hardware plugins, by the words that name them."""
 _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 
@@ -132,8 +122,9 @@ def gpu(name: str) -> Gpu:
 
 
 def other_platform(text: str) -> str:
-    """The accelerators, other than GPUs, that a card's name, an image or a resource names; else empty."""
-    return next((name for name, words in _OTHER_PLATFORMS.items() if words.search(text)), "")
+    """The accelerators of vLLM's hardware plugins that a card's name, an image or a resource names; else empty."""
+    named = _gpu_data()["other_platforms"].items()
+    return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
 
 
 def unmodelled_platform(name: str) -> LegroomError:
