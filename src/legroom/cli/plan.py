@@ -104,19 +104,8 @@ def run(args: argparse.Namespace) -> int:
         from legroom.planning.plan import cold_start
 
         made = cold_start(made)
-    _print_plan(PlanReport(made), args)
-    return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
-
-
-def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep_mode import FLAG
-    from legroom.vllm.args import is_given
-
-    return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
-
-
-def _print_plan(report: PlanReport, args: argparse.Namespace) -> None:
-    """Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it."""
+    # Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it.
+    report = PlanReport(made)
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
     if args.sleep:
@@ -125,6 +114,14 @@ def _print_plan(report: PlanReport, args: argparse.Namespace) -> None:
         print_answer(
             args.json, lambda: report.json(args.explain_math), lambda style: report.text(style, args.explain_math)
         )
+    return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
+
+
+def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
+    from legroom.facts.sleep_mode import FLAG
+    from legroom.vllm.args import is_given
+
+    return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
 
 
 def _print_sleep_plan(report: PlanReport, args: argparse.Namespace) -> None:

@@ -61,7 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens a request may have (default: 4k, which is 4,096; of a rate: its longest)",
     )
     load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
-    _add_rate_options(parser)
+    group = parser.add_argument_group("a load over time, in place of --concurrency")
+    group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
+    group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
+    group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
+    group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
+    add_latency_goals(group, "seconds")
+    parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
@@ -76,16 +82,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
-
-
-def _add_rate_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a load over time, in place of --concurrency")
-    group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
-    group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
-    group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
-    group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
-    add_latency_goals(group, "seconds")
-    parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

@@ -148,26 +148,21 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         hint = "write one with torch.cuda.memory._dump_snapshot"
         raise NotPlainData("the pickle is no memory snapshot of torch", hint)
     try:
-        _check_entries(document)
+        traces = document.get("device_traces")
+        lists = traces if isinstance(traces, list) else []
+        count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
+        for segment in _checked_entries(document["segments"]):
+            count += 1 + len(segment["blocks"])
+            if count > MAX_ENTRIES:
+                break
+        if count > MAX_ENTRIES:
+            raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
         readings = [_device_reading(document, device, segments) for device, segments in _segments_by_device(document)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
         raise LegroomError("the memory snapshot has no segment", "torch had reserved nothing when it was taken")
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
-
-
-def _check_entries(document: Mapping[str, Any]) -> None:
-    """Refuses snapshots with too many entries before any list is walked."""
-    traces = document.get("device_traces")
-    lists = traces if isinstance(traces, list) else []
-    count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
-    for segment in _checked_entries(document["segments"]):
-        count += 1 + len(segment["blocks"])
-        if count > MAX_ENTRIES:
-            break
-    if count > MAX_ENTRIES:
-        raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
 
 
 def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:

@@ -22,9 +22,9 @@ _KERNEL_BLOCK = 16
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Sampler tables, block tables and input buffers of one rank."""
-    return (
-        sampler_tables(model, settings) + _block_tables(model, settings, gpu) + _latent_workspace(model, settings, gpu)
-    )
+    widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
+    latent_workspace = 0 if not widths else latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
+    return sampler_tables(model, settings) + _block_tables(model, settings, gpu) + latent_workspace
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
@@ -77,14 +77,6 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     copies = 2 if settings.runner == "V2" else 1
     plain = cdiv(settings.max_model_len, kernel_block)
     return copies * settings.max_num_seqs * (sum(rows) or plain) * INT32_BYTES
-
-
-def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """MLA's chunked-prefill workspace for the latents of cached context."""
-    widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
-    if not widths:
-        return 0
-    return latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:

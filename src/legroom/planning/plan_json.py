@@ -51,6 +51,8 @@ def replan(document: PlanDocument) -> Plan:
 def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
     """The document of a plan, with the terms of every figure where `explain_math`."""
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
+    settings = plan.settings
+    named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
     return PlanDocument(
         model=target.model.name,
         vllm=target.release.version,
@@ -58,7 +60,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         modalities=tuple(modality.kind for modality in target.model.modalities),
         moe=is_moe(target.model),
         checkpoint_bytes=target.model.checkpoint_bytes,
-        args=_args(plan),
+        args={**named, "block_size": plan.memory.kv.block_size},
         layout=planned_layout(layout),
         kv=PlannedKv(
             kv.block_size,
@@ -90,13 +92,6 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
 def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
     """What `legroom plan --json` prints."""
     return plan_document(plan, explain_math).to_json()
-
-
-def _args(plan: Plan) -> dict[str, Any]:
-    """The resolved engine settings by name, with the block size that the KV cache got."""
-    settings = plan.settings
-    named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
-    return {**named, "block_size": plan.memory.kv.block_size}
 
 
 def _host(plan: Plan) -> PlannedHost:

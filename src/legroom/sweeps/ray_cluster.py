@@ -66,7 +66,10 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     try:
-        _check_reachable(address)
+        # Connect once to an address that is given: Ray itself takes minutes to say that nobody is there.
+        host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
         ray.init(
             address,
             include_dashboard=False,
@@ -87,13 +90,6 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Connect once to an address that is given: Ray itself takes minutes to say that nobody is there."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
 def _cluster_text(ray: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.facts.attention_backends import BackendTable, LayerNeeds, backend_table
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Attention, LatentAttention, Model, attending, with_kv_heads
+from legroom.facts.model import LatentAttention, Model, attending, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, is_given, named_backend
 from legroom.vllm.precision import requested_cache_dtype
@@ -171,7 +171,7 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
                 mixer.head_dim,
                 sinks=mixer.sinks,
                 mm_prefix=prefix,
-                attention_type=_attention_type(mixer),
+                attention_type="encoder_decoder" if mixer.cross else "decoder" if mixer.causal else "encoder_only",
                 sliding_window=mixer.window is not None,
                 **common,
             )
@@ -191,9 +191,3 @@ def _shape(mixer: LatentAttention) -> str:
     if not mixer.qk_rope_head_dim:
         return "no_rope"
     return {128: "deepseek", 192: "glm"}.get(mixer.qk_nope_head_dim, "small")
-
-
-def _attention_type(mixer: Attention) -> str:
-    if mixer.cross:
-        return "encoder_decoder"
-    return "decoder" if mixer.causal else "encoder_only"

@@ -157,20 +157,13 @@ def _default_tokens_v0(args: ServeArgs, model: Model, release: Release, max_mode
     steps = other_value(args, "--num-scheduler-steps") or "1"
     multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
     if chunked and not multi_step:
-        tokens = _chunk_tokens_v0(release)
+        tokens = _MIN_BATCHED_TOKENS if release.at_least("0.6.5") else 768 if release.version == "0.4.1" else 512
     pooling = is_pooling(args, model)
     if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
         tokens = max(tokens, 32768)
     if model.modalities and release.at_least("0.6.0"):
         tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
     return tokens
-
-
-def _chunk_tokens_v0(release: Release) -> int:
-    """V0's default of --max-num-batched-tokens with chunked prefill, by release."""
-    if release.at_least("0.6.5"):
-        return _MIN_BATCHED_TOKENS
-    return 768 if release.version == "0.4.1" else 512
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:

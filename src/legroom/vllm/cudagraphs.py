@@ -52,7 +52,10 @@ def graph_plan(
     if engine == "V0":
         if args.enforce_eager:
             return GraphPlan("NONE", ())
-        return GraphPlan("FULL_DECODE_ONLY", _sizes_v0(release, max_num_seqs))
+        largest = 8192 if release.at_least("0.6.0") else 256
+        possible = [1, 2, 4, *range(8, largest + 1, 8)]
+        stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
+        return GraphPlan("FULL_DECODE_ONLY", tuple(size for size in possible if size <= stop))
     mode = _mode_v1(args, model, gpu, release)
     if mode == "NONE":
         return GraphPlan("NONE", ())
@@ -170,14 +173,6 @@ def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -
     if release.at_least("0.11.0") or (release.at_least("0.10.2") and has_state(model)):
         return "FULL_AND_PIECEWISE"
     return "PIECEWISE"
-
-
-def _sizes_v0(release: Release, max_num_seqs: int) -> tuple[int, ...]:
-    """Decode batch sizes up to the first one that covers max_num_seqs."""
-    largest = 8192 if release.at_least("0.6.0") else 256
-    possible = [1, 2, 4, *range(8, largest + 1, 8)]
-    stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
-    return tuple(size for size in possible if size <= stop)
 
 
 def _own_top_size(model: Model, release: Release) -> int | None:

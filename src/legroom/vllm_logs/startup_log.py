@@ -152,7 +152,14 @@ def startup_of(events: list[StartupEvent]) -> Startup:
     startup = _with_settings(startup, events)
     startup = _with_memory(startup, events)
     startup = _with_capacity(startup, events)
-    return _with_outcome(startup, events)
+    # The start-up as failed, started or incomplete; a failure after it was ready does not count.
+    ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
+    failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
+    if failed is not None and (ready is None or failed < ready):
+        return replace(startup, outcome="failed", failure=_startup_failure(events, failed))
+    # Old releases used as a library print no "ready" line; the cache size comes after the last memory check.
+    sized = startup.blocks is not None or startup.tokens is not None
+    return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
 def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
@@ -250,17 +257,6 @@ def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
         max_concurrency=concurrency,
         concurrency_len=int(length) if length is not None else None,
     )
-
-
-def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
-    """The start-up as failed, started or incomplete; a failure after it was ready does not count."""
-    ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
-    failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
-    if failed is not None and (ready is None or failed < ready):
-        return replace(startup, outcome="failed", failure=_startup_failure(events, failed))
-    # Old releases used as a library print no "ready" line; the cache size comes after the last memory check.
-    sized = startup.blocks is not None or startup.tokens is not None
-    return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
 def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:

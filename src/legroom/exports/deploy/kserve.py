@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -121,10 +121,12 @@ def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
 
 def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The pod spec for the manifest's `template` or `worker`, whose container KServe merges with its own."""
+    left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
+    flags = (line for line in server.lines if line.phrase.flag not in left_out)
     main: dict[str, Any] = {
         "name": "main",
         "image": containers.image(server),
-        "args": [*_quoted_vllm_args(server, over)],
+        "args": [*commented_words(flags, lambda word: literal(shlex.quote(word)))],
         "resources": resource_requests(server),
     }
     downloading = [*env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
@@ -155,10 +157,3 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
 
 def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in server.secrets if name in names)
-
-
-def _quoted_vllm_args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
-    """The arguments, quoted for the shell of KServe's template."""
-    left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
-    flags = (line for line in server.lines if line.phrase.flag not in left_out)
-    return commented_words(flags, lambda word: literal(shlex.quote(word)))

@@ -118,21 +118,17 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     rules = {"legroom-vllm-measures": records, "legroom-vllm": alerts, "legroom": own}
     interval = levels.time(_EVALUATION_S)
     groups = [{"name": name, "interval": interval, "rules": listed} for name, listed in rules.items()]
-    head = _head_comment(request)
+    release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
+    plan = (
+        f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
+    )
+    head = f"# {MARK} {__version__} for {release}.\n{plan}"
     if options.get("operator"):
         return (ExportedFile(OPERATOR_FILE, head + rules_text(*_operator_objects(groups, job, request))),)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
         ExportedFile(CONFIG_FILE, head + rules_text(_prometheus_config(job, request, levels))),
     )
-
-
-def _head_comment(request: ExportRequest) -> str:
-    release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
-    plan = (
-        f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
-    )
-    return f"# {MARK} {__version__} for {release}.\n{plan}"
 
 
 def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:

@@ -245,11 +245,12 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
     has_bias = bool(text.get("attention_bias"))
     states_qkv_bias = bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
     biased_o = str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
+    shared = text.get("num_kv_shared_layers")
     return Attention(
         *_head_shape(text, architecture, kind, index),
         window=int_field(text, "sliding_window") if kind == "sliding" else None,
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
-        shares_kv=_shares_kv(text, index),
+        shares_kv=isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0,
         k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
         qkv_bias=_has_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
         o_bias=_has_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
@@ -355,12 +356,6 @@ def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[in
     head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))
     v_head_dim = int_field(text, f"{prefix}v_head_dim", default=int_field(text, "v_head_dim", default=head_dim))
     return int_field(text, f"{prefix}num_attention_heads", default=heads), kv_heads, head_dim, v_head_dim
-
-
-def _shares_kv(text: Mapping[str, Any], index: int) -> bool:
-    """Whether the layer reads the cache of an earlier one (last layers of Gemma-3n and small Gemma-4 models)."""
-    shared = text.get("num_kv_shared_layers")
-    return isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0
 
 
 def _sparse_index_dim(text: Mapping[str, Any], index: int) -> int:
