@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_search_hits(args: argparse.Namespace) -> int:
     """Print the entries that match --search; the exit code says whether there are any."""
-    from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search, search_json
+    from legroom.explain.catalog_entries import entries, search, search_json
     from legroom.render.explain_text import hits_text
 
     hits = search(args.search, entries())

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep_mode import FLAG
+    from legroom.facts.release_support import FLAG
     from legroom.vllm.args import is_given
 
     return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
-    from legroom.sweeps.executors import SweepExecutor
+    from legroom.sweeps import SweepExecutor
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -167,6 +167,6 @@ def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> Swee
         from legroom.sweeps.ray_cluster import RayExecutor
 
         return RayExecutor(args.ray, args.workers, announce=note)
-    from legroom.sweeps.executors import ProcessExecutor
+    from legroom.sweeps import ProcessExecutor
 
     return ProcessExecutor(args.workers or workers)

@@ -17,7 +17,7 @@ from typing import Any
 
 from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
 from legroom.errors import LegroomError
-from legroom.fragments.allocator_reading import AllocatorReading, CallSite
+from legroom.fragments.fragment_report import AllocatorReading, CallSite
 from legroom.memory.allocator_replay import AllocatorEvent, AllocatorHistory, RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass

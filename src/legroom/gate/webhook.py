@@ -27,8 +27,7 @@ from legroom.gate.admission_review import (
     review_response,
     startup_fields,
 )
-from legroom.gate.verdict import Verdict
-from legroom.gate.verdict_cache import CacheOptions, NoVerdict, VerdictCache
+from legroom.gate.verdict import CacheOptions, NoVerdict, Verdict, VerdictCache
 from legroom.records import dataclass
 from legroom.web.uvicorn_server import serve_asgi
 

@@ -14,7 +14,7 @@ from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import EngineSettings
-from legroom.vllm.traits import builds_encoders, is_compressed_mla, is_encoder_decoder, is_pooling
+from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling, traits
 
 _KERNEL_BLOCK = 16
 """The kernel block size of FlashAttention."""
@@ -82,7 +82,7 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """MLA's chunked_prefill_workspace_size: eight full requests or four blocks per sequence, at most 64 Ki tokens.
     DeepSeek-V4's attention is no MLAAttention and has none."""
-    if is_compressed_mla(model):
+    if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block
     wanted = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)

@@ -29,7 +29,7 @@ from legroom.planning.search_space import (
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
-from legroom.vllm.traits import is_moe
+from legroom.vllm.traits import traits
 
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
@@ -83,7 +83,7 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     gpus_enough = math.inf
     for number, target in enumerate(targets):
         fewest = min(gpus_for_weights(target, base_args), max(goal.gpus))
-        for parallel in parallel_sizes(args, goal, is_moe(target.model)):
+        for parallel in parallel_sizes(args, goal, traits(target.model).moe):
             gpus = gpu_count_of(parallel)
             if gpus >= gpus_enough:
                 break  # fewer GPUs meet the goal with unchanged outputs
@@ -131,7 +131,7 @@ def gpus_for_weights(target: Target, args: ServeArgs) -> int:
 def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
     """Why the release refuses every combination."""
     reasons: list[str] = []
-    for parallel in ({}, *parallel_sizes(base_args, goal, is_moe(target.model))):
+    for parallel in ({}, *parallel_sizes(base_args, goal, traits(target.model).moe)):
         try:
             resolve(replace(base_args, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:

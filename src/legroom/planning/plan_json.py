@@ -30,7 +30,7 @@ from legroom.planning.plan_document import (
 )
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.resolve import served_model
-from legroom.vllm.traits import is_moe
+from legroom.vllm.traits import traits
 
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -58,7 +58,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         vllm=target.release.version,
         gpu=PlannedGpu(target.gpu.name, target.gpus, target.gpu.total_bytes),
         modalities=tuple(modality.kind for modality in target.model.modalities),
-        moe=is_moe(target.model),
+        moe=traits(target.model).moe,
         checkpoint_bytes=target.model.checkpoint_bytes,
         args={**named, "block_size": plan.memory.kv.block_size},
         layout=planned_layout(layout),

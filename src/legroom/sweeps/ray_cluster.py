@@ -19,7 +19,7 @@ from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.records import dataclass
-from legroom.sweeps.executors import Item, Result, Shared
+from legroom.sweeps import Item, Result, Shared
 
 AUTO = "auto"
 """As Ray means it: the cluster that this machine is a node of."""

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from legroom.exports.prometheus import recording_rules as record
+from legroom.exports.prometheus import measures as record
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration
 from legroom.exports.prometheus.measures import Measures
 from legroom.facts.metrics import role_of

@@ -20,8 +20,7 @@ from legroom.exports.prometheus.alerts import (
     legroom_conditions,
     vllm_conditions,
 )
-from legroom.exports.prometheus.measures import Measures
-from legroom.exports.prometheus.recording_rules import recorded_expressions
+from legroom.exports.prometheus.measures import Measures, recorded_expressions
 from legroom.version import __version__
 
 NAME = "prometheus"

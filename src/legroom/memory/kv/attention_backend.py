@@ -12,7 +12,7 @@ from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, named_backend
-from legroom.vllm.traits import has_state, masks_images
+from legroom.vllm.traits import masks_images, traits
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's CacheConfig.DEFAULT_BLOCK_SIZE."""
@@ -105,7 +105,7 @@ def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu
 
 def keeps_boundary_layers(model: Model, settings: EngineSettings) -> bool:
     """Whether the first and last two layers keep the model's dtype: TurboQuant's, except in hybrid models."""
-    return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not has_state(model)
+    return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not traits(model).has_state
 
 
 def state_cache_mode(model: Model, settings: EngineSettings) -> str:

@@ -204,7 +204,7 @@ def _planned_last(
     flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
     args = replace(needs.server.args, **flags)
     if sleeps:
-        from legroom.facts.sleep_mode import ENDPOINTS_SWITCH, FLAG
+        from legroom.facts.release_support import ENDPOINTS_SWITCH, FLAG
         from legroom.vllm.args import is_given
 
         others = args.others if is_given(args, FLAG) else (*args.others, FLAG)
