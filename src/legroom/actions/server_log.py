@@ -118,7 +118,7 @@ class ServerLog:
             self._head = HEAD_BYTES
         if self._head is not None and self.size > max(self._head + 2 * TAIL_BYTES, self._shorten_at):
             # Rewrites the file with its head and newest lines; on a full disk, truncates it in place.
-            self._shorten_at = self.size + TAIL_BYTES
+            self._shorten_at = self.size + TAIL_BYTES  # the next attempt, if both fail
             try:
                 self._rewrite(self._head)
             except OSError:

@@ -19,7 +19,6 @@ from legroom.cli.shared_options import (
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
     from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
@@ -109,7 +108,16 @@ def run(args: argparse.Namespace) -> int:
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
     if args.sleep:
-        _print_sleep_plan(report, args)
+        from legroom.planning.plan_json import plan_states, states_json
+        from legroom.render.plan_text import sleep_text
+        from legroom.units import parse_speed
+
+        states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
+        print_answer(
+            args.json,
+            lambda: report.json(args.explain_math) | ({"states": states_json(states)} if states else {}),
+            lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
+        )
     else:
         print_answer(
             args.json, lambda: report.json(args.explain_math), lambda style: report.text(style, args.explain_math)
@@ -122,20 +130,6 @@ def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
     from legroom.vllm.args import is_given
 
     return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
-
-
-def _print_sleep_plan(report: PlanReport, args: argparse.Namespace) -> None:
-    """Prints the plan, and the memory that the server holds in each state of sleep mode."""
-    from legroom.planning.plan_json import plan_states, states_json
-    from legroom.render.plan_text import sleep_text
-    from legroom.units import parse_speed
-
-    states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
-    print_answer(
-        args.json,
-        lambda: report.json(args.explain_math) | ({"states": states_json(states)} if states else {}),
-        lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
-    )
 
 
 def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:

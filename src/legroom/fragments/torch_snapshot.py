@@ -210,7 +210,18 @@ def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapp
     for segment in sorted(raw, key=lambda entry: _size_or_zero(entry["address"])):
         segments.append(_read_segment(segment, live))
     settings = _allocator_settings(document.get("allocator_settings"), segments)
-    state = _allocator_state(segments, live, settings)
+    private = [segment for segment in segments if segment.pool]
+    state = AllocatorState(
+        allocated_bytes=sum(block.size for block in live),
+        reserved_bytes=sum(segment.size_bytes for segment in segments),
+        inactive_split_bytes=sum(s.size_bytes - s.allocated_bytes for s in segments if s.allocated_bytes),
+        largest_free_bytes=max((s.largest_free_bytes for s in segments if not s.pool), default=0),
+        private_pool_bytes=sum(segment.size_bytes for segment in private),
+        private_free_bytes=sum(segment.size_bytes - segment.allocated_bytes for segment in private),
+        settings=settings.as_text() or None,
+        has_expandable_segments=settings.expandable_segments,
+        segments=tuple(segments),
+    )
     traces = document.get("device_traces") or []
     trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
     history, refused = _allocator_history(trace, live, state, settings)
@@ -252,23 +263,6 @@ def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> Allocat
         segment.get("segment_type") == "small",
         bool(segment.get("is_expandable", False)),
         tuple(blocks),
-    )
-
-
-def _allocator_state(
-    segments: Sequence[AllocatorSegment], live: Sequence[_LiveBlock], settings: AllocatorSettings
-) -> AllocatorState:
-    private = [segment for segment in segments if segment.pool]
-    return AllocatorState(
-        allocated_bytes=sum(block.size for block in live),
-        reserved_bytes=sum(segment.size_bytes for segment in segments),
-        inactive_split_bytes=sum(s.size_bytes - s.allocated_bytes for s in segments if s.allocated_bytes),
-        largest_free_bytes=max((s.largest_free_bytes for s in segments if not s.pool), default=0),
-        private_pool_bytes=sum(segment.size_bytes for segment in private),
-        private_free_bytes=sum(segment.size_bytes - segment.allocated_bytes for segment in private),
-        settings=settings.as_text() or None,
-        has_expandable_segments=settings.expandable_segments,
-        segments=tuple(segments),
     )
 
 

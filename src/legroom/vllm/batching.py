@@ -136,25 +136,19 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
     seqs = args.max_num_seqs if args.max_num_seqs is not None else 256
     tokens = args.max_num_batched_tokens
     if tokens is None:
-        tokens = _default_tokens_v0(args, model, release, max_model_len, chunked)
+        tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
+        steps = other_value(args, "--num-scheduler-steps") or "1"
+        multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
+        if chunked and not multi_step:
+            tokens = _MIN_BATCHED_TOKENS if release.at_least("0.6.5") else 768 if release.version == "0.4.1" else 512
+        pooling = is_pooling(args, model)
+        if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
+            tokens = max(tokens, 32768)
+        if model.modalities and release.at_least("0.6.0"):
+            tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
         if release.at_least("0.9.0"):
             tokens = min(tokens, seqs * max_model_len)
     return Batching(tokens, seqs, chunked, bool(args.enable_prefix_caching))
-
-
-def _default_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_len: int, chunked: bool) -> int:
-    """V0's default of --max-num-batched-tokens."""
-    tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
-    steps = other_value(args, "--num-scheduler-steps") or "1"
-    multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
-    if chunked and not multi_step:
-        tokens = _MIN_BATCHED_TOKENS if release.at_least("0.6.5") else 768 if release.version == "0.4.1" else 512
-    pooling = is_pooling(args, model)
-    if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
-        tokens = max(tokens, 32768)
-    if model.modalities and release.at_least("0.6.0"):
-        tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
-    return tokens
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:

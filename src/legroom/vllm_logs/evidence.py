@@ -120,7 +120,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
         covered.add("exception")
     if ids.intersection(_SECONDARY_FAILURES) and not any(_QUOTES_CAUSE.search(evidence.window) for evidence in items):
         covered.add("exception")
-    banner = "server_banner" in ids
+    banner = "server_banner" in ids  # printed settings may name functions that are not running
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 

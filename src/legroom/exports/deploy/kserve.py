@@ -68,14 +68,6 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """One file with an LLMInferenceService; LegroomError where KServe cannot run the plan."""
     server, settings, over = cluster_server(request)
-    _check_kserve_can_hold(server, over)
-    remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
-    text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
-    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
-
-
-def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
-    """Raises LegroomError for model folders, guards, sidecars, Ray, and copies whose ranks span nodes."""
     if server.local_model:
         raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
     if containers.needs_legroom(server):
@@ -88,6 +80,9 @@ def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
             "KServe's template starts all nodes but the first with --headless: only the first takes requests",
             "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes",
         )
+    remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
+    text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
+    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
 
 
 def llm_inference_service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:

@@ -12,16 +12,6 @@ from legroom.facts.config.layer_patterns import layer_kinds
 from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, attending, latent
 
 
-def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
-    """The recurrent mixer of one layer of the given kind."""
-    if kind not in _STATE_SPACES:
-        raise LegroomError(
-            f"the model config has a layer of type {kind!r}, which legroom does not know",
-            "known: full, sliding, chunked, linear attention, mamba, conv",
-        )
-    return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
-
-
 def _first_number(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     """The first of these fields that is a number; else the first field's default, an error without one."""
     for name in names:
@@ -178,11 +168,27 @@ def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind
     if kind == "none":
         return None
     if kind not in ("full", "sliding", "chunked", "latent", "latent_sliding"):
-        return state_space(text, kind)
+        if kind not in _STATE_SPACES:
+            raise LegroomError(
+                f"the model config has a layer of type {kind!r}, which legroom does not know",
+                "known: full, sliding, chunked, linear attention, mamba, conv",
+            )
+        return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
     if text.get("compress_ratios") is not None and text.get("head_dim") is not None and is_latent(text):
         return _deepseek_v4_attention(text, index)
     if is_latent(text):
-        return _latent_attention(text, index)
+        index_dim = int_field(text, "index_head_dim", default=0, low=0)
+        return LatentAttention(
+            heads=int_field(text, "num_attention_heads"),
+            kv_lora_rank=int_field(text, "kv_lora_rank"),
+            q_lora_rank=optional_int(text, "q_lora_rank"),
+            qk_nope_head_dim=int_field(text, "qk_nope_head_dim", low=0),
+            qk_rope_head_dim=int_field(text, "qk_rope_head_dim", low=0),
+            v_head_dim=int_field(text, "v_head_dim"),
+            index_heads=int_field(text, "index_n_heads", default=0, low=0),
+            index_head_dim=index_dim if _has_indexer(text, index) else 0,
+            output_gate=bool(text.get("mla_use_output_gate", False)),
+        )
     return _attention(text, architecture, kind, index)
 
 
@@ -190,22 +196,6 @@ def is_latent(text: Mapping[str, Any]) -> bool:
     """Whether vLLM serves the model as multi-head latent attention."""
     return str(text.get("model_type")) in _LATENT_TYPES and (
         text.get("kv_lora_rank") is not None or text.get("compress_ratios") is not None
-    )
-
-
-def _latent_attention(text: Mapping[str, Any], index: int) -> LatentAttention:
-    """The multi-head latent attention (MLA) of one layer, with its sparse indexer where the layer has one."""
-    index_dim = int_field(text, "index_head_dim", default=0, low=0)
-    return LatentAttention(
-        heads=int_field(text, "num_attention_heads"),
-        kv_lora_rank=int_field(text, "kv_lora_rank"),
-        q_lora_rank=optional_int(text, "q_lora_rank"),
-        qk_nope_head_dim=int_field(text, "qk_nope_head_dim", low=0),
-        qk_rope_head_dim=int_field(text, "qk_rope_head_dim", low=0),
-        v_head_dim=int_field(text, "v_head_dim"),
-        index_heads=int_field(text, "index_n_heads", default=0, low=0),
-        index_head_dim=index_dim if _has_indexer(text, index) else 0,
-        output_gate=bool(text.get("mla_use_output_gate", False)),
     )
 
 
