@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.cli.output import note, print_answer, write_file
 from legroom.cli.shared_options import (
     add_machine_options,
+    add_policy_option,
     add_source_options,
     described_machine,
     described_server,
@@ -68,12 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     goal = parser.add_argument_group("wishes (search for flags instead)")
     goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     goal.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
-    goal.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="balanced",
-        help="how much of the error band to keep as headroom (default: balanced)",
-    )
+    add_policy_option(goal, "balanced")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")

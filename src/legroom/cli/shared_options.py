@@ -62,6 +62,12 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
     where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
 
 
+def add_policy_option(group: argparse._ArgumentGroup, default: str) -> None:
+    """Adds --policy."""
+    about = f"how much of the error bands to keep free: safe keeps all of them (default: {default})"
+    group.add_argument("--policy", choices=("safe", "balanced", "tight"), default=default, help=about)
+
+
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Adds --command, --file and --python: ways to describe a server other than MODEL and flags."""
     what = parser.add_argument_group("other ways to say what runs")

@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, progress_bar
-from legroom.cli.shared_options import add_latency_goals, add_sweep_options, gpu_count, split_words, sweep_executor
+from legroom.cli.shared_options import (
+    add_latency_goals,
+    add_policy_option,
+    add_sweep_options,
+    gpu_count,
+    split_words,
+    sweep_executor,
+)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -72,12 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    where.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="balanced",
-        help="how much of the error band to keep as headroom (default: balanced)",
-    )
+    add_policy_option(where, "balanced")
     add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")

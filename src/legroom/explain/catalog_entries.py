@@ -82,26 +82,24 @@ def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
     return max(zip(scored, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
+_PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "os_specific", "error_code", "resolvable")
+
+
 def entry_of_document(document: Mapping[str, Any]) -> Entry:
     """One entry file as an object."""
-    transitions = document["transitions"]
     documentation = document["documentation"] or {"url": None, "section": None}
     return Entry(
-        id=document["id"],
-        label=document["label"],
-        phase=document["phase"],
+        **{name: document[name] for name in (*_PLAIN_FIELDS, "updated")},
+        **{name: tuple(document[name]) for name in ("tags", "aliases", "also")},
+        **{name: tuple(names) for name, names in document["transitions"].items()},
         title=_localized(document["title"]),
         signatures=tuple(
             Signature(_localized(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
             for item in document["signatures"]
         ),
-        domain=document["domain"],
-        category=document["category"],
-        subcategory=document["subcategory"],
         cause_type=document["root_cause"]["type"],
         cause=_localized(document["root_cause"]),
         versions=tuple(Version(**item) for item in document["versions"]),
-        os_specific=document["os_specific"],
         dead_ends=tuple(
             EntryDeadEnd(
                 _localized(item["action"]),
@@ -116,38 +114,19 @@ def entry_of_document(document: Mapping[str, Any]) -> Entry:
             Workaround(_localized(item["action"]), _localized(item["how"]), _localized(item["condition"]), item["kind"])
             for item in document["workarounds"]
         ),
-        leads_to=tuple(transitions["leads_to"]),
-        preceded_by=tuple(transitions["preceded_by"]),
-        confused_with=tuple(transitions["confused_with"]),
         documentation=documentation["url"],
         documentation_section=documentation["section"],
-        error_code=document["error_code"],
-        resolvable=document["resolvable"],
         threads=tuple(
             Thread(item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"]))
             for item in document["evidence"]
         ),
-        updated=document["updated"],
-        tags=tuple(document["tags"]),
-        aliases=tuple(document["aliases"]),
-        also=tuple(document["also"]),
-        story=_read_story(document["story"]),
+        story=Story(**{name: _localized(part) if part else None for name, part in document["story"].items()}),
         example=_read_example(document["example"]),
     )
 
 
 def _localized(value: Mapping[str, str]) -> Localized:
     return Localized(value["en"], value["zh"])
-
-
-def _read_story(document: Mapping[str, Any]) -> Story:
-    return Story(
-        what=_localized(document["what"]),
-        why=_localized(document["why"]),
-        arithmetic=_localized(document["arithmetic"]) if document["arithmetic"] else None,
-        verify=_localized(document["verify"]),
-        otherwise=_localized(document["otherwise"]),
-    )
 
 
 def _read_example(document: Mapping[str, Any] | None) -> Example | None:

@@ -51,19 +51,15 @@ def add_options(parser: Any) -> None:
         "--target",
         action="append",
         metavar="HOST:PORT",
-        default=None,
         help="a server to scrape, again for more (default: localhost, the plan's port)",
     )
     parser.add_argument(
         "--guard",
         action="append",
         metavar="HOST:PORT",
-        default=None,
         help="a legroom guard to scrape (a middleware is on its server's page)",
     )
-    parser.add_argument(
-        "--watch", action="append", metavar="HOST:PORT", default=None, help="a legroom watch --daemon to scrape"
-    )
+    parser.add_argument("--watch", action="append", metavar="HOST:PORT", help="a legroom watch --daemon to scrape")
     parser.add_argument(
         "--runbook-base",
         metavar="URL",
@@ -75,10 +71,7 @@ def add_options(parser: Any) -> None:
         "--disk-speed", metavar="SPEED", help="how fast weights are read: a start may take that long (default: 200MB/s)"
     )
     parser.add_argument(
-        "--batch",
-        metavar="LABELS",
-        default="",
-        help='servers that work off a backlog, full by design: job="vllm-batch"',
+        "--batch", metavar="LABELS", help='servers that work off a backlog, full by design: job="vllm-batch"'
     )
     parser.add_argument(
         "--operator", action="store_true", help="a PrometheusRule and a PodMonitor for the Prometheus operator instead"
@@ -94,7 +87,6 @@ def add_options(parser: Any) -> None:
         "--operator-label",
         action="append",
         metavar="KEY=VALUE",
-        default=None,
         help="what the operator selects them by, such as release=kube-prometheus-stack",
     )
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
