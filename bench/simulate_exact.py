@@ -67,6 +67,8 @@ def different_lives(trace: Any, timeline: Any, item: dict[str, Any]) -> str:
     for step, scheduled, _, finished, *_ in item["steps"]:
         for name in scheduled:
             first.setdefault(name, step)
+            # Asynchronous scheduling may end a request in a step without a token, which is not listed.
+            last[name] = step + 1
         last.update(dict.fromkeys(finished, step))
     for i in range(len(trace)):
         name = trace.id_of(i)

@@ -237,3 +237,24 @@ def test_a_measured_term_is_used_and_said(capsys, monkeypatch):
     document = plan(capsys, "llama-3.1-8b", "--gpu", "h100")
     assert document["layout"]["non_torch_bytes"] == 123 * 2**20
     assert document["confidence"]["non_torch_bytes"]["kind"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("image", "platform"),
+    [
+        ("vllm/vllm-tpu:latest", "Google TPUs"),
+        ("quay.io/ascend/vllm-ascend:v0.11.0", "Huawei Ascend"),
+        ("vault.habana.ai/gaudi-docker/vllm:latest", "Intel Gaudi"),
+    ],
+)
+def test_a_server_on_an_accelerator_that_is_not_modelled_is_refused(image, platform, capsys):
+    command = ["docker", "run", image, "vllm", "serve", "meta-llama/Llama-3.1-8B"]
+    assert main(["plan", "--gpu", "h100", "--", *command]) == 2
+    assert f"vLLM runs on {platform} with other memory accounting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpu", "runtime"), [("Arc Pro B60", "XPU"), ("mi210", "HIP"), ("l4", "CUDA")])
+def test_the_error_of_too_large_weights_names_the_runtime_of_the_card(gpu, runtime, capsys):
+    assert main(["plan", "llama-3.1-70b", "--gpu", gpu, "--no-advice", "--json"]) == 1
+    message = json.loads(capsys.readouterr().out)["failure"]["message"]
+    assert message.startswith(f"torch.OutOfMemoryError: {runtime} out of memory")

@@ -44,6 +44,21 @@ def test_a_gpu_is_found_however_its_name_is_written(spelling: str, name: str) ->
     assert gpu(spelling).name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [
+        ("tpu-v6e", "Google TPUs"),
+        ("v5litepod-8", "Google TPUs"),
+        ("Gaudi 3", "Intel Gaudi"),
+        ("ascend910b", "Huawei Ascend"),
+        ("trainium2", "AWS Neuron"),
+    ],
+)
+def test_accelerators_with_other_accounting_are_refused_with_a_sentence(name: str, platform: str) -> None:
+    with pytest.raises(LegroomError, match=f"vLLM runs on {platform} with other memory accounting"):
+        gpu(name)
+
+
 def test_every_name_and_alias_finds_a_card() -> None:
     for card in all_gpus():
         assert gpu(card.name).name == card.name

@@ -44,6 +44,14 @@ def test_plain_attention_has_blocks_of_16(version: str) -> None:
     assert size(model(HEADS), version, block_size=32) == 32
 
 
+def test_intels_kernels_take_blocks_of_64_and_triton_takes_16() -> None:
+    card = Gpu("Intel Arc Pro B60", 24 * 2**30, vendor="intel")
+    assert [size(model(HEADS), version, card) for version in ("0.16.0", "0.32.0")] == [64, 64]
+    assert size(model(LATENT), "0.32.0", card) == 64
+    assert size(model(MAMBA2, HEADS), "0.32.0", card) % 64 == 0
+    assert size(model(HEADS), "0.32.0", card, given=ServeArgs(attention_backend="TRITON_ATTN")) == 16
+
+
 def test_flash_attention_4_has_one_page_size_for_wide_heads() -> None:
     global_heads, wide = model(HEADS, Attention(16, 2, 512, 512)), model(Attention(16, 2, 256, 256))
     assert size(global_heads, "0.32.0", kv_cache_dtype="fp8") == 64

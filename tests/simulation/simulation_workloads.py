@@ -28,6 +28,7 @@ def workloads(draw: st.DrawFn, in_seconds: bool = False) -> tuple[Trace, Schedul
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.2])),
         reserve_full_isl=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
     )
     trace = Trace("random", in_seconds=in_seconds)
     arrival = 0.0

@@ -63,6 +63,21 @@ def test_a_step_starts_from_the_cards_defaults(version: str, gpu: Gpu, usage: An
 
 
 @pytest.mark.parametrize(
+    ("version", "given_args", "mode"),
+    [
+        ("0.32.0", {}, "FULL_AND_PIECEWISE"),
+        ("0.32.0", {"others": ("--enable-sleep-mode",)}, "NONE"),
+        ("0.28.0", {}, "NONE"),
+        ("0.28.0", {"env": {"VLLM_XPU_ENABLE_XPU_GRAPH": "1"}}, "FULL_AND_PIECEWISE"),
+        ("0.16.0", {}, "NONE"),
+    ],
+)
+def test_intel_cards_capture_graphs_from_0_31_on(version: str, given_args: dict[str, Any], mode: str) -> None:
+    card = Gpu("Intel Arc Pro B60", 24 * 2**30, vendor="intel")
+    assert settle(version, gpu=card, **given_args).cudagraph_mode == mode
+
+
+@pytest.mark.parametrize(
     ("version", "model", "tokens", "chunked"),
     [
         ("0.4.0", SHORT, 8192, False),

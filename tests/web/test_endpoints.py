@@ -109,6 +109,38 @@ def test_the_models_of_a_card_are_those_of_the_command_line(capsys):
     assert lacking[0]["short_bytes"] > 0
 
 
+def test_an_upgrade_is_the_document_of_the_command_line(capsys):
+    words = ("upgrade", "0.20.0", "0.32.0", "--gpu", "h100")
+    main([*words, "--json", "--", "vllm", "serve", "llama-3.1-8b"])
+    told = json.loads(capsys.readouterr().out)
+    made = answer("upgrade", {"model": "llama-3.1-8b", "gpu": "h100", "vllm": "0.20.0", "to": "0.32.0"})
+    assert {name: made[name] for name in ("from", "to", "changes", "command")} == {
+        name: told[name] for name in ("from", "to", "changes", "command")
+    }
+    assert "0.32.0 starts" in made["words"]["headline"]
+
+
+def test_two_servers_are_packed_as_on_the_command_line(capsys):
+    commands = [f"vllm serve {model} --max-model-len 8192" for model in ("llama-3.1-8b", "qwen3-4b")]
+    main(["pack", "--gpu", "h100", "--json", *(word for line in commands for word in ("--", *line.split()))])
+    told = json.loads(capsys.readouterr().out)
+    made = answer("pack", {"gpu": "h100", "commands": commands})
+    assert [server["command"] for server in made["servers"]] == [server["command"] for server in told["servers"]]
+    assert answer("pack", {"gpu": "l4", "commands": commands[:1]})["words"]["headline"].startswith(
+        "1 server on NVIDIA L4"
+    )
+
+
+def test_a_planned_server_is_a_file_and_one_that_does_not_start_is_none():
+    made = answer("files", {"plan": PLAN, "format": "compose"})["files"]
+    assert [file["path"] for file in made] == ["compose.yaml"]
+    assert "--max-model-len" in made[0]["text"]
+    assert (
+        "does not start"
+        in problem("files", {"plan": {"model": "llama-3.1-8b", "gpu": "l4"}, "format": "systemd"})["message"]
+    )
+
+
 def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
     request = {"log": SAMPLE.read_text("utf-8"), "gpu": "rtx4090"}
     expected = printed(capsys, "diagnose", str(SAMPLE), "--gpu", "rtx4090")

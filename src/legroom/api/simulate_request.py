@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 MAX_REQUESTS = 50_000
 """Largest trace of an HTTP or MCP request; the command line has no limit."""
-MAX_ASYNC_REQUESTS = 2_000
-"""Longer traces of a planned deployment are replayed without asynchronous scheduling, whose replay is slow."""
 
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
@@ -78,9 +76,6 @@ def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
         from legroom.simulation.from_plan import planned_scheduler
 
         values = dict(planned_scheduler(plan).flags)
-        if len(trace) > MAX_ASYNC_REQUESTS:
-            # Only the slow step-by-step replay models asynchronous scheduling, which changes the result little.
-            values["async_scheduling"] = False
     values |= {name: value for name, value in given.items() if value is not None}
     if "num_blocks" not in values:
         raise LegroomError("how large is the pool?", "give num_blocks, or model and gpu to plan it")

@@ -103,6 +103,7 @@ def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machi
     """The machine that the options describe, completed from the deployment file."""
     from legroom.planning.machine import Machine, completed_machine
 
+    deployment.require_gpus()
     allowed = deployment.gpu_names
     gpu = args.gpu or (allowed[0] if len(allowed) == 1 else None)
     if gpu is None:

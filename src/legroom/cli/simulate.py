@@ -16,7 +16,7 @@ from legroom.cli.shared_options import (
     split_words,
     sweep_executor,
 )
-from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
@@ -200,6 +200,8 @@ def run(args: argparse.Namespace) -> int:
     print_answer(
         args.json, lambda: {**timeline.as_json(), **load.as_json()}, lambda style: timeline_text(timeline, load, style)
     )
+    if timeline.interrupted:
+        return INTERRUPTED
     return ANSWER_IS_NO if load.verdict == "falls_behind" else OK
 
 
@@ -262,6 +264,8 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
         lambda: {**choice.as_json(), "command": command, **would_hold},
         lambda style: choice_text(choice, trace, command, with_commands, style) + "\n",
     )
+    if choice.interrupted:
+        return INTERRUPTED
     return OK if choice.holds else ANSWER_IS_NO
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.api.simulate_request import MAX_ASYNC_REQUESTS
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combinations
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -187,14 +186,6 @@ def _planned_settings(
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
-    if (
-        resolved["async_scheduling"]
-        and args.async_scheduling is None
-        and (args.choose or len(trace) > MAX_ASYNC_REQUESTS)
-    ):
-        # Only the slow step-by-step replay models asynchronous scheduling, which changes the result little.
-        resolved["async_scheduling"] = False
-        notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         resolved = as_one_group(trace, resolved)
         notes.append(

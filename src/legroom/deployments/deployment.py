@@ -12,6 +12,7 @@ from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.deployments.subjects import InvokedCommand, StartedServer, Subject
 from legroom.errors import LegroomError
+from legroom.facts.gpus import other_platform, unmodelled_platform
 from legroom.facts.releases import Release, latest, release
 from legroom.masking import is_secret
 from legroom.records import dataclass, field
@@ -61,6 +62,13 @@ class Deployment:
     """All other variables."""
     place: Place | None = None
     """The place of its command."""
+    other_platform: str = ""
+    """The accelerators other than GPUs that it runs on, which legroom does not model."""
+
+    def require_gpus(self) -> None:
+        """Raises where it runs on accelerators that legroom does not model."""
+        if self.other_platform:
+            raise unmodelled_platform(self.other_platform)
 
 
 def deployment_from_command(text: str, requested: Release | None = None) -> Deployment:
@@ -220,6 +228,7 @@ def deployment_of(server: StartedServer, requested: Release | None = None) -> De
         secret_names=secrets,
         given_env={name: value for name, value in given.items() if name not in secrets},
         place=server.place,
+        other_platform="" if server.runs_on_gpus else other_platform(server.device_words),
     )
 
 

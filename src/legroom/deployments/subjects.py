@@ -94,12 +94,21 @@ class StartedServer:
             return False
         from legroom.deployments.container_images import is_for_other_hardware  # not for a plain command line
 
+        return not self._devices & _OTHER_DEVICES and not is_for_other_hardware(self.image)
+
+    @property
+    def _devices(self) -> set[str]:
+        """The values of --device and VLLM_TARGET_DEVICE."""
         words = [word.text for word in self.words]
         devices = {value for flag, value in pairwise(words) if flag == "--device"}
         devices |= {word.removeprefix("--device=") for word in words if word.startswith("--device=")}
         target = self.env.get("VLLM_TARGET_DEVICE")
-        devices |= {target.text} if target is not None else set()
-        return not devices & _OTHER_DEVICES and not is_for_other_hardware(self.image)
+        return devices | ({target.text} if target is not None else set())
+
+    @property
+    def device_words(self) -> str:
+        """The resource, the image and the devices that may name its hardware."""
+        return " ".join((self.other_device, self.image, *self._devices))
 
     @property
     def named_release(self) -> str | None:

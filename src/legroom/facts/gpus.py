@@ -113,10 +113,26 @@ def gpu(name: str) -> Gpu:
             f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
         )
     card = _find_gpu(name)
+    if card is None and (platform := other_platform(name)):
+        raise unmodelled_platform(platform)
     if card is None:
         hint = ", ".join(nearest_gpus(name))
         raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
     return card
+
+
+def other_platform(text: str) -> str:
+    """The accelerators of vLLM's hardware plugins that a card's name, an image or a resource names; else empty."""
+    named = read_data("gpus.json")["other_platforms"].items()
+    return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
+
+
+def unmodelled_platform(name: str) -> LegroomError:
+    """The refusal to plan for accelerators whose memory vLLM accounts for in its own plugin."""
+    return LegroomError(
+        f"vLLM runs on {name} with other memory accounting; legroom does not model it",
+        "legroom plans NVIDIA, AMD and Intel GPUs; `legroom diagnose` reads logs of any platform",
+    )
 
 
 def with_total(card: Gpu, total_bytes: int) -> Gpu:

@@ -48,7 +48,7 @@ def load(
     if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
-        raise LegroomError(f"there is no file or folder {text}", "check the path")
+        raise LegroomError(f"there is no file or folder {text}", f"check the path; {_near(text)}".rstrip("; "))
     if revision is None and (bundled := mirrored(text)):
         return _from_mirror(bundled, text, overrides)
     try:
@@ -109,12 +109,9 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
         config, checkpoint_bytes = json.loads(brought)
         model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
         return replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model
-    if bundled := find(text):
-        return from_bundled(bundled, text, overrides)
-    if bundled := mirrored(text):
-        return _from_mirror(bundled, text, overrides)
-    if bundled := derived(text):
-        return _from_mirror(bundled, text, overrides)
+    for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
+        if bundled := read(text):
+            return build(bundled, text, overrides)
     error = _unknown_model_error(text, "is not a model that is known without looking it up")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
     raise error
@@ -150,13 +147,14 @@ def _unknown_model_error(name: str, why: str) -> LegroomError:
     """The error to raise, with the nearest bundled models as its hint."""
     if "$" in name or "{{" in name:
         return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
-    close = nearest(name)
-    hint = (
-        f"nearest bundled: {', '.join(close)}"
-        if close
-        else "pass a Hub id, a folder with a config.json, or a config.json"
+    return LegroomError(
+        f"{name!r} {why}", _near(name) or "pass a Hub id, a folder with a config.json, or a config.json"
     )
-    return LegroomError(f"{name!r} {why}", hint)
+
+
+def _near(name: str) -> str:
+    """The nearest bundled models as a hint; empty where no name is similar."""
+    return f"nearest bundled: {', '.join(nearest(name))}" if nearest(name) else ""
 
 
 def _path_exists(path: Path) -> bool:

@@ -251,13 +251,15 @@ def _full_sizes(settings: EngineSettings) -> list[int]:
 
 
 def layer_nodes(model: Model) -> float:
-    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels."""
+    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels, and every mixer cuts
+    the compiled graph, so two side by side make two pieces."""
+    return cached_by_model(_layer_nodes, model)
+
+
+def _layer_nodes(model: Model) -> float:
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
-    return len(model.layers) + heavier * cached_by_model(_latent_layers, model)
-
-
-def _latent_layers(model: Model) -> int:
-    return len(latent(layer.mixer for layer in model.layers))
+    mixers = sum(1 + len(layer.also) for layer in model.layers)
+    return mixers + heavier * len(latent(layer.mixer for layer in model.layers))
 
 
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
@@ -283,6 +285,8 @@ def _segments(model: Model, ranks: int, token: int, split: int, passing: int) ->
             sums = split // ((mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim) + 1)
             for block in [allocator.allocate(split - sums), allocator.allocate(sums)]:
                 allocator.free(block)
+            # Experts work in buffers that are kept, so nothing else is carved out of these blocks.
+            split = 0 if any(isinstance(each.feedforward, Experts) for each in model.layers) else split
         allocator.free(projected)
         after = allocator.allocate(hidden)
         allocator.free(output)

@@ -223,8 +223,8 @@ def failure_at_best(
         or _first_of(_weights_load(rank, free, gpu) for rank in best)
         or _first_of(_profile_run(rank, free, gpu) for rank in best)
         or kv_plan(model, settings, gpu, pools).failure
-        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in memory.ranks)
-        or _first_of(_at_peak(rank, gpu) for rank in memory.ranks)
+        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in best)
+        or _first_of(_at_peak(rank, gpu) for rank in best)
     )
 
 
@@ -304,4 +304,7 @@ def _at_peak(rank: Layout, gpu: Gpu) -> Failure | None:
 
 
 def _oom(gpu: Gpu, when: str) -> str:
-    return f"torch.OutOfMemoryError: CUDA out of memory ({when}). GPU 0 has a total capacity of {gib(gpu.total_bytes)}"
+    """torch's error, which names the platform's runtime."""
+    runtime = {"amd": "HIP", "intel": "XPU"}.get(gpu.vendor, "CUDA")
+    total = gib(gpu.total_bytes)
+    return f"torch.OutOfMemoryError: {runtime} out of memory ({when}). GPU 0 has a total capacity of {total}"

@@ -103,6 +103,7 @@ def planned_servers(
     for server in servers:
         try:
             what = deployment_of(server, release)
+            what.require_gpus()
         except LegroomError as error:
             yield FileServer(server.read_as, unknown=error.message, hint=error.hint)
             continue

@@ -58,6 +58,7 @@ def plan_deployment(deployment: Deployment, machine: Machine, *, advice: bool) -
 
 def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
     """The machine with the deployment's GPU count and host memory limit, where it has none itself."""
+    deployment.require_gpus()
     limit = str(deployment.memory_limit_bytes) if deployment.memory_limit_bytes else None
     gpus = deployment.gpu_count if machine.gpus is None else machine.gpus
     return replace(machine, gpus=gpus, host_memory=machine.host_memory or limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,15 +15,18 @@ _BREAKS = re.compile(r"(?<=[.;:]) |(?<=,) ")
 """Where a text without a template of its own is taken apart."""
 
 
-def in_language(value: Any, language: Language) -> Any:
-    """A text, or every text in lists and dictionaries, in that language; a text without a template stays English."""
+def in_language(value: Any, language: Language, only: Collection[str] = ()) -> Any:
+    """A text, or every text in lists and dictionaries (of dictionaries below the keys `only`), in that language.
+
+    A text without a template stays English.
+    """
     if language == "en":
         return value
-    if isinstance(value, str):
-        return _in_chinese(value)
     if isinstance(value, dict):
-        return {name: in_language(inner, language) for name, inner in value.items()}
-    return [in_language(inner, language) for inner in value] if isinstance(value, list) else value
+        return {name: in_language(inner, language, () if name in only else only) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_language(inner, language, only) for inner in value]
+    return _in_chinese(value) if isinstance(value, str) and not only else value
 
 
 @cache

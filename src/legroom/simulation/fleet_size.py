@@ -234,9 +234,8 @@ def _with_replicas(
 
 
 def _scheduler_settings(plan: Plan, trace: Trace) -> SchedulerSettings:
-    """The planned scheduler settings, simplified to what the fast replay covers: synchronous, one group of layers."""
-    # Asynchronous scheduling changes little, and only the step-by-step replay implements it.
-    flags = {**planned_scheduler(plan).flags, "async_scheduling": False}
+    """The planned scheduler settings, simplified to what the fast replay covers: one group of layers."""
+    flags = planned_scheduler(plan).flags
     if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         flags = as_one_group(trace, flags)
     return SchedulerSettings(**flags)

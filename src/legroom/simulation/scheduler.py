@@ -126,7 +126,7 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             num_new_tokens = self._num_new_tokens(request, threshold, budget)
-            if num_new_tokens <= 0 or self._finishes_in_flight(request):
+            if num_new_tokens <= 0 or self.finishes_in_flight(request):
                 index += 1
                 continue
             while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
@@ -155,7 +155,7 @@ class Scheduler:
         room = self.settings.max_model_len - request.num_computed_tokens - 1
         return min(num_new_tokens, budget, room)
 
-    def _finishes_in_flight(self, request: Request) -> bool:
+    def finishes_in_flight(self, request: Request) -> bool:
         """Whether a step in flight samples the last token, even if all its drafts are rejected."""
         ahead = request.num_placeholders
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.max_total_tokens

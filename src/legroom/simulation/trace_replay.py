@@ -84,7 +84,7 @@ class StepByStepReplay:
         self.cost = cost
         self.progress = progress
         self.now_s = 0.0
-        self.in_flight: deque[SchedulerOutput] = deque()
+        self.in_flight: deque[tuple[SchedulerOutput, float]] = deque()
         self.batches_in_flight = 2 if settings.async_scheduling else 1
         self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
         self.settings = settings
@@ -152,24 +152,25 @@ class StepByStepReplay:
                 if clocks:
                     clocks.sched_s[request.arrival_index] = self.now_s
         self._advance_clock(output)
-        sampled, finished = self._complete_oldest(output)
+        sampled, finished, ended_s = self._complete_oldest(output)
         for request in sampled:
             if request.first_token_step < 0:
                 request.first_token_step = self.step
                 if clocks:
-                    clocks.token_s[request.arrival_index] = self.now_s
+                    clocks.token_s[request.arrival_index] = ended_s
         for request in finished:
             request.finish_step = self.step
             if clocks:
-                clocks.finish_s[request.arrival_index] = self.now_s
+                clocks.finish_s[request.arrival_index] = ended_s
         self._record_step(output, finished)
         if not (output.scheduled or output.preempted or output.ignored or self.in_flight or finished):
             self._reject_unschedulable()
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
-        """Add the estimated seconds of this step; without a cost model the clock stays."""
-        if self.cost:
-            running = self.scheduler.running
+        """Add the estimated seconds of this step; without a cost model or a token to compute the clock stays."""
+        if self.cost and output.scheduled:
+            scheduler, scheduled = self.scheduler, output.scheduled
+            running = [r for r in scheduler.running if r in scheduled or not scheduler.finishes_in_flight(r)]
             stored = sum(request.num_computed_tokens for request in running)
             self.now_s += step_seconds(  # type: ignore[no-untyped-call]
                 self.cost, sum(output.scheduled.values()), stored, len(running)
@@ -181,13 +182,15 @@ class StepByStepReplay:
         if stuck is not None:
             self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
 
-    def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
-        """Complete the oldest batch in flight, once there are as many as the engine keeps or nothing new to run."""
+    def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
+        """Complete the oldest batch in flight, once there are as many as the engine keeps or nothing new to run: who
+        sampled a token, who finished, and when."""
         if output.scheduled:
-            self.in_flight.append(output)
+            self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):
-            return self.scheduler.update_from_output(self.in_flight.popleft())
-        return [], []
+            oldest, ended_s = self.in_flight.popleft()
+            return *self.scheduler.update_from_output(oldest), ended_s
+        return [], [], self.now_s
 
     def _record_step(self, output: SchedulerOutput, finished: list[Request]) -> None:
         """Add the step to the totals and the pool samples, and report it to `on_step`."""

@@ -11,8 +11,9 @@ import os
 import pickle
 import re
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,25 @@ class RayExecutor:
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
         ray = _import_ray()
-        with _ray_session(ray, self.address):
+        with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
                 self.announce(_cluster_text(ray))
             yield from _results(ray, work, shared, items, self.workers or len(items))
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """What Ray's own code prints, as when a node is lost, goes to stderr: stdout is for the answer."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _import_ray() -> Any:

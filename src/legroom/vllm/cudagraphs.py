@@ -13,7 +13,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass
-from legroom.vllm.args import ServeArgs, env_flag, named_backend, other_values
+from legroom.vllm.args import ServeArgs, env_flag, is_given, named_backend, other_values
 from legroom.vllm.precision import activation_dtype, requested_cache_dtype
 from legroom.vllm.traits import is_encoder_decoder, is_pooling, masks_images, traits
 
@@ -96,7 +96,7 @@ def _compile_level(args: ServeArgs, release: Release) -> int:
 def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     """The cudagraph_mode of the V1 engine after vLLM's adjustments for model, card and attention backend."""
     config = _compilation(args)
-    if args.enforce_eager or gpu.vendor not in ("nvidia", "amd") or config.get("use_cudagraph") is False:
+    if args.enforce_eager or not _platform_captures(args, gpu, release) or config.get("use_cudagraph") is False:
         return "NONE"
     level = _compile_level(args, release)
     mode = _asked_mode(config.get("cudagraph_mode"))
@@ -116,6 +116,14 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     if mode.startswith("FULL") and _attention_in_no_graph(args, model, gpu, release):
         return "PIECEWISE" if level == 3 else "NONE"
     return mode
+
+
+def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
+    """Whether the platform captures graphs: Intel's if a variable is set, since 0.31 always, not with sleep mode."""
+    if gpu.vendor != "intel":
+        return True
+    by_variable = release.at_least("0.22.0") and env_flag(args, "VLLM_XPU_ENABLE_XPU_GRAPH")
+    return (release.at_least("0.31.0") or bool(by_variable)) and not is_given(args, "--enable-sleep-mode")
 
 
 def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:

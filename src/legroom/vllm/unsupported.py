@@ -153,6 +153,8 @@ _RUNS_ALSO = {
     "compressed-tensors": {"compressed-tensors", "humming"},
 }
 """Values of --quantization that run a checkpoint's method: each release's `override_quantization_method`."""
+_RENAMED = {"auto-round": "inc"}
+"""Methods of checkpoints that later releases run under another name (`INCConfig.override_quantization_method`)."""
 _MARLIN_NAMES = {"gptq": ("gptq_marlin", "marlin"), "awq": ("awq_marlin", "marlin")}
 _REQUANTIZING = ("fp8_per_", "int8_per_", "nvfp4_per_")
 _ONLINE_SHORTHANDS = ("online", *_REQUANTIZING)
@@ -196,8 +198,10 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
     flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
     accepted = accepted_quantizations(_checkpoint_kind(declared, model), release) if declared else None
-    if accepted == () or (
-        accepted and "no_such_method" in accepted and quantization_method(flag or "", release) is None
+    if (
+        accepted == ()
+        or declared in _RENAMED
+        or (accepted and "no_such_method" in accepted and quantization_method(flag or "", release) is None)
     ):
         # The checkpoint's method overrides the flag, whatever it says.
         flag = None
@@ -430,7 +434,7 @@ def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -
         return marlin
     if own == "modelopt_fp4" and release.before("0.9.0"):
         return "nvfp4"
-    return own
+    return own if quantization_method(own, release) else _RENAMED.get(own, own)
 
 
 def _checkpoint_kind(declared: str, model: Model) -> str:

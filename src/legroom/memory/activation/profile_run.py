@@ -17,14 +17,16 @@ from legroom.memory.weights.draft import EAGLE3_STATES
 from legroom.records import dataclass
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import EngineSettings, draft_method
-from legroom.vllm.traits import is_pooling
+from legroom.vllm.traits import built_encoders, is_pooling
 
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start: torch.compile times kernels on a copy of the embedding (seen in 0.26)."""
+    """The activation peak of a first start: torch.compile times kernels on a copy of the embedding (seen in 0.26),
+    which a model with encoders looks up before its compiled graph."""
     warm = activation(model, settings, gpu, pp_rank)
-    if not is_compiled(settings) or pp_rank:
+    encoders = built_encoders(settings.given, model, known_release(settings.release))
+    if not is_compiled(settings) or pp_rank or encoders:
         return warm
     width = element_bytes(settings)
     table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width

@@ -39,8 +39,18 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
     composite = gpu.compute_capability[0] == 10 and release.at_least("0.32.0")
     if composite and masks_images(settings.given, model, release):
         return Backend("TRITON_FLASHINFER", 16, 64)
-    page = _flash_attention_page(model, settings, gpu, release)
+    page = (
+        _intel_page(model, settings) if gpu.vendor == "intel" else _flash_attention_page(model, settings, gpu, release)
+    )
     return Backend("FLASH_ATTN", page, page)
+
+
+def _intel_page(model: Model, settings: EngineSettings) -> int:
+    """vLLM's XPU kernels take pages of 64 tokens, Triton's take 16: for float32, image masks, or where it is named."""
+    release = known_release(settings.release)
+    masked = masks_images(settings.given, model, release)
+    triton = "TRITON" in named_backend(settings.given, release) or settings.dtype == "float32" or masked
+    return DEFAULT_BLOCK_SIZE if settings.engine == "V0" or triton else 64
 
 
 def _flash_attention_page(model: Model, settings: EngineSettings, gpu: Gpu, release: Release) -> int:
@@ -64,7 +74,7 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
     named = named_backend(settings.given, release)
     if mixer.compress_ratio or mixer.window is not None:
         return Backend("DEEPSEEK_SPARSE_SWA", 32, 256)
-    if mixer.index_heads or mixer.index_head_dim:
+    if mixer.index_heads or mixer.index_head_dim or (gpu.vendor == "intel" and not named.startswith("TRITON")):
         return Backend("FLASHMLA_SPARSE", 64, 64)
     if release.before("0.8.0") or settings.given.env.get("VLLM_MLA_DISABLE") == "1":
         return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)

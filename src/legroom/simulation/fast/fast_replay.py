@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import add
 from typing import Any, NamedTuple
 
 from legroom.simulation.fast import step_kernel
@@ -22,8 +23,10 @@ from legroom.simulation.fast.rows import (
     NONE,
     REJECTED,
     WAITING,
-    BlockRow,
-    HashSlotRow,
+    CellRow,
+    ExtentRow,
+    HoldRow,
+    NumberRow,
     RequestRow,
     Rules,
     SampleRow,
@@ -132,7 +135,7 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
 def _drop_unshared(
     trace: Trace, prefix: list[int], prefix_blocks: list[int], boundary: list[int], suffix: list[int]
 ) -> None:
-    """Content that only one request has needs no block ids."""
+    """Content that only one request has belongs to no stream."""
     readers, twins = Counter(prefix), Counter(suffix)
     # A prefix that begins another one is read by the readers of both.
     readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
@@ -156,7 +159,6 @@ def can_replay(settings: SchedulerSettings) -> bool:
     """Whether the kernel implements these settings; the step-by-step replay implements all."""
     return (
         settings.engine == "V1"
-        and not settings.async_scheduling
         and settings.num_speculative_tokens == 0
         and settings.groups == (LayerGroup(),)
         and settings.block_size >= _FEWEST_TOKENS_A_BLOCK
@@ -179,7 +181,8 @@ class FastReplay:
         contents = SharedContents({}, 0)
         if settings.enable_prefix_caching:
             contents = shared_contents(trace, settings.block_size)
-        self.rules = _kernel_rules(trace, settings, contents)
+        self.max_extents = _max_extents(trace, settings, contents)
+        self.rules = _kernel_rules(trace, settings, contents.num_streams)
         self.sim = self._initial_sim(contents.columns)
         if self.rejections:
             states = [WAITING if is_accepted else REJECTED for is_accepted in accepted]
@@ -189,14 +192,13 @@ class FastReplay:
         """The kernel's tables before the first step: all blocks free, no request scheduled."""
         rules, numba = self.rules, self.use_numba
         seqs = rules.max_num_seqs + 1
-        spare_slots = numbers(seqs, numba)
-        for slot in range(rules.max_num_seqs):
-            spare_slots[slot] = slot
+        longest = max(map(add, self.trace.prompt_lens, self.trace.output_lens))
         return Sim(
             state=self._state_row(),
             requests=self._request_rows(contents),
-            blocks=self._block_rows(),
-            hash_slots=rows(HashSlotRow, rules.hash_mask + 1, numba),
+            extents=self._spare_rows(ExtentRow, "after", self.max_extents),
+            cells=self._spare_rows(CellRow, "following", self.max_extents),
+            holds=self._spare_rows(HoldRow, "below", 2 * self.max_extents),
             samples=rows(SampleRow, MAX_SAMPLES, numba),
             running=numbers(seqs, numba),
             finish_order=numbers(seqs, numba),
@@ -205,8 +207,8 @@ class FastReplay:
             finishing=numbers(seqs, numba),
             decodes_by_phase=numbers(rules.block_size, numba),
             shared_decodes_by_phase=numbers(rules.block_size, numba),
-            spare_slots=spare_slots,
-            table=numbers(seqs * rules.row_width, numba),
+            hits=numbers(cdiv(longest, rules.block_size), numba),
+            first_cells=numbers(rules.first_own_stream + len(self.trace), numba),
             streams=self._stream_rows(),
         )
 
@@ -223,9 +225,9 @@ class FastReplay:
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
         for name, value in (
             ("free_uncached", rules.usable_blocks),
-            ("num_spare_ids", rules.num_ids),
-            ("num_spare_runs", rules.num_ids),
-            ("num_spare_slots", rules.max_num_seqs),
+            ("spare_extent", 1),
+            ("spare_cell", 1),
+            ("spare_hold", 1),
             ("sample_width", 1),
         ):
             fill(state, name, [value], self.use_numba)
@@ -253,16 +255,11 @@ class FastReplay:
             fill(requests, name, values, numba)
         return requests
 
-    def _block_rows(self) -> Any:
-        """The block table with every block id spare and the free queue empty."""
-        ids, numba = self.rules.num_ids, self.use_numba
-        blocks = rows(BlockRow, 2 * ids + 1, numba)
-        fill(blocks, "spare_id", range(ids), numba)
-        fill(blocks, "spare_run", range(ids, 2 * ids), numba)
-        end = 2 * ids
-        fill(blocks, "before", [*[NONE] * end, end], numba)
-        fill(blocks, "after", [*[NONE] * end, end], numba)
-        return blocks
+    def _spare_rows(self, kind: type[NumberRow], link: str, count: int) -> Any:
+        """Row 0, which stands for none, and `count` unused rows, each linked to the next by the field `link`."""
+        made = rows(kind, count + 1, self.use_numba)
+        fill(made, link, [0, *range(2, count + 1)], self.use_numba)
+        return made
 
     def run(self, progress: Progress | None = None) -> Timeline:
         """Replay to the end, or until the user interrupts."""
@@ -318,32 +315,23 @@ class FastReplay:
                 yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
-def _max_block_ids(trace: Trace, settings: SchedulerSettings, shared_blocks: list[int]) -> int:
-    """The most block ids, or runs in the free queue, that a replay can need.
+def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> int:
+    """The most extents that a replay can need: each has a block or more.
 
-    In a pool that holds the whole trace nothing is evicted or preempted: every request needs ids for the blocks that
-    it shares once, and leaves one run.
+    In a pool that holds the whole trace nothing is evicted or preempted: every request leaves the blocks that it shares
+    and one extent of its own.
     """
+    if not settings.enable_prefix_caching:
+        return 0
     lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
     blocks = [cdiv(min(prompt + output, settings.max_model_len), settings.block_size) for prompt, output in lengths]
     if sum(blocks) > settings.usable_blocks:
         return settings.usable_blocks
-    return max(len(blocks), sum(map(min, blocks, shared_blocks)))
+    return len(blocks) + sum(map(min, blocks, contents.columns["shared_blocks"]))
 
 
-def _kernel_rules(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> Rules:
-    """The scheduler settings as the kernel's numbers, with table sizes that suffice for this trace."""
-    width = ids = 0
-    hash_size = 16
-    if settings.enable_prefix_caching:
-        shared_blocks = contents.columns["shared_blocks"]
-        longest = max(p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True))
-        most = cdiv(min(longest, settings.max_model_len), settings.block_size)
-        # With priorities any request may be preempted, and then needs block ids.
-        width = most if settings.scheduling_policy == "priority" else min(most, max(shared_blocks))
-        ids = _max_block_ids(trace, settings, shared_blocks)
-        while hash_size < 2 * ids:
-            hash_size *= 2
+def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -> Rules:
+    """The scheduler settings as the kernel's numbers."""
     return Rules(
         usable_blocks=settings.usable_blocks,
         block_size=settings.block_size,
@@ -357,10 +345,8 @@ def _kernel_rules(trace: Trace, settings: SchedulerSettings, contents: SharedCon
         caching=int(settings.enable_prefix_caching),
         in_seconds=int(trace.in_seconds),
         num_requests=len(trace),
-        row_width=width,
-        num_ids=ids,
-        hash_mask=hash_size - 1,
-        first_own_stream=contents.num_streams,
+        batches_in_flight=int(settings.async_scheduling),
+        first_own_stream=num_streams,
     )
 
 

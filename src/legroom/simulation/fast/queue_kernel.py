@@ -85,11 +85,11 @@ def last_step(sim, r):
 
 
 @compilable
-def finish_index(sim, r, decodes):
+def finish_index(sim, r):
     """Index of `r` in `finish_order`: the latest finish first, of equals the last in running order first."""
     requests, finish_order = sim.requests, sim.finish_order
     step, rank = requests[r].total - 2 - requests[r].step_offset, requests[r].rank
-    low, high = 0, decodes
+    low, high = 0, sim.state[0].num_decodes
     while low < high:
         middle = (low + high) // 2
         other = finish_order[middle]
@@ -102,14 +102,16 @@ def finish_index(sim, r, decodes):
 
 
 @compilable
-def start_decoding(sim, rules, r, base, decodes):
-    """Add `r` to the `decodes` requests that decode, from the next step on."""
+def start_decoding(sim, rules, r, base):
+    """Add `r` to the requests that decode, from the next step on."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
+    decodes = state.num_decodes
     request.step_offset = base
     request.state = DECODING
-    place = finish_index(sim, r, decodes)
+    place = finish_index(sim, r)
     finish_order[place + 1 : decodes + 1] = finish_order[place:decodes].copy()
     finish_order[place] = r
+    state.num_decodes += 1
     phase = -base % rules.block_size
     sim.decodes_by_phase[phase] += 1
     if request.shared_blocks == ALL_BLOCKS:
@@ -118,11 +120,12 @@ def start_decoding(sim, rules, r, base, decodes):
 
 
 @compilable
-def stop_decoding(sim, rules, r, decodes):
-    """Remove `r` from the `decodes` requests that decode."""
+def stop_decoding(sim, rules, r):
+    """Remove `r` from the requests that decode."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
-    place = finish_index(sim, r, decodes)
+    place, decodes = finish_index(sim, r), state.num_decodes
     finish_order[place : decodes - 1] = finish_order[place + 1 : decodes].copy()
+    state.num_decodes -= 1
     phase = -request.step_offset % rules.block_size
     sim.decodes_by_phase[phase] -= 1
     if request.shared_blocks == ALL_BLOCKS:
@@ -131,15 +134,13 @@ def stop_decoding(sim, rules, r, decodes):
 
 
 @compilable
-def remove_prefill(sim, r):
-    """Remove `r` from the prefilling requests."""
-    state = sim.state[0]
+def remove_from(listed, size, r):
+    """Remove `r` from the first `size` numbers of a list and close the gap."""
     place = 0
-    while sim.prefills[place] != r:
+    while listed[place] != r:
         place += 1
-    for i in range(place, state.num_prefills - 1):
-        sim.prefills[i] = sim.prefills[i + 1]
-    state.num_prefills -= 1
+    for i in range(place, size - 1):
+        listed[i] = listed[i + 1]
 
 
 @compilable

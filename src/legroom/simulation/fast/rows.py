@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 # States of a request.
-WAITING, DECODING, PREFILLING, PREEMPTED, DONE, REJECTED = range(6)
+WAITING, DECODING, PREFILLING, PREEMPTED, DONE, REJECTED, FINISHING = range(7)
 
-KEY_SPAN = 1 << 24
-"""Blocks that one stream of content can have: a block's key is `stream * KEY_SPAN + block`."""
 ALL_BLOCKS = 1 << 40
-"""As `shared_blocks`: every block of the request has an id."""
+"""As `shared_blocks`: every block of the request, generated ones included, can be found by another one."""
 NONE = -1
 MAX_SAMPLES = 2048
 """Points of a timeline: more than a picture has pixels."""
@@ -31,11 +29,8 @@ class Rules(NamedTuple):
     caching: int
     in_seconds: int
     num_requests: int
-    row_width: int
-    """Blocks in a row of the block table."""
-    num_ids: int
-    """Block ids: as many as the trace can need, or none without a prefix cache."""
-    hash_mask: int
+    batches_in_flight: int
+    """1 with asynchronous scheduling: a step is scheduled before the tokens of the one before are known."""
     first_own_stream: int
     """The first of the streams that belong to one request each."""
 
@@ -78,10 +73,10 @@ class Sim(NamedTuple):
     state: Any
     """One `StateRow`."""
     requests: Any
-    blocks: Any
-    """Blocks with an id, then runs of blocks without, then the end of the free queue."""
-    hash_slots: Any
-    """The hash table of the prefix cache."""
+    extents: Any
+    """Cached blocks; row 0 is the end of the free queue."""
+    cells: Any
+    holds: Any
     samples: Any
     running: Any
     """Requests, in the order of admission."""
@@ -92,15 +87,15 @@ class Sim(NamedTuple):
     chunks: Any
     """Tokens that each of `prefills` gets in this step."""
     finishing: Any
-    """Requests that finish in this step."""
+    """Requests that have sampled their last token and are still in `running`."""
     decodes_by_phase: Any
     """Decoding requests by the step, modulo the block size, in which they need a new block."""
     shared_decodes_by_phase: Any
-    """Those of them whose blocks all have ids."""
-    spare_slots: Any
-    """Unused rows of `table`."""
-    table: Any
-    """Block table: the block ids of every running request, and a last row for the result of a cache lookup."""
+    """Those of them whose generated blocks another request can find."""
+    hits: Any
+    """Extents that the last cache lookup found."""
+    first_cells: Any
+    """The first cell of each stream, 0 where nothing of it is cached."""
     streams: Any
     """Per prefix: the prefix it begins with, and for how many blocks."""
 
@@ -125,38 +120,36 @@ def _row_type(name: str, fields: str, starts_at_none: str = "") -> type[NumberRo
 StateRow = _row_type(
     "StateRow",
     "blocked cached_tokens failed finished free_cached free_uncached held_blocks held_slot_steps next_arrival "
-    "next_rank now num_finishing num_prefills num_running num_spare_ids num_spare_runs num_spare_slots num_waiting "
-    "peak_blocks peak_running peak_waiting preemptions prompt_tokens queue_head recomputed_tokens sample_width "
-    "scheduled_tokens shared_decodes step steps stored stored_token_steps",
+    "next_rank now num_decodes num_finishing num_hits num_prefills num_running num_waiting peak_blocks peak_running "
+    "peak_waiting preemptions prompt_tokens queue_head recomputed_tokens sample_width scheduled_tokens shared_decodes "
+    "spare_cell spare_extent spare_hold step steps stored stored_token_steps",
 )
 """Current counts, and totals."""
 
 RequestRow = _row_type(
     "RequestRow",
-    "arrival step_offset by_priority_rank cached chunk computed finish_s held_blocks peak preemptions prefix_blocks "
-    "prompt queued rank sched_s shared_blocks slot state token_s tokens total priority_rank",
-    starts_at_none="finish first_sched first_token run scheduled_step prefix boundary suffix",
+    "arrival step_offset by_priority_rank cached chunk computed finish_s held_blocks last_hold peak preemptions "
+    "prefix_blocks prompt queued rank sched_s shared_blocks state token_s tokens total priority_rank",
+    starts_at_none="finish first_sched first_token scheduled_step skipped_step prefix boundary suffix",
 )
-"""One request. `tokens` and `computed` of a decoding one are not updated: `step_offset + step` tokens are computed.
+"""One request. `tokens` of a decoding one is not updated: `step_offset + step` tokens are computed, and `computed` is
+the number that were certain to be cached at its last change.
 
 `prefix`, `boundary` and `suffix` name the streams of its content (see `shared_contents`), NONE where no other request
-has it; the first `shared_blocks` blocks have ids, the rest are only counted. `rank` is its place in the running list,
-`run` its blocks in the free queue after a preemption, `scheduled_step` the step in which `chunk` tokens were
-scheduled. `queued` and `by_priority_rank` belong to the waiting queue, not to the request in the same row.
+has it; the first `shared_blocks` blocks are cached as soon as they are full, the rest when they are freed. `rank` is
+its place in the running list, `scheduled_step` the step in which `chunk` tokens were scheduled, `skipped_step` the last
+one that had no token for it. `queued` and `by_priority_rank` belong to the waiting queue, not to the request in the
+same row.
 """
 
-BlockRow = _row_type(
-    "BlockRow",
-    "after before copy_last copy_next copy_prev refs run_count run_owner spare_id spare_run",
-    starts_at_none="key",
-)
-"""A block with an id, or a run of blocks without; `before` and `after` link the free queue.
+ExtentRow = _row_type("ExtentRow", "after before cell earlier_part next_copy previous_copy refs")
+"""One copy of a cell's blocks; `before` and `after` link the free queue, `earlier_part` what was split off in front."""
 
-Blocks of equal content form a list from the one that was cached first. `spare_id` and `spare_run` are stacks.
-"""
+CellRow = _row_type("CellRow", "end first_copy following last_copy previous start stream")
+"""Blocks `start` to `end` of a stream, and their copies from the one that was cached first."""
 
-HashSlotRow = _row_type("HashSlotRow", "block", starts_at_none="key")
-"""A key, and the first block with that content."""
+HoldRow = _row_type("HoldRow", "below extent start")
+"""An extent and its earlier parts down to `start`, held by a request; `below` is the one held before."""
 
 SampleRow = _row_type("SampleRow", "preempted", starts_at_none="running used waiting")
 """Maxima over some steps."""

@@ -13,9 +13,6 @@ from legroom.simulation.fast.accounting import (
 )
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.pool_kernel import (
-    allocate_blocks,
-    assign_block_id,
-    assign_block_ids,
     cache_blocks,
     find_cache_hit,
     free_blocks,
@@ -28,51 +25,76 @@ from legroom.simulation.fast.queue_kernel import (
     last_step,
     peek_waiting,
     pop_waiting,
-    remove_prefill,
+    remove_from,
     remove_running,
     skip_to_next_arrival,
     sort_finishing,
     start_decoding,
     stop_decoding,
 )
-from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING
+from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, DONE, FINISHING, NONE, PREEMPTED, PREFILLING
 
 _TOO_TIGHT, _PREEMPTED = -2, -1
 
 
 @compilable
 def preempt(sim, rules, r):
-    """Free the blocks of a running request and queue it again."""
+    """Free the blocks of a running request and queue it again, unless the step in flight has sampled its last token."""
     state, request = sim.state[0], sim.requests[r]
+    was_scheduled = request.scheduled_step == state.step
+    computed = request.computed
     if request.state == DECODING:
         computed = request.step_offset + state.step
         request.tokens = computed + 1
-        # The count of blocks without ids is not updated while decoding.
-        request.held_blocks = -(-(computed + (1 if request.scheduled_step == state.step else 0)) // rules.block_size)
-        stop_decoding(sim, rules, r, state.num_running - state.num_prefills)
+        # The count of blocks is not updated while decoding.
+        request.held_blocks = -(-(computed + (1 if was_scheduled else 0)) // rules.block_size)
+        stop_decoding(sim, rules, r)
+    elif request.state == FINISHING:
+        computed = request.total - 1
+        remove_from(sim.finishing, state.num_finishing, r)
+        state.num_finishing -= 1
+        state.finished += 1
     else:
-        computed = request.computed
-        remove_prefill(sim, r)
+        remove_from(sim.prefills, state.num_prefills, r)
+        state.num_prefills -= 1
     request.peak = max(request.peak, computed)
     cacheable = computed
-    if request.scheduled_step == state.step:
+    if rules.batches_in_flight and request.state != PREFILLING:
+        # The token that the step in flight samples is not known yet.
+        cacheable = computed if request.skipped_step == state.step - 1 else max(request.computed, computed - 1)
+    if was_scheduled:
         # Its tokens of this step were already scheduled.
-        cacheable += request.chunk
+        cacheable = max(request.computed, cacheable + request.chunk)
         state.stored -= request.chunk
         state.scheduled_tokens -= request.chunk
         request.scheduled_step = NONE
     remove_running(sim, r)
     state.held_blocks -= request.held_blocks
     state.stored -= computed
-    cached_blocks = cacheable // rules.block_size if rules.caching else 0
-    if cached_blocks > (request.tokens - 1) // rules.block_size and request.shared_blocks != ALL_BLOCKS:
-        assign_block_ids(sim, rules, r, cached_blocks)
-    free_blocks(sim, rules, r, cached_blocks, r)
+    free_blocks(sim, rules, r, cacheable // rules.block_size if rules.caching else 0)
     request.computed = 0
-    request.state = PREEMPTED
     request.preemptions += 1
     state.preemptions += 1
+    if request.state == FINISHING:
+        request.state = DONE
+        return
+    request.state = PREEMPTED
     enqueue(sim, rules, r, True)
+
+
+@compilable
+def cache_shared_blocks(sim, rules, r, tokens):
+    """Cache the full blocks of the first `tokens` that another request can find."""
+    request = sim.requests[r]
+    blocks = min(tokens // rules.block_size, request.shared_blocks)
+    if rules.caching and blocks > request.cached:
+        cache_blocks(sim, rules, r, blocks)
+
+
+@compilable
+def num_certain_tokens(sim, rules, r, computed):
+    """Tokens of a decoding request that are known when the step that computes one more is scheduled."""
+    return max(sim.requests[r].computed, computed) if rules.batches_in_flight else computed + 1
 
 
 @compilable
@@ -103,9 +125,10 @@ def schedule_chunk(sim, rules, r, computed, chunk):
     blocks = -(-(computed + chunk) // rules.block_size)
     if blocks > request.held_blocks:
         state.held_blocks += blocks - request.held_blocks
-        allocate_blocks(sim, rules, r, blocks)
-    if rules.caching:
-        cache_blocks(sim, rules, r, (computed + chunk) // rules.block_size)
+        take_free_blocks(sim, blocks - request.held_blocks)
+        request.held_blocks = blocks
+    is_decode = request.state == DECODING
+    cache_shared_blocks(sim, rules, r, num_certain_tokens(sim, rules, r, computed) if is_decode else computed + chunk)
     request.chunk = chunk
     request.scheduled_step = state.step
     state.stored += chunk
@@ -122,6 +145,9 @@ def schedule_one_by_one(sim, rules, threshold):
     index = 0
     while index < state.num_running and budget > 0:
         r = running[index]
+        if requests[r].state == FINISHING:
+            index += 1
+            continue
         if requests[r].state == DECODING:
             computed, chunk = requests[r].step_offset + state.step, 1
             if computed % bs and (requests[r].shared_blocks != ALL_BLOCKS or (computed + 1) % bs):
@@ -155,9 +181,13 @@ def schedule_one_by_one(sim, rules, threshold):
         r = running[i]
         if requests[r].state == DECODING and requests[r].scheduled_step != state.step:
             # It was not scheduled in this step: it finishes one step later.
-            decodes = state.num_running - state.num_prefills
-            stop_decoding(sim, rules, r, decodes)
-            start_decoding(sim, rules, r, requests[r].step_offset - 1, decodes - 1)
+            stop_decoding(sim, rules, r)
+            start_decoding(sim, rules, r, requests[r].step_offset - 1)
+            if rules.batches_in_flight:
+                # Its tokens in flight are known before its next step, which can cache one more.
+                requests[r].computed = requests[r].step_offset + state.step + 2
+                requests[r].skipped_step = state.step
+                cache_shared_blocks(sim, rules, r, requests[r].computed - 1)
     return _PREEMPTED if state.preemptions > before else budget
 
 
@@ -166,9 +196,8 @@ def schedule_in_bulk(sim, rules, threshold):
     """Schedule the running requests at once if the pool suffices and the prefilling ones come last. Returns the budget
     left, or `_TOO_TIGHT`."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
-    prefills = state.num_prefills
-    decodes = state.num_running - prefills
-    if prefills and sim.running[decodes] != sim.prefills[0]:
+    prefills, decodes = state.num_prefills, state.num_decodes
+    if prefills and sim.running[state.num_running - prefills] != sim.prefills[0]:
         return _TOO_TIGHT
     free = state.free_uncached + state.free_cached - sim.decodes_by_phase[state.step % bs]
     budget = rules.max_num_batched_tokens - decodes
@@ -194,36 +223,31 @@ def schedule_in_bulk(sim, rules, threshold):
 def advance_decodes(sim, rules, steps):
     """Every decoding request computes one token in each of `steps` steps; the pool is known to suffice."""
     state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
-    decodes = state.num_running - state.num_prefills
+    decodes = state.num_decodes
     blocks = steps // bs * decodes
     for offset in range(steps % bs):
         blocks += decodes_by_phase[(state.step + offset) % bs]
-    take_free_blocks(sim, rules, blocks)
+    take_free_blocks(sim, blocks)
     state.held_blocks += blocks
     state.stored += steps * decodes
     state.scheduled_tokens += steps * decodes
     if state.shared_decodes:
-        advance_identified_decodes(sim, rules, steps)
+        advance_shared_decodes(sim, rules, steps)
 
 
 @compilable
-def advance_identified_decodes(sim, rules, steps):
-    """Assign ids to new blocks and cache full ones, in the order of the steps, for requests whose blocks have ids."""
+def advance_shared_decodes(sim, rules, steps):
+    """Cache full blocks, in the order of the steps, for requests whose generated blocks another one can find."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
-    table, width, decodes_by_phase = sim.table, rules.row_width, sim.shared_decodes_by_phase
+    decodes_by_phase = sim.shared_decodes_by_phase
     for step in range(state.step, state.step + steps):
         if not decodes_by_phase[step % bs] and not decodes_by_phase[(step + 1) % bs]:
             continue
         for i in range(state.num_running):
             r = running[i]
-            if requests[r].state != DECODING or requests[r].shared_blocks != ALL_BLOCKS:
-                continue
-            computed = requests[r].step_offset + step
-            if computed % bs == 0:
-                table[requests[r].slot * width + computed // bs] = assign_block_id(sim)
-                requests[r].held_blocks = computed // bs + 1
-            if (computed + 1) % bs == 0:
-                cache_blocks(sim, rules, r, (computed + 1) // bs)
+            if requests[r].state == DECODING and requests[r].shared_blocks == ALL_BLOCKS:
+                computed = requests[r].step_offset + step
+                cache_shared_blocks(sim, rules, r, num_certain_tokens(sim, rules, r, computed))
 
 
 @compilable
@@ -276,7 +300,7 @@ def start_running(sim, rules, r, hit):
         state.prompt_tokens += request.prompt
         state.cached_tokens += tokens
     request.state = PREFILLING
-    hold_cached_blocks(sim, rules, r, hit)
+    hold_cached_blocks(sim, r, hit)
     request.computed = tokens
     state.held_blocks += hit
     state.stored += tokens
@@ -287,7 +311,6 @@ def complete_prefills(sim, rules):
     """After the step: requests whose prompt is complete have sampled a token."""
     state, requests = sim.state[0], sim.requests
     kept = 0
-    decodes = state.num_running - state.num_prefills
     for i in range(state.num_prefills):
         r = sim.prefills[i]
         request = requests[r]
@@ -299,52 +322,70 @@ def complete_prefills(sim, rules):
         if complete:
             request.tokens += 1
             if request.first_token == NONE:
-                request.first_token = state.step
+                request.first_token = state.step + rules.batches_in_flight
                 request.token_s = state.now
         if complete and request.tokens < request.total:
-            start_decoding(sim, rules, r, request.computed - state.step - 1, decodes)
-            decodes += 1
-            continue
-        if complete:
+            start_decoding(sim, rules, r, request.computed - state.step - 1)
+        elif complete:
             sim.finishing[state.num_finishing] = r
             state.num_finishing += 1
-        sim.prefills[kept] = r
-        kept += 1
+        else:
+            sim.prefills[kept] = r
+            kept += 1
     state.num_prefills = kept
 
 
 @compilable
-def finish_requests(sim, rules):
-    """Free the requests that sampled their last token, in running order."""
+def collect_finishing(sim, rules):
+    """The requests that sampled their last token in this step, in running order."""
     state, requests, finish_order = sim.state[0], sim.requests, sim.finish_order
     after_prefill = state.num_finishing
-    decodes = state.num_running - state.num_prefills
-    while decodes and last_step(sim, finish_order[decodes - 1]) == state.step:
-        decodes -= 1
-        sim.finishing[state.num_finishing] = finish_order[decodes]
+    while state.num_decodes and last_step(sim, finish_order[state.num_decodes - 1]) == state.step:
+        r = finish_order[state.num_decodes - 1]
+        stop_decoding(sim, rules, r)
+        sim.finishing[state.num_finishing] = r
         state.num_finishing += 1
     if after_prefill and state.num_finishing > 1:
         sort_finishing(sim)
     for i in range(state.num_finishing):
+        request = requests[sim.finishing[i]]
+        request.state = FINISHING
+        # The count of blocks is not updated while decoding.
+        request.held_blocks = -(-(request.total - 1) // rules.block_size)
+        request.finish = state.step + rules.batches_in_flight
+        request.finish_s = state.now
+
+
+@compilable
+def free_finishing(sim, rules):
+    """Free the requests whose last token is known."""
+    state, requests = sim.state[0], sim.requests
+    for i in range(state.num_finishing):
         r = sim.finishing[i]
         computed = requests[r].total - 1
-        if requests[r].state == DECODING:
-            stop_decoding(sim, rules, r, state.num_running - state.num_prefills)
-            # The count of blocks without ids is not updated while decoding.
-            requests[r].held_blocks = -(-computed // rules.block_size)
-        else:
-            remove_prefill(sim, r)
         remove_running(sim, r)
         state.held_blocks -= requests[r].held_blocks
         state.stored -= computed
-        free_blocks(sim, rules, r, computed // rules.block_size if rules.caching else 0, NONE)
+        free_blocks(sim, rules, r, computed // rules.block_size if rules.caching else 0)
         requests[r].state = DONE
-        requests[r].finish = state.step
-        requests[r].finish_s = state.now
     if state.num_finishing:
         state.blocked = 0
     state.finished += state.num_finishing
     state.num_finishing = 0
+
+
+@compilable
+def complete_step(sim, rules):
+    """Requests that sampled their last token leave after this step, or after the next one where that is in flight."""
+    if rules.batches_in_flight:
+        free_finishing(sim, rules)
+    if sim.state[0].num_prefills:
+        complete_prefills(sim, rules)
+    collect_finishing(sim, rules)
+    if not rules.batches_in_flight:
+        free_finishing(sim, rules)
+    record_step(sim, rules)
+    sim.state[0].step += 1
 
 
 @compilable
@@ -360,14 +401,13 @@ def single_step(sim, rules, cost):
         budget = schedule_one_by_one(sim, rules, threshold)
     blocked = budget >= 0 and admit_waiting(sim, rules, budget, threshold)
     state.blocked = 1 if blocked and was_steady and state.num_prefills == 0 else 0
-    if rules.in_seconds:
-        tokens = state.scheduled_tokens - scheduled_before
-        state.now += step_seconds(cost, tokens, state.stored, state.num_running)
-    if state.num_prefills:
-        complete_prefills(sim, rules)
-    finish_requests(sim, rules)
-    record_step(sim, rules)
-    state.step += 1
+    tokens = state.scheduled_tokens - scheduled_before
+    if rules.in_seconds and tokens:
+        stored, running = state.stored, state.num_running - state.num_finishing
+        for i in range(state.num_finishing):
+            stored -= sim.requests[sim.finishing[i]].total - 1
+        state.now += step_seconds(cost, tokens, stored, running)
+    complete_step(sim, rules)
 
 
 @compilable
@@ -385,16 +425,14 @@ def decode_in_bulk(sim, rules, cost, steps):
     state.step += steps - 1
     enqueue_arrivals(sim, rules)
     state.now = ends
-    finish_requests(sim, rules)
-    record_step(sim, rules)
-    state.step += 1
+    complete_step(sim, rules)
 
 
 @compilable
 def num_decode_only_steps(sim, rules, cost):
     """Steps from here on that only decode; 0 if the next one may admit, preempt or prefill."""
     state = sim.state[0]
-    if state.num_running == 0 or state.num_prefills:
+    if state.num_running == 0 or state.num_prefills or state.num_finishing:
         return 0
     has_capacity = state.num_running < rules.max_num_seqs and state.num_running < rules.max_num_batched_tokens
     if has_capacity and state.num_waiting and not state.blocked:

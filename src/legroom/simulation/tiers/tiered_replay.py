@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from legroom.errors import LegroomError
 from legroom.simulation.block_pool import Block
+from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.fast_replay import Progress
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.kv_cache_manager import Hit
@@ -279,8 +280,10 @@ class TierReplay(StepByStepReplay):
         if self.cost is None:
             # Without step times each step takes one unit.
             self.now_s += 1.0
-        elif output.scheduled or not self.clocks:
+        elif output.scheduled:
             super()._advance_clock(output)
+        elif not self.clocks:
+            self.now_s += step_seconds(self.cost, 0, 0, 0)  # type: ignore[no-untyped-call]
         else:
             self._wait()
         self.ended.append(self.worker.end_step(plan, self.now_s))
@@ -295,18 +298,19 @@ class TierReplay(StepByStepReplay):
         ]
         self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
 
-    def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
+    def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
         """Complete the oldest step with the copies that had ended by then; steps in which nothing ran count too."""
         if self.has_requests:
-            self.in_flight.append(output)
+            self.in_flight.append((output, self.now_s))
             if len(self.in_flight) < self.batches_in_flight and (output.scheduled or self.scheduler.has_requests):
-                return [], []
+                return [], [], self.now_s
         if not self.in_flight:
-            return [], []
-        result = self.scheduler.update_from_output(self.in_flight.popleft())
+            return [], [], self.now_s
+        oldest, ended_s = self.in_flight.popleft()
+        sampled, finished = self.scheduler.update_from_output(oldest)
         for job in self.ended.popleft():
             self.scheduler.complete(job)
-        return result
+        return sampled, finished, ended_s
 
     def _reject_unschedulable(self) -> None:
         if self.idle_steps > _MAX_IDLE_STEPS:
