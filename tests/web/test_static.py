@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -87,6 +89,44 @@ def test_no_placeholder_is_left_in_a_script(tmp_path):
     write_static(tmp_path)
     for name in ("worker.js", "sw.js"):
         assert not re.search(r"__[A-Z_]+__", (tmp_path / name).read_text("utf-8"))
+
+
+@pytest.mark.usefixtures("with_small_runtime")
+def test_a_static_host_or_a_space_takes_the_folder_as_it_is(tmp_path):
+    write_static(tmp_path)
+    page = (tmp_path / "index.html").read_text("utf-8")
+    named = re.findall(r'(?:src|href|content)="(\./[^"]+|/[^"]*|https?:[^"]*)"', page)
+    assert named
+    assert all((tmp_path / name).is_file() for name in named)
+    assert {"./link.js", "./preview.png"} <= set(named)
+    assert (tmp_path / "preview.png").read_bytes()[16:24] == bytes.fromhex("000004b0 00000276")  # 1200 x 630
+    assert (tmp_path / "README.md").read_text("utf-8").startswith("---\ntitle: legroom\nsdk: static\n")
+    assert '"link.js"' in (tmp_path / "sw.js").read_text("utf-8")
+    headers = (tmp_path / "_headers").read_text("utf-8")
+    assert headers.startswith("/*\n  Cache-Control: no-cache\n")
+    frozen = re.findall(r"^/(\S+)\n  Cache-Control: public, max-age=31536000, immutable$", headers, re.MULTILINE)
+    assert frozen
+    assert all(re.search(r"-[A-Z0-9]{8}\.js$", name) and (tmp_path / name).is_file() for name in frozen)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
+@pytest.mark.parametrize(
+    ("search", "hash_", "kept"),
+    [
+        ("?model=llama-3.1-8b&gpu=h100", "", ["/site/#/plan?model=llama-3.1-8b&gpu=h100"]),
+        ("", "", []),
+        ("?utm=x", "#/catalog", []),
+    ],
+)
+def test_a_link_with_a_model_and_a_gpu_opens_the_plan(search, hash_, kept):
+    location = {"search": search, "hash": hash_, "pathname": "/site/"}
+    script = (Path(static_edition.__file__).with_name("static_files") / "link.js").read_text("utf-8")
+    shown = (
+        f"const kept = [], location = {json.dumps(location)}, history = {{replaceState: (a, b, to) => kept.push(to)}};"
+    )
+    words = ["node", "-e", f"{shown}{script}\nconsole.log(JSON.stringify(kept))"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == kept
 
 
 @pytest.mark.usefixtures("with_small_runtime")

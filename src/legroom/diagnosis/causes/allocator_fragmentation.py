@@ -31,7 +31,7 @@ def examine(case: Case) -> Assessment | None:
     elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:
         confidence = 0.6  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
-        confidence = 0.88 if oom.total_bytes else 0.8  # a twentieth of the card in unused pieces is no side effect
+        confidence = 0.88  # a twentieth of the card in unused pieces is no side effect
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
         f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.units import GIB, MIB, gib
+from legroom.units import GIB, gib
 
 _GRAPH_BYTES = 3 * GIB
 """What a V0 engine says itself as it begins to capture: graphs take 1 to 3 GiB a GPU (vllm/worker/model_runner.py)."""
@@ -28,25 +28,13 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in CUDA graph capture."""
-    oom = case.oom
-    if case.site in ("sampler", "warmup"):
-        return 0.4 if case.site == "sampler" else 0.7
     if case.site == "graph":
-        return 0.86 if case.frames & {"frame_capture"} or case.has("capturing") or not oom else 0.7
-    if case.site == "kv" and not case.frames and (case.has("capturing") or (oom and oom.pools_bytes)):
+        return 0.86
+    if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
         return 0.8  # the pool was sized, and torch already has a private pool: capture had begun
-    if (
-        case.has("capturing")
-        and not case.has("engine_ready", "server_ready", "captured")
-        and case.site not in ("quant", "build", "profile")
-    ):
-        return 0.75
-    if oom is None and case.has("cuda_oom") and case.site in ("", "kv"):
+    if case.oom is None and case.has("cuda_oom") and not case.site:
         return 0.5  # the driver's own message without sizes: graphs are allocated past torch
-    if oom and oom.pools_bytes and not case.site:
-        # Capture runs batches of at most 512 tokens, whose pieces are small.
-        return 0.55 if oom.wanted_bytes < 128 * MIB else 0.4
-    return 0.25 if case.site in ("serving", "") else 0.1
+    return 0.25
 
 
 def _explanation(case: Case) -> str:

@@ -70,7 +70,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
         f"Free memory grew{numbers} while vLLM measured its own use: another process on the same card released memory "
         "in between, so the measurement is worthless and vLLM stops."
     )
-    return Assessment(0.55 if case.platform.trainer else 0.85, proof(error), why)
+    return Assessment(0.85, proof(error), why)
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
@@ -79,7 +79,7 @@ def _assess_wrong_device(case: Case) -> Assessment | None:
     if loaded is None or not case.first_failure:
         return None
     why = "vLLM measured 0 bytes of weights: the model went to another GPU than the one being measured."
-    return Assessment(0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
+    return Assessment(0.7, proof(loaded, case.first_failure), why)
 
 
 def _assess_unequal_ranks(case: Case) -> Assessment | None:
@@ -119,8 +119,6 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
         f"{gib(oom.wanted_bytes)} that failed would have fitted."
     )
     confidence = 0.9
-    if oom.own_bytes is None:
-        confidence = 0.55  # several entries without "this process" may be the job's own ranks
     error = case.first("torch_oom")
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes) < oom.total_bytes // 10:
@@ -173,7 +171,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
     if error is None or case.site != "device":
         return None
     why = "Not even a CUDA context could be created: the card was full before this process allocated anything."
-    return Assessment(0.5 if case.platform.unified else 0.66, proof(error), why)
+    return Assessment(0.66, proof(error), why)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

@@ -27,7 +27,7 @@ def examine(case: Case) -> Assessment | None:
     estimate = case.first("estimated_max_len")
     if (error is None and estimate is None) or (case.startup.available_kv_bytes or 1) <= 0:
         return None  # a rank without any pool holds no request of any length
-    return Assessment(0.93 if error else 0.7, proof(error, estimate), _explanation(case))
+    return Assessment(0.93, proof(error, estimate), _explanation(case))
 
 
 def longest_fitting_len(case: Case) -> int | None:

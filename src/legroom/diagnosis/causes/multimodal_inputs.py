@@ -31,7 +31,7 @@ def examine(case: Case) -> Assessment | None:
     if case.ledger.larger_than_card:
         confidence = 0.9
     elif vision:
-        confidence = 0.87 if case.site in ("serving", "") else 0.8
+        confidence = 0.8
     elif _dummy_media_suspected(case):
         confidence = 0.5
     if not confidence:

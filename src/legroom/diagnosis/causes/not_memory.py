@@ -74,7 +74,7 @@ def _assess_exception(case: Case) -> Assessment | None:
     reasons = (item for item in case.evidence if item.role in ("failure", "host") and not is_informational(item))
     if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
-    confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
+    confidence = 0.6
     why = f"The log ends in {_exception_name(error)}, and nothing in it speaks of memory running out."
     return Assessment(confidence, proof(error), why)
 

@@ -32,24 +32,12 @@ def examine(case: Case) -> Assessment | None:
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
-    if case.has("hbm_oom"):
-        return 0.86 if case.phase_reached != "startup_load" else 0.4
-    if case.site == "sampler":
+    if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
         return 0.86
-    if case.site == "warmup":
-        return 0.82
-    if case.site == "sampling":
-        return 0.7 if case.oom and case.oom.pools_bytes and not case.has("engine_dead") else 0.5
-    if case.ledger.free_exceeds_request:
-        return 0.3
     if case.site == "profile":
-        return 0.6 if case.frames & {"frame_vision"} and case.ledger.larger_than_card else 0.84
-    if oom is None:
+        return 0.84
+    if oom is None or case.has_site_frame or case.site == "serving" or case.ledger.free_exceeds_request:
         return 0.0
-    if case.ledger.larger_than_card:
-        return 0.6
-    if case.has_site_frame or case.site == "serving":
-        return 0.3 if case.site in ("graph", "kv") else 0.0
     if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
         return 0.72  # no single weight is that large; a dummy batch through one layer is
     if oom.pools_bytes and oom.wanted_bytes >= GIB:

@@ -32,20 +32,13 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in a model step of real traffic."""
-    oom = case.oom
     if case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return 0.2
     if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
         return 0.86
-    if case.site in ("spec", "lora"):
-        return 0.5
-    if case.site == "sampling":
+    if case.site in ("spec", "lora", "sampling"):
         return 0.6
-    if case.site == "graph" and case.has("request_served"):
-        return 0.6
-    if not case.site:
-        return 0.45 if oom and oom.pools_bytes else 0.4
-    return 0.0
+    return 0.0 if case.site else 0.45
 
 
 def _was_running(case: Case) -> bool:

@@ -54,7 +54,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     """A shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
-    confidence = 0.75 if not case.has("free_below_desired") or _has_much_free(case) else 0.6
+    confidence = 0.75
     if not case.platform.unified:
         confidence = 0.45  # WSL says so on every start; by itself it explains nothing
     why = (
@@ -69,12 +69,6 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
         )
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(confidence, proven, why)
-
-
-def _has_much_free(case: Case) -> bool:
-    """Whether the start-up check found more than a sixth of the memory free."""
-    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
-    return free is not None and total is not None and free > total // 6
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

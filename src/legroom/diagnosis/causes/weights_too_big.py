@@ -26,16 +26,12 @@ def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint"):
         return 0.88
-    if case.site == "load" and case.has_site_frame:
-        return 0.8
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        return 0.6 if case.last("shards") else 0.8 if nothing_was_freed(case) else 0.6 if case.oom is None else 0.5
-    if case.site == "quant":
-        return 0.45
-    if case.site:
+        return 0.6 if case.last("shards") and not case.has_site_frame else 0.8
+    if case.site and case.site != "quant":
         return 0.0
-    return 0.7 if nothing_was_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
+    return 0.7 if nothing_was_freed(case) else 0.3
 
 
 def nothing_was_freed(case: Case) -> bool:

@@ -125,7 +125,17 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # an empty variable
     if problem.flag == "--config" and problem.kind == "ignored":
         return True  # the config file is on another machine
-    return _is_placeholder(server, problem)
+    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
+        return True
+    is_document = kind_of(server.place.path, "") == "document"
+    if not problem.flag.startswith("-"):
+        return is_document and bool(_MORE.fullmatch(problem.flag))
+    if problem.kind != "bad_value":
+        return False
+    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
+    return bool(_FILLED_IN.fullmatch(problem.value)) or (
+        is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
+    )
 
 
 def _finding_of_problem(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
@@ -201,21 +211,6 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
     if server.named_release:
         return f"{runs or 'it'} is not vLLM's own build of {context.release_of(server)}"
     return f"the file names no release, and {context.release} is assumed"
-
-
-def _is_placeholder(server: StartedServer, problem: FlagProblem) -> bool:
-    """Whether a program or the reader of a document replaces the value."""
-    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
-        return True
-    is_document = kind_of(server.place.path, "") == "document"
-    if not problem.flag.startswith("-"):
-        return is_document and bool(_MORE.fullmatch(problem.flag))
-    if problem.kind != "bad_value":
-        return False
-    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
-    return bool(_FILLED_IN.fullmatch(problem.value)) or (
-        is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
-    )
 
 
 def _is_emptied(server: StartedServer, flag: str) -> bool:
