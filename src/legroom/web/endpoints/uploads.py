@@ -12,7 +12,7 @@ from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.fragments.allocator_reading import AllocatorReading
+    from legroom.fragments.fragment_report import AllocatorReading
 
 _SENTENCES = ("why", "trades", "comment", "steps", "action", "why_fails", "notes", "needed")
 """Keys of a diagnosis whose texts legroom wrote; the others are the log's."""
