@@ -1,10 +1,9 @@
-"""How well and how fast `legroom diagnose` reads logs.
+"""How well `legroom diagnose` reads logs; `diagnose_robust.py` has wrapped and cut logs.
 
-    python bench/diagnose.py accuracy CASES.jsonl      right cause first, among three, look-alikes, kinds of fixes
+    python bench/diagnose.py accuracy CASES.jsonl      right cause first, among three, look-alikes
     python bench/diagnose.py fixes CASES.jsonl [--half 0|1] [--show]    would the first fix have worked?
-    python bench/diagnose.py robust CASES.jsonl [--half 0|1] [--show] [--min-lines 15]
     python bench/diagnose.py reliability CASES.jsonl --judged JUDGED.jsonl    how often a confidence is right
-    python bench/diagnose.py speed [--mib 1024]        a generated log
+    python bench/diagnose.py messages      each message of each release about too little memory, alone
 
 A case is an object with `id`, `log`, `cause`, and optionally `accept_causes`, `hard`, `log_decisive`, `fix_tags`,
 `fixes_that_failed`. Halves are by a hash of the id. The last line is JSON.
@@ -18,28 +17,21 @@ reliability: answers that were given at first sight (`got` of JUDGED.jsonl, the 
 which are the counts of facts/data/diagnosis_confidence.json; then the confidence that the other sources give each
 answer, in fifths, beside the share that was right.
 
-robust: each log is diagnosed whole, wrapped at 80 columns, cut to its last lines, without head or tail, with the
-prefixes of platforms, and as eight ranks at once. `changed` counts other answers; `above` those whose evidence was cut
-away and that say so; `wrong` asserted causes that are not the case's, where the whole log's answer is.
+messages: the share whose cause is right, or that is answered with an honest question; also wrapped at words.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
-import resource
-import subprocess
 import sys
-import tempfile
 import textwrap
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from bench_harness import arguments, read_lines
 
@@ -48,11 +40,9 @@ from legroom.diagnosis.log_diagnosis import read_log
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.releases import release
 from legroom.vllm.command_line import command, command_parts
-from legroom.vllm_logs.log_sources import pieces_of_file
 from legroom.vllm_logs.startup_log import Startup
 
 LOOK_ALIKES = frozenset({"not_memory", "driver_or_cuda_mismatch"})
-COLUMNS, LAST_LINES, RANKS = 80, 30, 8
 
 
 def cases_of(path: str, half: int | None, fewest_lines: int = 0) -> Iterator[dict[str, Any]]:
@@ -64,113 +54,24 @@ def cases_of(path: str, half: int | None, fewest_lines: int = 0) -> Iterator[dic
 
 def accuracy(path: str) -> dict[str, object]:
     """The share of cases whose cause comes first, and what goes with it."""
-    counts: dict[str, int] = defaultdict(int)
+    counts: Counter[str] = Counter()
     for case in read_lines(Path(path)):
         if not case.get("log_decisive", True):
             continue
-        reading = read_log([case["log"].encode()])
-        findings = reading.runs[0].findings if reading.runs else ()
-        named = [finding.cause for finding in findings]
+        runs = read_log([case["log"].encode()]).runs
+        named = [finding.cause for finding in runs[0].findings] if runs else []
         right = {case["cause"], *(case.get("accept_causes") or ())}
         first = bool(named) and named[0] in right
-        counts["cases"] += 1
-        counts["first"] += first
-        counts["three"] += bool(right.intersection(named[:3]))
-        counts["hard"] += bool(case.get("hard"))
-        counts["hard_first"] += bool(case.get("hard")) and first
-        if case["cause"] in LOOK_ALIKES:
-            counts["look_alikes"] += 1
-            counts["sold_as_memory"] += bool(named) and named[0] not in LOOK_ALIKES and not first
+        alike, hard = case["cause"] in LOOK_ALIKES, bool(case.get("hard"))
+        sold = alike and bool(named) and named[0] not in LOOK_ALIKES and not first
+        three = bool(right.intersection(named[:3]))
+        for what, holds in (("first", first), ("three", three), ("hard", hard), ("hard first", hard and first)):
+            counts[what] += holds
+        counts.update({"cases": 1, "look-alikes": alike, "look-alikes called memory": sold})
         if not first:
             print(f"  {case.get('id')}: {case['cause']}, named {named[:3]}", file=sys.stderr)
-        _count_fixes(counts, set(case.get("fix_tags") or ()), findings)
-    return {
-        "cases": counts["cases"],
-        "right cause first": round(counts["first"] / max(counts["cases"], 1), 4),
-        "right cause among three": round(counts["three"] / max(counts["cases"], 1), 4),
-        "hard cases": counts["hard"],
-        "hard, right cause first": round(counts["hard_first"] / max(counts["hard"], 1), 4),
-        "look-alikes": counts["look_alikes"],
-        "look-alikes called memory": counts["sold_as_memory"],
-        "cases with a confirmed fix": counts["fixes"],
-        "that kind among the first two": round(counts["fix_named"] / max(counts["fixes"], 1), 4),
-    }
-
-
-def _count_fixes(counts: dict[str, int], tags: set[str], findings: tuple[Any, ...]) -> None:
-    if not tags:
-        return
-    if "code_fix" in tags:
-        tags.add("engine_version_or_V0")
-    offered = [fix.kind for fix in findings[0].fixes[:2]] if findings else []
-    counts["fixes"] += 1
-    counts["fix_named"] += bool(tags.intersection(offered))
-
-
-def write_log(path: Path, mib: int) -> None:
-    """A busy server's log: access lines, request lines, statistics every so often, and a crash at the end."""
-    dice = random.Random(20)
-    words = ["the", "model", "cache", "token", "user", "wants", "long", "answer", "about", "memory", "time", "today"]
-    ending = (
-        "(EngineCore_DP0 pid=77) ERROR 01-02 03:04:05 [core.py:708] torch.OutOfMemoryError: CUDA out of memory. "
-        "Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 47.40 GiB of which 120.00 MiB is free.\n"
-    )
-    with path.open("w", encoding="utf-8") as out:
-        written = out.write("INFO:     Application startup complete.\n")
-        block = ["".join(_line(dice, words) for _ in range(2000)) for _ in range(20)]
-        while written < mib << 20:
-            written += out.write(block[dice.randrange(len(block))])
-        out.write(ending)
-
-
-def _line(dice: random.Random, words: list[str]) -> str:
-    kind = dice.random()
-    at = f"{dice.randrange(24):02}:{dice.randrange(60):02}:{dice.randrange(60):02}"
-    if kind < 0.55:
-        return (
-            f'INFO:     10.0.{dice.randrange(255)}.7:{dice.randrange(60000)} - "POST /v1/completions HTTP/1.1" 200 OK\n'
-        )
-    if kind < 0.98:
-        prompt = " ".join(dice.choices(words, k=40))
-        name = f"{dice.getrandbits(128):032x}"
-        asked = f"Received request cmpl-{name}: prompt: {prompt!r}, params: SamplingParams(n=1)"
-        return f"INFO 01-02 {at} [logger.py:43] {asked}\n"
-    return (
-        f"INFO 01-02 {at} [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
-        "Avg generation throughput: 240.8 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 33.9%, "
-        "Prefix cache hit rate: 0.0%\n"
-    )
-
-
-def speed(mib: int) -> dict[str, object]:
-    """Megabytes a second and the most memory, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
-        write_log(log, mib)
-        megabytes = log.stat().st_size / 1e6
-        start = time.perf_counter()
-        child = subprocess.run([sys.executable, __file__, "read", str(log)], capture_output=True, text=True, check=True)
-        wall = time.perf_counter() - start
-        own = json.loads(child.stdout)
-        return {
-            "MB": round(megabytes),
-            "legroom MB/s": round(megabytes / wall, 1),
-            "legroom MB/s of CPU": round(megabytes / own["cpu_s"], 1),
-            "legroom MB of memory": own["most_mb"],
-            "first cause": own["cause"],
-        }
-
-
-def read(path: str) -> dict[str, object]:
-    """Diagnose one file and say what it took."""
-    reading = read_log(pieces_of_file(path), path)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    findings = reading.runs[0].findings if reading.runs else ()
-    return {
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "most_mb": round(used.ru_maxrss * 1024 / 1e6),
-        "cause": findings[0].cause if findings else None,
-    }
+    shares = {what: round(counts[what] / max(counts["cases"], 1), 4) for what in ("first", "three")}
+    return {**counts, **shares, "hard first": round(counts["hard first"] / max(counts["hard"], 1), 4)}
 
 
 Outcome = Literal["works", "partly", "wrong"]
@@ -358,100 +259,6 @@ def fixes(path: str, half: int | None, show: bool) -> dict[str, object]:
     }
 
 
-class Answer(NamedTuple):
-    verdict: str
-    cause: str
-    proof: tuple[int, ...] = ()
-    """The lines that decided."""
-
-    @property
-    def asserts(self) -> bool:
-        return self.verdict in ("cause found", "not a memory problem", "no problem found")
-
-
-def answer(log: str) -> Answer:
-    reading = read_log([log.encode("utf-8", "replace")])
-    if not reading.runs:
-        return Answer("not understood", "")
-    run = reading.runs[0]
-    cause = run.findings[0].cause if run.findings else ""
-    evidence = run.findings[0].evidence if run.findings else ()
-    proof = tuple(item.line for item in evidence if item.role in ("failure", "host", "exception", "symptom"))
-    return Answer(run.verdict, cause or ("not_memory" if run.verdict == "not a memory problem" else ""), proof)
-
-
-def is_gone(log: str, whole: Answer, text: str) -> bool:
-    """Whether a cut left none of the lines that decided the whole log."""
-    lines, left = log.split("\n"), set(text.split("\n"))
-    return not any(lines[number - 1] in left for number in whole.proof)
-
-
-def wrapped(log: str) -> str:
-    lines = []
-    for line in log.split("\n"):
-        lines += [line[at : at + COLUMNS] for at in range(0, len(line), COLUMNS)] or [""]
-    return "\n".join(lines)
-
-
-def words_wrapped(log: str) -> str:
-    return "\n".join(
-        piece
-        for line in log.split("\n")
-        for piece in textwrap.wrap(line, COLUMNS, drop_whitespace=False, break_on_hyphens=False) or [""]
-    )
-
-
-def last_lines(log: str) -> str:
-    return "\n".join(log.rstrip("\n").split("\n")[-LAST_LINES:])
-
-
-def without_head(log: str) -> str:
-    lines = log.split("\n")
-    return "\n".join(lines[max(len(lines) // 4, 1) :])
-
-
-def without_tail(log: str) -> str:
-    """Without its last tenth, and broken off in the middle of a line."""
-    lines = log.rstrip("\n").split("\n")
-    kept = lines[: len(lines) - max(len(lines) // 10, 1)]
-    return "\n".join(kept)[:-20]
-
-
-def prefixed(form: Callable[[str], str]) -> Callable[[str], str]:
-    return lambda log: "\n".join(form(line) for line in log.split("\n"))
-
-
-def interleaved(log: str) -> str:
-    """Eight ranks that print the same lines at nearly the same time."""
-    return "\n".join(f"(Worker_TP{rank} pid={300 + rank}) {line}" for line in log.split("\n") for rank in range(RANKS))
-
-
-VARIANTS: dict[str, Callable[[str], str]] = {
-    "wrapped at 80": wrapped,
-    "last 30 lines": last_lines,
-    "without its head": without_head,
-    "without its tail": without_tail,
-    "rank prefix": prefixed(lambda line: f"[rank0]: {line}"),
-    "worker prefix": prefixed(lambda line: f"(Worker_TP0 pid=301) {line}"),
-    "ray prefix": prefixed(lambda line: f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {line}"),
-    "cri prefix": prefixed(lambda line: f"2026-02-03T04:05:06.789012345Z stderr F {line}"),
-    "journald prefix": prefixed(lambda line: f"Feb 03 04:05:06 node-1 vllm[812]: {line}"),
-    "compose prefix": prefixed(lambda line: f"vllm-1  | {line}"),
-    "kubectl prefix": prefixed(lambda line: f"[pod/vllm-0/vllm] {line}"),
-    "docker json": prefixed(
-        lambda line: json.dumps(
-            {"log": line + "\n", "stream": "stderr", "time": "2026-02-03T04:05:06.7Z"}, ensure_ascii=False
-        )
-    ),
-    "eight ranks": interleaved,
-    "ray, wrapped": lambda log: wrapped(VARIANTS["ray prefix"](log)),
-    "wrapped at words": words_wrapped,
-}
-
-
-CUTS = ("last 30 lines", "without its head", "without its tail")
-
-
 def reliability(path: str, judged: str) -> dict[str, object]:
     """Right answers by kind of evidence, and the reliability with each source left out."""
     got = {each["id"]: each["got"] for each in read_lines(Path(judged))}
@@ -486,40 +293,29 @@ def _counts(answers: list[tuple[str, str, bool]], kind: str) -> tuple[int, int]:
     return len(same), sum(same)
 
 
-def robust(path: str, half: int | None, show: bool, fewest_lines: int) -> dict[str, dict[str, int]]:
-    counts = {name: dict.fromkeys(("logs", "changed", "above", "wrong"), 0) for name in VARIANTS}
-    for case in cases_of(path, half, fewest_lines):
-        whole = answer(case["log"])
-        right = {case["cause"], *(case.get("accept_causes") or ())}
-        is_scored = case.get("log_decisive", True) and whole.cause in right
-        for name, variant in VARIANTS.items():
-            text = variant(case["log"])
-            if text == case["log"]:
-                continue
-            now = answer(text)
-            above = name in CUTS and now.verdict == "cause above" != whole.verdict and is_gone(case["log"], whole, text)
-            changed = not above and (now.cause != whole.cause or now.asserts != whole.asserts)
-            wrong = is_scored and now.asserts and now.cause not in right
-            for what, holds in (("logs", True), ("changed", changed), ("above", above), ("wrong", wrong)):
-                counts[name][what] += holds
-            if show and (changed or above):
-                mark = "WRONG" if wrong else ""
-                print(f"  {name}: {case['id']}: {whole.cause} -> {now.verdict} {now.cause} {mark}", file=sys.stderr)
-    print(f"{'as given':18} {'logs':>5} {'changed':>8} {'above':>6} {'wrong':>6}")
-    for name, row in counts.items():
-        print(f"{name:18} {row['logs']:5} {row['changed']:8} {row['above']:6} {row['wrong']:6}")
-    return counts
+def messages() -> dict[str, object]:
+    """The share of messages about too little memory that are right, or an honest question, by their line alone."""
+    tests = Path(__file__).parent.parent / "tests"
+    sys.path[:0] = [str(tests), str(tests / "diagnosis")]
+    from test_messages_alone import as_line, diagnosis, is_right, shortages
+
+    every = shortages()
+    shares = {}
+    for width in (10_000, 100, 80, 60):
+        texts = ["\n".join(textwrap.wrap(as_line(message), width)) for message in every]
+        wrong = [text for message, text in zip(every, texts, strict=True) if not is_right(message, diagnosis(text))]
+        shares["alone" if width == 10_000 else f"wrapped at {width}"] = round(1 - len(wrong) / len(every), 4)
+        print(*(f"  {text}" for text in wrong), sep="\n", file=sys.stderr)
+    return {"messages": len(every), **shares}
 
 
 def main() -> None:
-    args = arguments(__doc__, "what", "path?", half=int, show=False, min_lines=15, mib=1024, judged="")
+    args = arguments(__doc__, "what", "path?", half=int, show=False, judged="")
     figures = {
         "accuracy": lambda: accuracy(args.path),
         "fixes": lambda: fixes(args.path, args.half, args.show),
         "reliability": lambda: reliability(args.path, args.judged),
-        "robust": lambda: robust(args.path, args.half, args.show, args.min_lines),
-        "speed": lambda: speed(args.mib),
-        "read": lambda: read(args.path),
+        "messages": messages,
     }[args.what]()
     print(json.dumps(figures, ensure_ascii=False))
 

@@ -1,10 +1,11 @@
 """Does legroom agree with vLLM's public recipes? Every command and variant with stated hardware, planned.
 
-    python bench/recipes.py FOLDER        (a checkout of vllm-project/recipes)
+    python bench/recipes.py FOLDER [--table]       (a checkout of vllm-project/recipes)
 
 A recipe says that a command starts on some GPUs; legroom should say so too. Prints a table of the disagreements,
-counts and one JSON line. Models that legroom does not bundle are skipped (no network) and counted, and so is hardware
-that has no facts (TPUs, CPUs, Gaudi).
+counts and one JSON line; with --table every server instead, for the recipes' maintainers: starts, tight, does not
+start or refused, with the reason and the flags that would start. Models that legroom does not bundle are skipped (no
+network) and counted, and so is hardware that has no facts or other accounting (TPUs, CPUs, Gaudi, Ascend).
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import yaml
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find
 from legroom.facts.releases import Release, latest, release
+from legroom.planning.advice import with_advice
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.units import human_bytes
+from legroom.vllm.command_line import any_release_words
 from legroom.vllm.parse import parse_flags
 
 CARDS = {
@@ -43,6 +46,7 @@ CARDS = {
     "rtx_pro_6000": "rtx pro 6000",
     "rtx_pro_6000_2x": "rtx pro 6000",
     "rtx_pro_6000_8x": "rtx pro 6000",
+    "rtx_5090_2x": "rtx 5090",
     "dgx_spark_gb10": "gb10",
     "dgx_station_gb300": "gb300",
 }
@@ -72,6 +76,23 @@ class Outcome:
     entry: Entry
     answer: str
     why: str = ""
+    flags: str = ""
+    """The cheapest change with which it would start."""
+
+
+WORDS = {"fits": "starts", "tight": "tight", "does_not_fit": "does not start", "refused": "refused"}
+
+
+def table(outcomes: list[Outcome]) -> Iterator[str]:
+    """Markdown that a collection of recipes can take in: one row a server, the worst of a recipe first."""
+    order = list(WORDS)[::-1]
+    yield "| recipe | variant | hardware | vLLM says | why | would start |\n|---|---|---|---|---|---|"
+    judged = [outcome for outcome in outcomes if outcome.answer in WORDS]
+    for outcome in sorted(judged, key=lambda each: (each.entry.recipe, order.index(each.answer))):
+        entry, flags = outcome.entry, f"`{outcome.flags}`" if outcome.flags else ""
+        why = outcome.why.replace("|", "\\|") if outcome.answer != "fits" else ""
+        hardware = f"{entry.gpus} x {entry.card}"
+        yield f"| {entry.recipe} | {entry.variant} | {hardware} | {WORDS[outcome.answer]} | {why} | {flags} |"
 
 
 def entries(folder: Path) -> Iterator[Entry]:
@@ -192,9 +213,14 @@ def _judged(entry: Entry, used: Release) -> Outcome:
         gpus = max(entry.gpus, parsed.args.gpus_needed)
         made = make_plan(parsed.args, used, Machine(entry.card, gpus), advice=False)
     except LegroomError as error:
-        hardware = "GPU" in error.message and "known" in error.message
+        hardware = "known to legroom" in error.message or "does not model it" in error.message
         return Outcome(entry, "skipped" if hardware else "refused", error.message)
-    return Outcome(entry, made.verdict, _explained(made) if made.verdict == "does_not_fit" else made.reason)
+    if made.verdict != "does_not_fit":
+        return Outcome(entry, made.verdict, made.reason)
+    advice = with_advice(made).advice
+    return Outcome(
+        entry, made.verdict, _explained(made), " ".join(any_release_words(advice[0].flags)) if advice else ""
+    )
 
 
 def _explained(made: Plan) -> str:
@@ -212,10 +238,14 @@ def _explained(made: Plan) -> str:
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "taxonomy.yaml").exists():
+    words = [word for word in sys.argv[1:] if word != "--table"]
+    if len(words) != 1 or not (Path(words[0]) / "taxonomy.yaml").exists():
         print(__doc__, file=sys.stderr)
         return 2
-    outcomes = [judge(entry) for entry in entries(Path(sys.argv[1]))]
+    outcomes = [judge(entry) for entry in entries(Path(words[0]))]
+    if "--table" in sys.argv:
+        print("\n".join(table(outcomes)))
+        return 0
     counts = Counter(outcome.answer for outcome in outcomes)
     differing = [outcome for outcome in outcomes if outcome.answer in ("does_not_fit", "refused")]
     print("| recipe | variant | GPUs | legroom | why |\n|---|---|---|---|---|")

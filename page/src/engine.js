@@ -12,6 +12,20 @@ const fail = (error) => {
   throw new EngineError(error.message ?? String(error), error.hint ?? "", error.exit_code ?? 2);
 };
 
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+function checked({ status, statusText }, body) {
+  if (body?.error) fail(body.error);
+  if (status >= 400 || body === null) throw new EngineError(`${status} ${statusText}`.trim(), "", 3);
+  return body;
+}
+
 class HttpEngine {
   edition = "served";
   mostLogBytes = 4 * 2 ** 30;
@@ -25,13 +39,30 @@ class HttpEngine {
     });
   }
 
-  // The log travels as it is read from the file: neither side ever holds it as one JSON string.
-  async diagnose(log, { command, gpu }, signal) {
-    const query = new URLSearchParams();
+  // The log travels as it is read from the file: neither side ever holds it as one JSON string. Only XMLHttpRequest
+  // tells how much has left.
+  diagnose(log, { command, gpu, language }, signal, onShare) {
+    const query = new URLSearchParams({ language });
     if (command) query.set("command", command);
     if (gpu) query.set("gpu", gpu);
-    const headers = { "Content-Type": "text/plain; charset=utf-8" };
-    return this.#ask(`./api/diagnose?${query}`, { method: "POST", headers, body: log, signal });
+    return new Promise((resolve, reject) => {
+      const request = new XMLHttpRequest();
+      request.open("POST", `./api/diagnose?${query}`);
+      request.setRequestHeader("Content-Type", "text/plain; charset=utf-8");
+      request.upload.onprogress = ({ loaded, total }) => onShare?.(total ? loaded / total : 1);
+      request.upload.onload = () => onShare?.(1);
+      request.onerror = () => reject(new EngineError("unreachable", "", 3));
+      request.onabort = () => reject(new DOMException("given up", "AbortError"));
+      request.onload = () => {
+        try {
+          resolve(checked(request, parsed(request.responseText)));
+        } catch (error) {
+          reject(error);
+        }
+      };
+      signal?.addEventListener("abort", () => request.abort());
+      request.send(log);
+    });
   }
 
   events() {
@@ -52,9 +83,7 @@ class HttpEngine {
     } catch (error) {
       if (error.name === "AbortError") throw error;
     }
-    if (body?.error) fail(body.error);
-    if (!response.ok || body === null) throw new EngineError(`${response.status} ${response.statusText}`.trim(), "", 3);
-    return body;
+    return checked(response, body);
   }
 }
 
@@ -113,7 +142,7 @@ class Lane {
   }
 }
 
-const SLOW = new Set(["size", "simulate", "diagnose", "card"]);
+const SLOW = new Set(["size", "simulate", "diagnose", "card", "upgrade", "pack", "files", "fragments"]);
 
 class WorkerEngine {
   edition = "static";
@@ -145,8 +174,10 @@ class WorkerEngine {
     return (isSearch ? this.#slow : this.#quick).call(name, request, signal);
   }
 
-  async diagnose(log, { command, gpu }, signal) {
-    return this.call("diagnose", { log: await log.text(), command: command || null, gpu: gpu || null }, signal);
+  async diagnose(log, { command, gpu, language }, signal, onShare) {
+    const request = { log: await log.text(), command: command || null, gpu: gpu || null, language };
+    onShare?.(1);
+    return this.call("diagnose", request, signal);
   }
 }
 

@@ -16,8 +16,7 @@ const AREAS = {
   plan: PlanArea,
   models: ModelsArea,
   diagnose: DiagnoseArea,
-  // Snapshots are read by the served page alone: they are too large for the engine in a browser.
-  ...(engine.edition === "static" ? {} : { fragments: FragmentsArea }),
+  fragments: FragmentsArea,
   simulate: Later,
   live: LiveArea,
   catalog: CatalogArea,

@@ -6,6 +6,8 @@ OK = 0
 ANSWER_IS_NO = 1
 BAD_INPUT = 2
 UNREACHABLE = 3
+INTERRUPTED = 130
+"""As a shell reports SIGINT."""
 
 
 class LegroomError(Exception):

@@ -10,8 +10,9 @@ import os
 import re
 
 _PROC = "/proc"
-_PPID, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
-"""Fields of /proc/PID/stat after the name in brackets: parent, user and system CPU time, start time, resident pages."""
+_PPID, _USER, _SYSTEM, _STARTED, _RESIDENT, _EXIT_STATUS = 1, 11, 12, 19, 21, 49
+"""Fields of /proc/PID/stat after the name in brackets: parent, user and system CPU time, start time, resident pages,
+wait status."""
 
 
 ProcessTable = dict[int, tuple[int, int, bool]]
@@ -51,6 +52,12 @@ def cpu_ticks(pid: int) -> int | None:
     """The CPU time of a process in clock ticks; None where it is gone or traced by a debugger."""
     fields = _stat_fields(str(pid))
     return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
+
+
+def exit_signal(pid: int) -> int | None:
+    """The signal that ended a process, 0 for one that exited; None where its parent has collected it already."""
+    fields = _stat_fields(str(pid))
+    return int(fields[_EXIT_STATUS]) & 0x7F if fields is not None and fields[0] == "Z" else None
 
 
 def is_stopped(pid: int) -> bool:

@@ -171,3 +171,52 @@ def test_the_total_that_the_log_printed_is_used_unless_one_is_given(
     assert any("as your own start-ups reported" in note for note in answer["notes"])
     main([*words, "--gpu-memory", "79.15GiB"])
     assert json.loads(capsys.readouterr().out)["gpu"]["total_bytes"] == pytest.approx(79.15 * GIB, abs=1)
+
+
+def test_receipts_are_shared_without_paths_and_change_the_plan_of_another_machine(
+    log: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret-host.log"
+    secret.write_text(LOG.format(model="/mnt/host7/meta-llama/Llama-3.1-8B-Instruct"))
+    assert main(["calibrate", str(log), "--gpu", "h100"]) == 0
+    assert main(["calibrate", str(secret), "--gpu", "a100-80gb"]) == 0
+    assert main(["calibrate", "export", str(tmp_path / "receipts")]) == 0
+    receipts = sorted((tmp_path / "receipts").glob("*.json"))
+    texts = "".join(path.read_text() for path in receipts)
+    assert receipts
+    assert "secret-host" not in texts
+    assert "/mnt" not in texts
+    document = json.loads(next(text for path in receipts if "H100" in (text := path.read_text())))
+    assert (document["receipt"], document["model"], document["release"]) == (
+        1,
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "0.26.0",
+    )
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "other machine"))
+    assert main(["calibrate", "import", str(tmp_path / "receipts")]) == 0
+    capsys.readouterr()
+    words = ["--gpu", "h100", "--vllm", "0.26.0", "--max-model-len", "8192", "--max-num-seqs", "64", "--json"]
+    assert main(["plan", "meta-llama/Llama-3.1-8B-Instruct", *words]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["confidence"]["activation_bytes"]["kind"] == "measured"
+    assert plan["layout"]["activation_bytes"] == round(1.25 * GIB)
+
+
+def test_own_measurements_win_over_receipts(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["calibrate", str(log), "--gpu", "h100"])
+    main(["calibrate", "export", str(tmp_path / "r")])
+    (file,) = (tmp_path / "r").glob("*.json")
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "terms": {"activation_bytes": 9 * GIB}}))
+    assert main(["calibrate", "import", str(file)]) == 0
+    (entry,) = shown(capsys)
+    assert entry["terms"]["activation_bytes"] == round(1.25 * GIB)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "not JSON", '{"receipt": 9}', '{"receipt": 1, "terms": {"activation_bytes": -5}}']
+)
+def test_what_is_no_receipt_is_refused_by_name(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    assert main(["calibrate", "import", str(tmp_path)]) == 2
+    assert "bad.json is no receipt" in capsys.readouterr().err

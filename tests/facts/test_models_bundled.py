@@ -190,6 +190,8 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         ("someone/Qwen3.5-9B-OCR", "Qwen/Qwen3.5-9B", None),
         ("bytedance/UI-TARS-1.5-7B", "Qwen/Qwen2.5-VL-7B-Instruct", None),
         ("Equall/Saul-7B-Instruct-v1", "mistralai/Mistral-7B-v0.1", None),
+        ("mlx-community/gpt-oss-20b-MXFP4-Q4", "openai/gpt-oss-20b", "mxfp4"),
+        ("someone/gpt-oss-20b-BF16-tuned", "openai/gpt-oss-20b", None),
     ],
 )
 def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, method: str | None) -> None:

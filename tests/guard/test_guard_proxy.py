@@ -122,8 +122,9 @@ async def test_a_server_that_is_down_gets_502_with_an_openai_body():
     async with proxied() as (proxy, port):
         proxy.upstreams.upstream = upstream_of("http://127.0.0.1:1")
         proxy.upstreams.close()
-        status, _, body = await ask(port)
+        status, headers, body = await ask(port)
         assert (status, error(body)["code"], error(body)["type"]) == (502, "upstream_down", "server_error")
+        assert headers["retry-after"] == "5"
         assert proxy.admission.pool.running == 0 or proxy.admission.policy.pool.abort_grace_s
 
 

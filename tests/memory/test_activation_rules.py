@@ -11,9 +11,16 @@ from recorded_runs import H200, models, settle
 from legroom.facts.bundled import find
 from legroom.facts.gpus import gpu
 from legroom.facts.model import Modality
-from legroom.facts.model_sources import from_bundled
+from legroom.facts.model_sources import from_bundled, load
 from legroom.memory.activation.layer_peaks import expert_scratch
-from legroom.memory.activation.profile_run import activation, cublas_workspace, forward_bytes, sampling, scratch_rows
+from legroom.memory.activation.profile_run import (
+    activation,
+    activation_cold,
+    cublas_workspace,
+    forward_bytes,
+    sampling,
+    scratch_rows,
+)
 from legroom.units import MIB
 from legroom.vllm.args import ServeArgs
 
@@ -169,6 +176,13 @@ def test_encoder_outputs_wait_for_the_text_pass() -> None:
     assert figure.bytes - blind.bytes == 2 * 3025 * QWEN_MOE.hidden_size * 2
     skipped = settle(seeing, skip_mm_profiling=True, **flags)
     assert activation(seeing, skipped, H200).bytes == blind.bytes
+
+
+def test_a_first_start_copies_no_embedding_that_is_looked_up_before_the_graph() -> None:
+    qwen = load("qwen3.8-27b")
+    for text_only in (False, True):
+        settings = settle(qwen, "0.26.0", max_model_len=8192, max_num_seqs=16, language_model_only=text_only)
+        assert (activation_cold(qwen, settings, H200).bytes > activation(qwen, settings, H200).bytes) is text_only
 
 
 def test_tokens_of_all_data_parallel_ranks_are_gathered_before_the_experts() -> None:

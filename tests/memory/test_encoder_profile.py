@@ -249,3 +249,11 @@ def test_a_radeon_card_keeps_every_score_of_the_tower_until_it_has_a_flash_kerne
     assert before is not None
     assert after is not None
     assert before.peak_bytes > 100 * 2**30 > 10 * after.peak_bytes
+
+
+def test_dots_ocr_rotates_in_float32_beside_its_projections_and_their_copies() -> None:
+    model = load("dots.ocr")
+    args = ServeArgs(model="dots.ocr", max_model_len=8192, max_num_batched_tokens=16384)
+    profile = encoder_profile(model, resolve(args, model, H200, release("0.16.0")), H200)
+    assert profile is not None and "57600 patches in the rotary embedding" in profile.peak_how
+    assert profile.peak_bytes >= 57600 * 20 * 1536 * 2

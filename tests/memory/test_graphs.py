@@ -16,6 +16,7 @@ from legroom.units import MIB
 GRAPHS = [run for run in recorded() if run.seen.get("graph_bytes")]
 LLAMA = models()["g-llama"]
 MOE = models()["g-qwen30b"]
+CAPTURED_TO_256 = {"max_cudagraph_capture_size": 256}
 
 
 @pytest.mark.parametrize("run", GRAPHS, ids=lambda run: run.id)
@@ -105,6 +106,19 @@ def test_a_pass_that_carves_up_the_split_buffer_needs_a_second_one() -> None:
     model = load("google/gemma-3-12b-it")
     settings = settle(model, "0.32.0", max_model_len=8192)
     assert warm_up_cache(model, settings, H200, 496) > 2 * 240 * MIB
+
+
+@pytest.mark.parametrize(("name", "sequences", "measured_mib"), [("glm-4.5-air", 248, 414), ("deepseek-v3", 128, 1098)])
+def test_experts_leave_one_split_buffer_cached(name: str, sequences: int, measured_mib: int) -> None:
+    model = load(name)
+    settings = settle(model, "0.32.0", max_model_len=16384, max_num_seqs=256)
+    assert abs(warm_up_cache(model, settings, H200, sequences) - measured_mib * MIB) < 40 * MIB
+
+
+def test_two_mixers_side_by_side_make_two_pieces() -> None:
+    falcon = load("falcon-h1-7b")
+    settings = settle(falcon, "0.32.0", max_model_len=16384, max_num_seqs=256, compilation_config=CAPTURED_TO_256)
+    assert abs(graph_estimate(falcon, settings, H200).bytes - 632 * MIB) < 60 * MIB
 
 
 def test_off_hopper_a_pass_leaves_its_activations_alone() -> None:

@@ -98,7 +98,7 @@ def held(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_removed_flag_and_a_small_pool_are_mended_one_after_the_other(held):
     first, second = held.lines("legroom: try ")
     assert "--swap-space 4 taken out" in first
-    assert "Changed: --max-model-len 1888 (was 2048)" in second
+    assert "Changed: --max-model-len 1920 (was 2048)" in second
     assert held.lines("verified: ")
 
 
@@ -113,6 +113,30 @@ def test_a_dead_engine_is_an_incident_and_a_restart(held):
     assert held.lines("its engine died")
     assert held.incident_kinds()[0] == "died_serving"
     assert process_start_ticks(engine) is None
+    assert f"EngineCore (pid {engine}) died of SIGKILL, sent by somebody" in held.lines("diagnosis: ")[-1]
+
+
+def test_a_stopped_engine_is_not_drained_and_its_client_is_answered(held):
+    outcomes: list[object] = []
+    begun = threading.Event()
+
+    def ask() -> None:
+        try:
+            held.stream(1800, begun)
+        except OSError as error:  # HTTPError is one
+            outcomes.append(error)
+        else:
+            outcomes.append("ended")
+
+    client = threading.Thread(target=ask)
+    client.start()
+    assert begun.wait(PATIENCE_S)
+    os.kill(held.engine(), signal.SIGSTOP)
+    held.process.send_signal(signal.SIGHUP)
+    held.until_said("SIGHUP: an engine is stopped (SIGSTOP)")
+    client.join(20.0)  # a drain would take 75 s
+    assert outcomes
+    held.until_said("serving at", times=3)
 
 
 def test_sigterm_lets_requests_finish_and_leaves_nothing(held):

@@ -9,6 +9,7 @@ purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
 STAND_IN_EXIT=N ends with that code instead of starting; while the file STAND_IN_BROKEN is there, it ends with 1.
+STAND_IN_LATE_THREAD ends the worker's first thread a second before its last, as a process with much memory may.
 STAND_IN_CGROUP=FOLDER puts it there first, as a container would; in it the prompt "eat" makes the engine take more
 memory than it may.
 `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt "too much" runs it out of memory, "in pieces" out of
@@ -17,6 +18,7 @@ memory in one piece.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -119,6 +121,9 @@ def be_engine(server: Server, ready: int) -> None:
         os._exit(1)
     worker = os.fork()
     if worker == 0:
+        if "STAND_IN_LATE_THREAD" in os.environ:
+            threading.Thread(target=time.sleep, args=(1.0,)).start()
+            ctypes.CDLL(None).pthread_exit(None)
         while True:
             time.sleep(3600)
 

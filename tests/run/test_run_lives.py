@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -31,6 +32,15 @@ def test_a_dead_engine_is_an_incident_and_a_restart(run):
     (incident,) = supervised.incidents()
     assert incident.kind == "died_serving"
     assert [action.state for action in incident.actions] == ["done"]
+
+
+def test_a_killed_process_is_named_with_its_signal(run):
+    supervised = run("--no-verify")
+    supervised.serving()
+    pid = supervised.file()["child_pid"]
+    os.kill(pid, signal.SIGKILL)
+    told = supervised.said("diagnosis: ")
+    assert f"the API server (pid {pid}) died of SIGKILL, sent by somebody and not by the kernel's" in told
 
 
 def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
@@ -266,13 +276,14 @@ def test_a_port_that_was_taken_between_two_lives_ends_the_run(run, port):
     assert json.loads(supervised.out.read_text())["exit_code"] == 1
 
 
-def test_a_second_run_of_a_port_is_refused_while_the_first_one_starts(run, tmp_path, port):
+@pytest.mark.parametrize("home", ["home", "second/home"])
+def test_a_second_run_of_a_port_is_refused_while_the_first_one_starts(run, tmp_path, port, home):
     first = run("--no-verify", STAND_IN_START_S="1")
     until((first.home / f"runs/{port}.json").exists)
     before = first.file()
     folder = tmp_path / "second"
     folder.mkdir()
-    second = Run(folder, port, [], [], {"LEGROOM_HOME": str(first.home)})
+    second = Run(folder, port, [], [], {"LEGROOM_HOME": str(tmp_path / home)})
     assert second.process.wait(120) == 2
     assert f"another legroom run (pid {first.process.pid})" in second.err.read_text()
     progress = ("state", "started_s")  # which the first one writes itself once it serves
@@ -308,3 +319,33 @@ def test_as_the_first_process_of_a_container_it_collects_what_others_leave(run):
     until(has_none_left)
     first.terminate()
     assert supervised.process.wait(120) == 0
+
+
+def test_the_run_file_has_no_keys_and_a_restart_has(run):
+    flags = ("--api-key", "sk-very-secret", "--hf-token=hf_very_secret")
+    supervised = run("--no-verify", flags=flags)
+    supervised.serving()
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.serving(times=2)
+    text = (supervised.home / f"runs/{supervised.port}.json").read_text()
+    assert "secret" not in text and "--api-key" in supervised.file()["command"]
+    words = Path(f"/proc/{supervised.file()['child_pid']}/cmdline").read_bytes().split(b"\0")
+    assert b"sk-very-secret" in words and b"--hf-token=hf_very_secret" in words
+
+
+def test_what_ends_after_a_killed_keeper_is_collected(run):
+    supervised = run("--no-verify", STAND_IN_LATE_THREAD="1")
+    supervised.serving()
+    late = [psutil.Process(pid) for pid in psutil.pids() if is_late_worker(pid, supervised.file()["keeper_pid"])]
+    assert late
+    os.kill(supervised.file()["keeper_pid"], signal.SIGKILL)
+    supervised.serving(times=2)
+    until(lambda: not any(process.is_running() for process in late))
+
+
+def is_late_worker(pid: int, keeper: int) -> bool:
+    """Whether it is a worker below the keeper whose first thread has ended."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and keeper in (above.pid for above in process.parents())
+    return False

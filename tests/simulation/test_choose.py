@@ -23,7 +23,7 @@ from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.simulation.traces import synthetic
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor
 
 
 def _outcome(seats: int = 1, **figures: float) -> ReplayOutcome:
@@ -348,7 +348,7 @@ def test_an_interruption_while_replicas_are_tried_keeps_the_best_setting(
 
     monkeypatch.setattr("legroom.simulation.flag_search.replicas_that_hold", interrupted)
     words = ["--max-num-batched-tokens", "512", "--block-size", "16", "--workers", "1"]
-    assert main(["simulate", str(path), "--blocks", "40", "--choose", *words]) == 1
+    assert main(["simulate", str(path), "--blocks", "40", "--choose", *words]) == 130
     assert "was not looked for: the search was interrupted" in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -60,7 +61,7 @@ class StandIn:
         if request.path == "/health":
             return web.Response(status=self.faults.get("health_status", 200))
         if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": "tiny", "max_model_len": self.context}]})
+            return web.json_response({"data": [{"id": self.faults.get("name", "tiny"), "max_model_len": self.context}]})
         if request.path == "/metrics":
             return web.Response(text=self.metrics())
         if request.path == "/tokenize":
@@ -76,7 +77,7 @@ class StandIn:
             return web.json_response({"error": {"message": "prompt must be text"}}, status=400)
         length = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         if length + output > self.faults.get("longest", self.context) or self.seen == self.faults.get("fail_at"):
-            return web.json_response({"error": {"message": "no memory for this"}}, status=500)
+            return web.json_response({"error": {"message": self.faults.get("says", "no memory for this")}}, status=500)
         need = -(-(length + output) // self.block_size)
         self.held, self.running = self.held + need, self.running + 1
         if self.held > self.blocks - 1:
@@ -415,3 +416,15 @@ def test_what_is_no_plan_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(LegroomError):
         planned_pool(str(path))
+
+
+def test_what_a_server_says_reaches_no_terminal_page_or_picture_unescaped(tmp_path, capsys):
+    evil = "<script>x</script>\x1b[2J\x1b]0;owned\x07\x00\u202eabc\r"
+    page, picture = tmp_path / "r.html", tmp_path / "v.svg"
+    with serving(StandIn(name=evil, says=evil, fail_at=1)) as url:
+        words = ["verify", url, "--requests", "4", "--report", str(page), "--svg", str(picture)]
+        assert main(words) == 1
+    for text in (capsys.readouterr().out, page.read_text(), picture.read_text()):
+        assert "owned" in text and not any(character in text for character in "\x1b\x07\x00\u202e\r")
+    ElementTree.fromstring(picture.read_text())
+    assert page.read_text().startswith("<!doctype html>") and "<script>" not in page.read_text()

@@ -230,6 +230,13 @@ def test_block_sparse_attention_takes_blocks_of_128():
     assert said("0.32.0", sparse, attention_backend="FLASHINFER").startswith("No common block size for 128")
 
 
+@pytest.mark.parametrize("version", ["0.13.0", "0.15.0", "0.18.0", "0.25.1", "0.32.0"])
+def test_an_auto_round_checkpoint_runs_under_the_name_that_the_release_has_for_it(version):
+    checkpoint = quantized("auto-round", group_size=128)
+    assert refused(version, checkpoint) is None
+    assert refused(version, checkpoint, quantization="inc") is None
+
+
 def test_a_quantized_checkpoint_was_not_quantized_again_at_first():
     gpt_oss = replace(MXFP4, config={"model_type": "gpt_oss"})
     assert said("0.20.2", gpt_oss, quantization="mxfp8").startswith("Setting `quantization_config` for online")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.releases import release
-from legroom.vllm_logs.printed_flags import given_args, read_printed
+from legroom.vllm_logs.printed_flags import engine_words, given_args, read_printed
 from legroom.vllm_logs.startup_log import read_startups
 
 
@@ -81,3 +81,9 @@ _PLAIN = st.one_of(st.booleans(), st.integers(-5, 9), st.text("ab,{}'\"()= ", ma
 def test_what_python_prints_is_read_back(values: dict[str, object]) -> None:
     assert dict(read_printed(repr(values)).values) == values
     assert read_printed(repr(values)).is_whole
+
+
+def test_a_value_that_an_issue_cuts_off_is_not_known() -> None:
+    config = "config: model='m', load_format={}, tensor_parallel_size=1"
+    assert engine_words(config.format("..."), "m", None) == ()
+    assert engine_words(config.format("LoadFormat.GGUF"), "m", None) == ("--load-format", "gguf")

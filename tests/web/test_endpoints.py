@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
+from legroom.facts import read_data
+from legroom.render.translation import in_language
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
 from legroom.web.endpoints.plans import plan_of_request
 from legroom.web.schemas import request_name, response_name, schemas
 
 ROOT = Path(__file__).parents[2]
+GAP = re.compile(r"\{\w+\}")
 SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
 PLAN = {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 8192}}
 LLAMA = {
@@ -107,6 +111,38 @@ def test_the_models_of_a_card_are_those_of_the_command_line(capsys):
     assert told["models"][0] == rows["qwen3-32b-awq"]
     lacking = answer("card", {"gpu": "rtx4090", "names": ["qwen3-14b"]})["too_large"]
     assert lacking[0]["short_bytes"] > 0
+
+
+def test_an_upgrade_is_the_document_of_the_command_line(capsys):
+    words = ("upgrade", "0.20.0", "0.32.0", "--gpu", "h100")
+    main([*words, "--json", "--", "vllm", "serve", "llama-3.1-8b"])
+    told = json.loads(capsys.readouterr().out)
+    made = answer("upgrade", {"model": "llama-3.1-8b", "gpu": "h100", "vllm": "0.20.0", "to": "0.32.0"})
+    assert {name: made[name] for name in ("from", "to", "changes", "command")} == {
+        name: told[name] for name in ("from", "to", "changes", "command")
+    }
+    assert "0.32.0 starts" in made["words"]["headline"]
+
+
+def test_two_servers_are_packed_as_on_the_command_line(capsys):
+    commands = [f"vllm serve {model} --max-model-len 8192" for model in ("llama-3.1-8b", "qwen3-4b")]
+    main(["pack", "--gpu", "h100", "--json", *(word for line in commands for word in ("--", *line.split()))])
+    told = json.loads(capsys.readouterr().out)
+    made = answer("pack", {"gpu": "h100", "commands": commands})
+    assert [server["command"] for server in made["servers"]] == [server["command"] for server in told["servers"]]
+    assert answer("pack", {"gpu": "l4", "commands": commands[:1]})["words"]["headline"].startswith(
+        "1 server on NVIDIA L4"
+    )
+
+
+def test_a_planned_server_is_a_file_and_one_that_does_not_start_is_none():
+    made = answer("files", {"plan": PLAN, "format": "compose"})["files"]
+    assert [file["path"] for file in made] == ["compose.yaml"]
+    assert "--max-model-len" in made[0]["text"]
+    assert (
+        "does not start"
+        in problem("files", {"plan": {"model": "llama-3.1-8b", "gpu": "l4"}, "format": "systemd"})["message"]
+    )
 
 
 def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
@@ -276,3 +312,11 @@ def test_a_memory_snapshot_is_answered_with_its_picture():
 def test_a_file_that_is_no_snapshot_is_an_input_error(file):
     with pytest.raises(LegroomError):
         answer("fragments", {"file": file})
+
+
+def test_every_gap_of_a_chinese_sentence_is_one_of_the_english():
+    sentences = read_data("sentences_zh.json")["sentences"]
+    assert [
+        text for text, chinese in sentences.items() if not set(GAP.findall(chinese)) <= set(GAP.findall(text))
+    ] == []
+    assert in_language("No such sentence is known; 3 users.", "zh") == "No such sentence is known; 3 users."

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +20,7 @@ from legroom.web import browser_engine, static_edition
 from legroom.web.browser_engine import browser_package
 from legroom.web.static_edition import write_static
 
+ROOT = Path(__file__).parents[2]
 RUNTIME = {
     "pyodide.mjs": b"export {}",
     "pyodide.asm.mjs": b"export {}",
@@ -33,6 +38,9 @@ requests = {
     "plan": {"model": "llama-3.1-70b", "gpu": "h100", "language": "zh"},
     "speed": {"model": "llama-3.1-8b", "gpu": "l4"},
     "card": {"gpu": "rtx4090", "names": ["llama-3.1-8b"]},
+    "upgrade": {"model": "llama-3.1-8b", "gpu": "h100", "vllm": "0.20.0", "to": "0.32.0"},
+    "pack": {"gpu": "h100", "commands": ["vllm serve llama-3.1-8b --max-model-len 8192"]},
+    "fragments": {"file": sys.argv[2]},
     "math": {"model": "llama-3.1-8b", "gpu": "l4"},
     "size": {"model": "llama-3.1-8b", "cards": ["l4"]},
     "entry": {"id": "LR203"},
@@ -40,6 +48,10 @@ requests = {
     "diagnose": {"log": "torch.OutOfMemoryError: CUDA out of memory."},
     "simulate": {"mix": {}, "blocks": 9999, "step_ms": 9},
 }
+plan = {"model": "llama-3.1-8b", "gpu": "h100"}
+for form in ("docker", "compose", "kubernetes", "systemd", "script"):
+    requests["files"] = {"plan": plan, "format": form}
+    assert "files" in json.loads(call("files", json.dumps(requests["files"])))
 for name, endpoint in ENDPOINTS.items():
     if name != "hub" and endpoint.in_browser:
         document = json.loads(call(name, json.dumps(requests.get(name, {}))))
@@ -80,6 +92,44 @@ def test_no_placeholder_is_left_in_a_script(tmp_path):
 
 
 @pytest.mark.usefixtures("with_small_runtime")
+def test_a_static_host_or_a_space_takes_the_folder_as_it_is(tmp_path):
+    write_static(tmp_path)
+    page = (tmp_path / "index.html").read_text("utf-8")
+    named = re.findall(r'(?:src|href|content)="(\./[^"]+|/[^"]*|https?:[^"]*)"', page)
+    assert named
+    assert all((tmp_path / name).is_file() for name in named)
+    assert {"./link.js", "./preview.png"} <= set(named)
+    assert (tmp_path / "preview.png").read_bytes()[16:24] == bytes.fromhex("000004b0 00000276")  # 1200 x 630
+    assert (tmp_path / "README.md").read_text("utf-8").startswith("---\ntitle: legroom\nsdk: static\n")
+    assert '"link.js"' in (tmp_path / "sw.js").read_text("utf-8")
+    headers = (tmp_path / "_headers").read_text("utf-8")
+    assert headers.startswith("/*\n  Cache-Control: no-cache\n")
+    frozen = re.findall(r"^/(\S+)\n  Cache-Control: public, max-age=31536000, immutable$", headers, re.MULTILINE)
+    assert frozen
+    assert all(re.search(r"-[A-Z0-9]{8}\.js$", name) and (tmp_path / name).is_file() for name in frozen)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
+@pytest.mark.parametrize(
+    ("search", "hash_", "kept"),
+    [
+        ("?model=llama-3.1-8b&gpu=h100", "", ["/site/#/plan?model=llama-3.1-8b&gpu=h100"]),
+        ("", "", []),
+        ("?utm=x", "#/catalog", []),
+    ],
+)
+def test_a_link_with_a_model_and_a_gpu_opens_the_plan(search, hash_, kept):
+    location = {"search": search, "hash": hash_, "pathname": "/site/"}
+    script = (Path(static_edition.__file__).with_name("static_files") / "link.js").read_text("utf-8")
+    shown = (
+        f"const kept = [], location = {json.dumps(location)}, history = {{replaceState: (a, b, to) => kept.push(to)}};"
+    )
+    words = ["node", "-e", f"{shown}{script}\nconsole.log(JSON.stringify(kept))"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == kept
+
+
+@pytest.mark.usefixtures("with_small_runtime")
 def test_the_same_install_writes_the_same_bytes(tmp_path):
     write_static(tmp_path / "one")
     write_static(tmp_path / "two")
@@ -94,7 +144,8 @@ def test_what_a_browser_loads_of_legroom_is_small():
 def test_what_a_browser_loads_plans_and_diagnoses_on_its_own(tmp_path):
     with tarfile.open(fileobj=io.BytesIO(browser_package())) as archive:
         archive.extractall(tmp_path, filter="data")
-    words = [sys.executable, "-I", "-S", "-c", ON_ITS_OWN, str(tmp_path)]
+    snapshot = base64.b64encode((ROOT / "docs/samples/leak-before.pickle").read_bytes()).decode()
+    words = [sys.executable, "-I", "-S", "-c", ON_ITS_OWN, str(tmp_path), snapshot]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -1,13 +1,16 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
-import { DropArea, ErrorNote, Picker } from "../parts/controls.jsx";
+import { CopyButton, DropArea, ErrorNote, Notes, Picker } from "../parts/controls.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
+import { EMPTY, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, count } from "../units.js";
 import { Finding } from "./finding.jsx";
 import { NotALog, openLog } from "./log_file.js";
 import { LogView } from "./log_view.jsx";
-import { SAMPLE_LOG } from "./sample.js";
+import { packed, unpacked } from "./report_link.js";
+import { SAMPLES } from "./sample.js";
 
 const KEPT = "legroom.log";
 const MOST_KEPT = 2_000_000;
@@ -31,56 +34,86 @@ function keptText() {
   }
 }
 
-export function DiagnoseArea() {
+const NOTHING = { log: null, answer: null, pictures: null, error: null, busy: false, stage: null };
+
+export function DiagnoseArea({ params }) {
   const t = useText();
   const lists = useLists();
   const [text, setText] = useState("");
   const [hints, setHints] = useState({ command: "", gpu: "" });
-  const [state, setState] = useState({ log: null, answer: null, pictures: null, error: null, busy: false });
+  const [state, setState] = useState(NOTHING);
   const [jump, setJump] = useState(null);
   const round = useRef(0);
+  const abort = useRef(null);
+  const last = useRef(null);
 
   const read = async (file, name, known = hints) => {
     const mine = ++round.current;
+    abort.current?.abort();
+    const { signal } = (abort.current = new AbortController());
     const put = (change) => mine === round.current && setState((now) => ({ ...now, ...change }));
-    setState({ log: null, answer: null, pictures: null, error: null, busy: true });
+    const onStage = (stage) => put({ stage });
+    last.current = { file, name, known };
+    setState({ ...NOTHING, busy: true, stage: { name: "open", share: 0, size: file.size } });
     try {
-      const log = await openLog(file, name, engine.mostLogBytes);
+      const log = await openLog(file, name, engine.mostLogBytes, { signal, onShare: (share) => onStage({ name: "open", share, size: file.size }) });
       put({ log });
-      const answer = await engine.diagnose(log.blob, known);
-      put({ answer, busy: false });
+      const answer = await engine.diagnose(log.blob, { ...known, language: t.language }, signal, (share) =>
+        onStage({ name: share < 1 ? "send" : "judge", share, size: log.size }),
+      );
+      put({ answer, busy: false, stage: null });
       const line = answer.findings?.[0]?.evidence?.[0]?.line;
       if (line && mine === round.current) setJump({ line });
       put({ pictures: await beforeAndAfter(answer, known) });
     } catch (error) {
-      put({
-        error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name ?? file.name }) } : error,
-        busy: false,
-      });
+      if (error.name === "AbortError") put(NOTHING);
+      else
+        put({
+          error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name ?? file.name }) } : error,
+          busy: false,
+          stage: null,
+        });
     }
   };
   const readText = (written, known) => {
     keepText(written);
     read(new Blob([written]), t("log.pasted"), known);
   };
-  const readSample = () => {
-    const known = { ...hints, gpu: hints.gpu || "rtx-4090" };
-    setText(SAMPLE_LOG);
+  const readSample = ({ log, gpu }) => {
+    const known = { ...hints, gpu: hints.gpu || gpu || "" };
+    setText(log);
     setHints(known);
-    readText(SAMPLE_LOG, known);
+    readText(log, known);
   };
+  // A link to a diagnosis brings the answer and no line of the log.
   useEffect(() => {
+    const report = params?.get("report");
+    if (report) {
+      unpacked(report).then(
+        (answer) => setState({ ...NOTHING, answer }),
+        () => setState({ ...NOTHING, error: { message: t("report.broken") } }),
+      );
+      return;
+    }
     const kept = keptText();
-    if (kept) {
+    if (kept && !state.answer) {
       setText(kept.length <= MOST_TYPED ? kept : "");
       readText(kept);
     }
-  }, []);
+  }, [params]);
+  // The sentences come from the engine: another language asks again.
+  const spoken = useRef(t.language);
+  useEffect(() => {
+    if (spoken.current === t.language) return;
+    spoken.current = t.language;
+    if (last.current && state.answer) read(last.current.file, last.current.name, last.current.known);
+  }, [t.language]);
   const paste = (event) => {
     const pasted = event.clipboardData?.getData("text") ?? "";
     if (pasted.length <= MOST_TYPED) return;
     // A text field with megabytes in it freezes the page; the view below does not.
     event.preventDefault();
+    setText("");
     readText(pasted);
   };
   return (
@@ -95,6 +128,7 @@ export function DiagnoseArea() {
           onRead={() => readText(text)}
           onFile={(file) => {
             keepText("");
+            setText("");
             read(file, file.name);
           }}
           busy={state.busy}
@@ -112,24 +146,73 @@ export function DiagnoseArea() {
           >
             {t("diagnose.read")}
           </button>
-          <button type="button" class="button" onClick={readSample}>
+          <button type="button" class="button" onClick={() => readSample(SAMPLES[0])}>
             {t("diagnose.sample")}
           </button>
         </div>
       </section>
       <div class="diagnosis" aria-live="polite">
-        {state.busy && (
-          <p class="soft" role="status">
-            {t("diagnose.busy", { size: state.log ? bytesWords(state.log.size) : "" })}
-          </p>
-        )}
+        {state.stage && <Stage stage={state.stage} onCancel={() => abort.current?.abort()} />}
         <ErrorNote error={state.error} />
+        {!state.busy && !state.answer && !state.error && <Examples onPick={readSample} />}
         {state.answer && (
-          <Answer answer={state.answer} pictures={state.pictures} onJump={(line) => setJump({ line })} />
+          <Answer
+            answer={state.answer}
+            hints={hints}
+            pictures={state.pictures}
+            onJump={state.log ? (line) => setJump({ line }) : null}
+          />
         )}
       </div>
       {state.log && <LogPanel log={state.log} answer={state.answer} jump={jump} onJump={(line) => setJump({ line })} />}
     </div>
+  );
+}
+
+function Stage({ stage, onCancel }) {
+  const t = useText();
+  return (
+    <div class="row" role="status">
+      <span>{t(`diagnose.stage.${stage.name}`, { size: bytesWords(stage.size) })}</span>
+      <progress
+        max={1}
+        value={stage.name === "judge" ? undefined : stage.share}
+        aria-label={t(`diagnose.stage.${stage.name}`, { size: "" })}
+      />
+      <button type="button" class="button small" onClick={onCancel}>
+        {t("cancel")}
+      </button>
+    </div>
+  );
+}
+
+// What an empty page teaches: logs to click on, and the causes behind most of them.
+function Examples({ onPick }) {
+  const t = useText();
+  return (
+    <section class="examples" aria-label={t("examples.title")}>
+      <h2>{t("examples.title")}</h2>
+      <ul class="cards">
+        {SAMPLES.map((sample) => (
+          <li key={sample.name}>
+            <button type="button" class="button wide" onClick={() => onPick(sample)}>
+              <strong>{t(`sample.${sample.name}`)}</strong>
+              <span class="soft mono" lang="en">
+                {sample.shown}
+              </span>
+            </button>
+          </li>
+        ))}
+      </ul>
+      <h2>{t("examples.causes")}</h2>
+      <ul>
+        {SAMPLES.map(({ name, entry }) => (
+          <li key={name}>
+            <a href={`#/catalog/${entry}`}>{t(`cause.${name}`)}</a>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 
@@ -202,7 +285,24 @@ function HintFields({ hints, setHints, lists }) {
   );
 }
 
-function Answer({ answer, pictures, onJump }) {
+// The failed server with its fix, as a plan to look at and to change.
+function planAddress(answer, hints) {
+  const { model, gpu, vllm, args = {} } = answer.deployment ?? {};
+  const card = hints.gpu || gpu;
+  if (!model || !card) return null;
+  const fix = answer.findings?.[0]?.fixes?.find(({ layout }) => layout);
+  const { model: other, ...flags } = fix?.flags ?? {};
+  const given = Object.entries({ ...args, ...flags }).filter(
+    ([name, value]) => name !== "env" && value !== null && value !== "",
+  );
+  const setup = { ...EMPTY, model: other ?? model, gpu: card, vllm: vllm ?? null, env: {}, flags: Object.fromEntries(given) };
+  return addressOf("plan", toParams(setup));
+}
+
+// As on the command line: a cause that is less likely than one in twenty is not mentioned.
+const isMentioned = ({ confidence }) => confidence >= 0.05;
+
+function Answer({ answer, hints, pictures, onJump }) {
   const t = useText();
   const { deployment = {} } = answer;
   const about = [
@@ -212,23 +312,53 @@ function Answer({ answer, pictures, onJump }) {
   ].filter((word) => typeof word === "string");
   const kind = answer.verdict.replaceAll(" ", "_");
   const tone = { cause_found: "bad", no_problem_found: "good" }[kind] ?? "fair";
+  const where = [about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
+  const [first, ...rest] = answer.findings;
+  const others = kind === "cause_above" ? answer.findings : rest.filter(isMentioned).slice(0, 3);
+  const plan = planAddress(answer, hints);
+  const link = async () => `${location.href.split("#")[0]}${addressOf("diagnose", new URLSearchParams({ report: await packed(answer) }))}`;
   return (
     <>
-      <header class={`verdict ${tone}`}>
-        <span class="badge">{t(`diagnosis.${kind}`)}</span>
-        <p>{[about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ")}</p>
-      </header>
-      {!answer.findings.length && <p>{t(`diagnosis.${kind}.what`)}</p>}
-      {answer.findings.map((finding, index) => (
-        <Finding
-          key={finding.cause + finding.entry}
-          finding={finding}
-          first={index === 0}
-          pictures={pictures}
-          onJump={onJump}
-        />
+      {first && kind !== "cause_above" ? (
+        <Finding finding={first} first tone={tone} kind={kind} where={where} pictures={pictures} onJump={onJump} />
+      ) : (
+        <header class={`verdict ${tone}`}>
+          <div class="glance">
+            <h2 class="badge large">{t(`diagnosis.${kind}`)}</h2>
+            <p>{where}</p>
+          </div>
+          <p>{t(`diagnosis.${kind}.what`)}</p>
+        </header>
+      )}
+      <Needed needed={answer.needed} />
+      {others.map((finding) => (
+        <Finding key={finding.cause + finding.entry} finding={finding} pictures={null} onJump={onJump} />
       ))}
+      <Notes notes={answer.notes} />
+      <div class="actions">
+        {plan && (
+          <a class="button" href={plan}>
+            {t("finding.open_plan")}
+          </a>
+        )}
+        <CopyButton text={link} label={t("report.link")} />
+        <button type="button" class="button" onClick={() => print()}>
+          {t("print")}
+        </button>
+      </div>
+      <p class="hint">{t("report.hint")}</p>
     </>
+  );
+}
+
+function Needed({ needed }) {
+  const t = useText();
+  if (!needed?.length) return null;
+  return (
+    <div class="note fair">
+      <h3>{t("finding.needed")}</h3>
+      <Notes notes={needed} />
+    </div>
   );
 }
 

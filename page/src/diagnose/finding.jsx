@@ -25,70 +25,103 @@ export function useEntry(id, language) {
   return state;
 }
 
-export function Finding({ finding, first, pictures, onJump }) {
+// The cause in the largest letters, the command second, the quoted line third; then why, and what else there is.
+export function Finding({ finding, first, tone, kind, where, pictures, onJump }) {
   const t = useText();
   const { entry } = useEntry(finding.entry, t.language);
-  // In another language than English the story is the catalog's, as on the command line; the numbers stay beside it.
-  const own = t.language === "en" ? null : entry;
-  const lines = [...new Map(finding.evidence.map((piece) => [piece.line, piece])).values()];
-  const body = (
-    <>
-      {own && <p class="why">{own.root_cause?.text}</p>}
-      <p class={own ? "soft" : "why"} lang="en">
-        {finding.why}
-      </p>
-      {own && first && <p class="soft in-english">{t("finding.in_english")}</p>}
-      <p class="evidence-links">
-        {t("finding.lines")}{" "}
-        {lines.map(({ line }) => (
-          <button type="button" class="link" key={line} onClick={() => onJump(line)}>
-            {t("finding.line", { line })}
-          </button>
-        ))}
-      </p>
-      {finding.fixes.length > 0 && <h4>{t("finding.fixes")}</h4>}
-      <ol class="fix-list">
-        {finding.fixes.map((fix, index) => (
-          <Fix key={index} fix={fix} pictures={first && index === 0 ? pictures : null} />
-        ))}
-      </ol>
-      <DeadEnds rows={own?.dead_ends?.length ? own.dead_ends : finding.dead_ends} />
-    </>
-  );
-  const head = (
-    <>
-      <span class="finding-title">{entry?.title ?? finding.cause}</span>{" "}
-      <span class="soft">{t("finding.sure", { share: percent(finding.confidence) })}</span>
-    </>
-  );
+  const title = entry?.title ?? finding.cause;
+  const sure = t("finding.sure", { share: percent(finding.confidence) });
+  const [fix, ...others] = finding.fixes;
   const link = (
     <a href={`#/catalog/${finding.entry}`} class="entry-link">
       {t("finding.entry", { id: finding.entry })}
     </a>
   );
+  const body = (
+    <>
+      {fix && <Fix fix={fix} pictures={pictures} />}
+      <Evidence rows={finding.evidence} onJump={onJump} />
+      <section>
+        <h3>{t("finding.why")}</h3>
+        <p class="why">{finding.why}</p>
+      </section>
+      {others.length > 0 && (
+        <details>
+          <summary>{t("fixes.others", { count: others.length })}</summary>
+          <ol class="fix-list">
+            {others.map((each, index) => (
+              <li key={index}>
+                <Fix fix={each} />
+              </li>
+            ))}
+          </ol>
+        </details>
+      )}
+      <DeadEnds rows={t.language !== "en" && entry?.dead_ends?.length ? entry.dead_ends : finding.dead_ends} />
+      {link}
+    </>
+  );
   if (first)
     return (
       <article class="finding first">
-        <h2>{head}</h2>
-        {link}
+        <header class={`verdict ${tone}`}>
+          <h2 class="cause">{title}</h2>
+          <p>
+            {t(`diagnosis.${kind}`)}, {sure}
+            {where ? ` · ${where}` : ""}
+          </p>
+        </header>
         {body}
       </article>
     );
   return (
     <details class="finding">
-      <summary>{head}</summary>
-      {link}
+      <summary>
+        <span class="finding-title">{title}</span> <span class="soft">{sure}</span>
+      </summary>
       {body}
     </details>
+  );
+}
+
+// The lines that decide, as the log has them; a report that came by a link has their numbers alone.
+function Evidence({ rows, onJump }) {
+  const t = useText();
+  const lines = [...new Map(rows.map((piece) => [piece.line, piece])).values()];
+  if (!lines.length) return null;
+  return (
+    <section class="evidence" aria-label={t("finding.lines")}>
+      <h3>{t("finding.lines")}</h3>
+      {lines.slice(0, 4).map(({ line, text }) => (
+        <blockquote key={line}>
+          {onJump ? (
+            <button type="button" class="link" onClick={() => onJump(line)}>
+              {t("finding.line", { line })}
+            </button>
+          ) : (
+            <span class="soft">{t("finding.line", { line })}</span>
+          )}{" "}
+          <span class="mono" lang="en">
+            {text}
+          </span>
+        </blockquote>
+      ))}
+    </section>
   );
 }
 
 function Fix({ fix, pictures }) {
   const t = useText();
   const has = Object.keys(fix.flags ?? {}).length > 0;
+  const isCommand = fix.command?.length > 0 && (has || Object.keys(fix.env ?? {}).length > 0);
   return (
-    <li class="fix">
-      {has && <code>{flagsWords(fix.flags)}</code>}
+    <div class="fix">
+      {fix.comment && <p class="note fair">{fix.comment}</p>}
+      {isCommand ? (
+        <Command text={commandLine(fix.command, fix.command[0]?.includes("=") ? {} : fix.env)} />
+      ) : (
+        has && <code>{flagsWords(fix.flags)}</code>
+      )}
       <p>{fix.why}</p>
       {fix.steps?.length > 0 && (
         <ol class="steps">
@@ -103,8 +136,7 @@ function Fix({ fix, pictures }) {
         </p>
       )}
       {fix.layout && (pictures ? <BeforeAfter {...pictures} /> : <MiniBar layout={fix.layout} />)}
-      {fix.command?.length > 0 && <Command text={commandLine(fix.command, fix.env)} />}
-    </li>
+    </div>
   );
 }
 
@@ -115,7 +147,7 @@ function BeforeAfter({ before, after }) {
   return (
     <div class="before-after">
       <figure>
-        <figcaption>{t("finding.before", { kv: gib(before.layout.kv_cache_bytes) })}</figcaption>
+        <figcaption>{t("finding.before", { kv: gib(Math.max(before.layout.kv_cache_bytes, 0)) })}</figcaption>
         <CardPicture plan={before} scale={scale} />
       </figure>
       <figure>
@@ -131,7 +163,7 @@ export function DeadEnds({ rows }) {
   if (!rows?.length) return null;
   return (
     <section class="dead-ends">
-      <h4>{t("finding.dead_ends")}</h4>
+      <h3>{t("finding.dead_ends")}</h3>
       <ul>
         {rows.map((row) => (
           <li key={row.action}>

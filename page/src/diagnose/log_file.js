@@ -42,18 +42,18 @@ async function unzipped(file) {
 
 const breathe = () => new Promise((resolve) => setTimeout(resolve));
 
-// `most` is what the engine of this page can take.
-export async function openLog(file, name = file.name ?? "", most = Infinity) {
+// `most` is what the engine of this page can take; `onShare` hears how much of the log has been looked through.
+export async function openLog(file, name = file.name ?? "", most = Infinity, { signal, onShare } = {}) {
   if (file.size > most) throw new NotALog("too_big");
   const blob = await plain(file);
   if (blob.size === 0) throw new NotALog("empty");
   if (blob.size > most) throw new NotALog("too_big");
   if (blob.size > MOST_SHOWN_BYTES) return { name, blob, size: blob.size, lines: null };
   const bytes = new Uint8Array(await blob.arrayBuffer());
-  return { name, blob, size: bytes.length, lines: await lineIndex(bytes) };
+  return { name, blob, size: bytes.length, lines: await lineIndex(bytes, signal, onShare) };
 }
 
-async function lineIndex(bytes) {
+async function lineIndex(bytes, signal, onShare) {
   let starts = new Uint32Array(1024);
   let number = 1;
   for (let from = 0; from < bytes.length; from += PIECE) {
@@ -67,7 +67,9 @@ async function lineIndex(bytes) {
       }
       starts[number++] = at + 1;
     }
+    onShare?.(to / bytes.length);
     await breathe();
+    signal?.throwIfAborted();
   }
   const decoder = new TextDecoder();
   return {

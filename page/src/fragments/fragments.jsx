@@ -1,8 +1,9 @@
-import { useRef, useState } from "preact/hooks";
+import { useId, useRef, useState } from "preact/hooks";
 import { engine } from "../engine.js";
 import { DropArea, ErrorNote } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
 import { bytesWords } from "../units.js";
+import { SAMPLE_SNAPSHOT } from "./sample.js";
 
 const MOST_BYTES = 32 * 2 ** 20;
 
@@ -21,16 +22,18 @@ export function FragmentsArea() {
   const first = useRef(null);
   const round = useRef(0);
 
+  const ask = async (content, isLater, mine) => {
+    const request = { file: content, earlier: isLater ? first.current : null };
+    if (!isLater) first.current = content;
+    const report = await engine.call("fragments", request);
+    if (mine === round.current) setState({ report, error: null, busy: false });
+  };
   const read = async (file, isLater) => {
     const mine = ++round.current;
     if (file.size > MOST_BYTES) return setState({ report: null, error: { message: t("fragments.big") }, busy: false });
     setState((now) => ({ ...now, error: null, busy: true }));
     try {
-      const content = await base64(file);
-      const request = { file: content, earlier: isLater ? first.current : null };
-      if (!isLater) first.current = content;
-      const report = await engine.call("fragments", request);
-      if (mine === round.current) setState({ report, error: null, busy: false });
+      await ask(typeof file === "string" ? file : await base64(file), isLater, mine);
     } catch (error) {
       if (mine === round.current) setState({ report: null, error, busy: false });
     }
@@ -41,6 +44,11 @@ export function FragmentsArea() {
       <h1>{t("fragments.title")}</h1>
       <p class="soft">{t("fragments.what")}</p>
       <DropArea label={t("fragments.open")} onFile={(file) => read(file, false)} />
+      {!state.report && !state.busy && (
+        <button type="button" class="button" onClick={() => read(SAMPLE_SNAPSHOT, false)}>
+          {t("fragments.sample")}
+        </button>
+      )}
       {state.report && <DropArea label={t("fragments.compare")} onFile={(file) => read(file, true)} />}
       {state.busy && (
         <p class="soft" role="status">
@@ -55,14 +63,32 @@ export function FragmentsArea() {
 
 function Report({ report }) {
   const t = useText();
+  const id = useId();
+  const [zoom, setZoom] = useState(1);
   return (
     <>
-      <h2>{report.headline}</h2>
-      <img
-        class="segments"
-        src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(report.svg)}`}
-        alt={t("fragments.picture")}
-      />
+      <h2 class="cause">{report.headline}</h2>
+      <div class="row">
+        <label for={id}>{t("fragments.zoom")}</label>
+        <input
+          id={id}
+          class="zoom"
+          type="range"
+          min="1"
+          max="6"
+          step="0.5"
+          value={zoom}
+          onInput={(event) => setZoom(Number(event.target.value))}
+        />
+      </div>
+      <div class="scroll-x" tabIndex={0} role="region" aria-label={t("fragments.picture")}>
+        <img
+          class="segments"
+          ref={(node) => node?.style.setProperty("--zoom", zoom)}
+          src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(report.svg)}`}
+          alt={t("fragments.picture")}
+        />
+      </div>
       <ul>
         {report.parts.map((part) => (
           <li key={part.part}>

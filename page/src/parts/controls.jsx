@@ -5,7 +5,7 @@ export function CopyButton({ text, label }) {
   const t = useText();
   const [state, setState] = useState("");
   const copy = async () => {
-    setState((await writeClipboard(typeof text === "function" ? text() : text)) ? "copied" : "failed");
+    setState((await writeClipboard(typeof text === "function" ? await text() : text)) ? "copied" : "failed");
     setTimeout(() => setState(""), 1600);
   };
   return (

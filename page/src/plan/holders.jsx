@@ -31,7 +31,7 @@ export function Holders({ setup, plan, onChange }) {
     };
   }, [open, key]);
   return (
-    <details class="holders" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+    <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
       {context && <p class="soft">{t("holders.for", { tokens: count(context) })}</p>}
       <ErrorNote error={state.error} />
@@ -68,6 +68,7 @@ function HolderTable({ rows, onUse }) {
             <th class="figure">{t("holders.count")}</th>
             <th>{t("holders.verdict")}</th>
             <th class="figure">{t("holders.concurrency")}</th>
+            <th class="figure">{t("holders.price")}</th>
             <th>{t("holders.picture")}</th>
             <th>
               <span class="off-screen">{t("holders.use")}</span>
@@ -85,6 +86,7 @@ function HolderTable({ rows, onUse }) {
                 <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
               </td>
               <td class="figure">{row.count ? row.max_concurrency?.toFixed(1) : ""}</td>
+              <td class="figure">{row.usd_per_hour == null ? "–" : `$${row.usd_per_hour.toFixed(2)}`}</td>
               <td class="picture">{row.layout && <MiniBar layout={row.layout} />}</td>
               <td>
                 {row.count ? (

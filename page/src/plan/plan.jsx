@@ -7,6 +7,7 @@ import { useText } from "../text/language.jsx";
 import { Differences } from "./differences.jsx";
 import { Flags } from "./flags.jsx";
 import { Holders } from "./holders.jsx";
+import { Pack, Upgrade } from "./more.jsx";
 import { picturePng, pictureSvg, save } from "./picture_file.js";
 import { Result, Strip } from "./result.jsx";
 import { Source, useLists } from "./source.jsx";
@@ -77,6 +78,8 @@ export function PlanArea({ params, active }) {
         </div>
         {both && <Differences first={planA.plan} second={planB.plan} />}
         <Holders setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+        <Upgrade setup={setups[editing]} plan={shown.plan} lists={lists} />
+        <Pack setup={setups[editing]} plan={shown.plan} />
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
       </div>
       <div class="knobs">

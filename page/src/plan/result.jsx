@@ -5,6 +5,7 @@ import { PARTS } from "../parts/layout.js";
 import { withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, commandLine, count, gib, tokensShort } from "../units.js";
+import { ToRun } from "./more.jsx";
 import { useMath } from "./use_plan.js";
 
 export const VERDICT_CLASS = { fits: "good", tight: "fair", does_not_fit: "bad" };
@@ -71,12 +72,6 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       </section>
     );
   const starts = plan.words.to_run.join(" ") === plan.command.join(" ");
-  const command = starts && (
-    <section class="to-run" aria-label={t("command.title")}>
-      <h2>{t("command.title")}</h2>
-      <Command text={commandLine(plan.command, plan.env)} />
-    </section>
-  );
   return (
     <section class={`result${error ? " stale" : ""}`} aria-label={title ?? t("result")}>
       {title && <p class="side-title">{title}</p>}
@@ -99,7 +94,7 @@ export function Result({ plan, speed, request, error, busy, scale, setup, onChan
       </div>
       {plan.ranks?.length > 1 && <Ranks ranks={plan.ranks} />}
       {children}
-      {command}
+      {starts && <ToRun plan={plan} request={request} />}
       <Notes notes={plan.words.notes} />
     </section>
   );

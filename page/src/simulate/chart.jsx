@@ -6,14 +6,21 @@ const HEIGHT = 190;
 // Blocks, requests and preemptions come whole.
 const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
 
-// Series of one or two runs over a shared axis; canvases of one page move their cursors together.
-export function Chart({ title, note, xLabel, data, series, top, cursor }) {
+// Series of one or two runs over a shared axis; canvases of one page move their cursors together. `onMoment` hears where
+// the pointer is.
+export function Chart({ title, note, xLabel, data, series, top, cursor, onMoment }) {
   const box = useRef(null);
   const plot = useRef(null);
+  const listener = useRef(null);
+  listener.current = onMoment;
   useEffect(() => {
     const make = () => {
       plot.current?.destroy();
-      plot.current = new uPlot(options(box.current.clientWidth, { title, xLabel, series, top }), data, box.current);
+      const hooks = {
+        setCursor: [({ cursor: { idx, event } }) => event && idx != null && listener.current?.(idx)],
+      };
+      const drawn = { ...options(box.current.clientWidth, { title, xLabel, series, top }), hooks };
+      plot.current = new uPlot(drawn, data, box.current);
     };
     make();
     const observer = new ResizeObserver(() => plot.current.setSize({ width: box.current.clientWidth, height: HEIGHT }));
@@ -45,7 +52,7 @@ export function Chart({ title, note, xLabel, data, series, top, cursor }) {
 
 const summary = (data, series) =>
   series
-    .map(({ label }, index) => `${label} max ${Math.max(...data[index + 1].filter((value) => value != null), 0)}`)
+    .map(({ label }, index) => `${label} ≤ ${Math.max(...data[index + 1].filter((value) => value != null), 0)}`)
     .join(", ");
 
 function options(width, { xLabel, series, top }) {

@@ -22,6 +22,14 @@ const LOAD = {
   max_num_batched_tokens: "",
   block_size: "",
 };
+// Loads to begin with. Chat: the medians of Azure's public conversation trace of 2023; agents: the means of Mooncake's
+// public tool-and-agent trace; RAG: a question with some pages of text; batch: everything at once.
+const PRESETS = {
+  chat: { requests: 300, rate_per_s: 8, prompt_tokens: 1020, output_tokens: 129 },
+  rag: { requests: 200, rate_per_s: 3, prompt_tokens: 4000, output_tokens: 300 },
+  agents: { requests: 200, rate_per_s: 2, prompt_tokens: 8600, output_tokens: 180 },
+  batch: { requests: 500, rate_per_s: 1000, prompt_tokens: 1000, output_tokens: 300 },
+};
 const NUMBERS = Object.keys(LOAD).filter((name) => !["load", "pool"].includes(name));
 
 function readLoad(params) {
@@ -63,34 +71,50 @@ export function SimulateArea({ params, active }) {
   const lists = useLists();
   const [load, setLoad] = useState(() => readLoad(params ?? new URLSearchParams()));
   const [setup, setSetup] = useState(
-    () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 8192),
+    () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 32768),
   );
   const [trace, setTrace] = useState({ text: "", name: "" });
   const [runs, setRuns] = useState([]);
-  const [keep, setKeep] = useState(false);
   const [state, setState] = useState({ busy: false, error: null });
   const abort = useRef(null);
   useEffect(() => {
     if (active) keepAddress(addressOf("simulate", loadParams(load, setup)));
   }, [load, setup, active]);
-  const run = async () => {
+  // A second setting is laid over the first.
+  const run = async (asked = load, beside = false) => {
     abort.current?.abort();
     const mine = (abort.current = new AbortController());
     setState({ busy: true, error: null });
     try {
-      const answer = await engine.call("simulate", requestFor(load, setup, trace.text), mine.signal);
-      const label = words(load, setup, answer);
-      setRuns((now) => (keep && now.length ? [now[0], { answer, label }] : [{ answer, label }]));
+      const request = { ...requestFor(asked, setup, trace.text), language: t.language };
+      const answer = await engine.call("simulate", request, mine.signal);
+      const label = words(asked, setup, answer);
+      setRuns((now) => (beside && now.length ? [now[0], { answer, label, request }] : [{ answer, label, request }]));
       setState({ busy: false, error: null });
     } catch (error) {
       if (error.name !== "AbortError") setState({ busy: false, error });
     }
+  };
+  // The sentences come from the engine: another language asks again.
+  const spoken = useRef(t.language);
+  useEffect(() => {
+    if (spoken.current === t.language) return;
+    spoken.current = t.language;
+    const again = ({ request, ...kept }) =>
+      engine.call("simulate", { ...request, language: t.language }).then((answer) => ({ ...kept, request, answer }));
+    Promise.all(runs.map(again)).then(setRuns, () => setRuns([]));
+  }, [t.language]);
+  const preset = (name) => {
+    const next = { ...load, load: "mix", ...PRESETS[name] };
+    setLoad(next);
+    run(next);
   };
   const change = (name) => (value) => setLoad((now) => ({ ...now, [name]: value }));
   const takeTrace = async (file) => {
     if (file.size > 32 * 2 ** 20) setState({ busy: false, error: { message: t("trace.too_big") } });
     else setTrace({ text: await file.text(), name: file.name });
   };
+  const ready = load.load !== "trace" || Boolean(trace.text.trim());
   return (
     <div class="simulate-area">
       <section class="panel load" aria-label={t("simulate.title")}>
@@ -105,6 +129,13 @@ export function SimulateArea({ params, active }) {
             { value: "trace", label: t("simulate.trace") },
           ]}
         />
+        <div class="row presets" role="group" aria-label={t("simulate.presets")}>
+          {Object.keys(PRESETS).map((name) => (
+            <button type="button" class="button small" key={name} onClick={() => preset(name)}>
+              {t(`preset.${name}`)}
+            </button>
+          ))}
+        </div>
         {load.load === "mix" ? (
           <MixFields load={load} change={change} />
         ) : (
@@ -139,31 +170,53 @@ export function SimulateArea({ params, active }) {
           ))}
         </div>
         <div class="row">
-          <button
-            type="button"
-            class="button primary"
-            disabled={load.load === "trace" && !trace.text.trim()}
-            onClick={run}
-          >
+          <button type="button" class="button primary" disabled={!ready} onClick={() => run()}>
             {t(state.busy ? "simulate.busy" : "simulate.run")}
           </button>
-          <label class="check">
-            <input
-              type="checkbox"
-              checked={keep}
-              disabled={!runs.length}
-              onChange={(event) => setKeep(event.target.checked)}
-            />{" "}
-            {t("simulate.keep")}
-          </label>
+          {runs.length > 0 && (
+            <button type="button" class="button" disabled={!ready} onClick={() => run(load, true)}>
+              {t("simulate.beside")}
+            </button>
+          )}
         </div>
       </section>
       <div class="simulation" aria-busy={state.busy}>
         <ErrorNote error={state.error} />
-        {runs.length === 0 && !state.error && <p class="soft empty">{t("simulate.empty")}</p>}
+        {runs.length === 0 && !state.error && !state.busy && <Examples onPick={preset} />}
+        {state.busy && (
+          <p class="soft" role="status">
+            {t("simulate.busy")}
+          </p>
+        )}
         {runs.length > 0 && <Runs runs={runs} />}
       </div>
     </div>
+  );
+}
+
+function Examples({ onPick }) {
+  const t = useText();
+  return (
+    <section class="examples" aria-label={t("simulate.presets")}>
+      <h2>{t("simulate.presets")}</h2>
+      <ul class="cards">
+        {Object.entries(PRESETS).map(([name, load]) => (
+          <li key={name}>
+            <button type="button" class="button wide" onClick={() => onPick(name)}>
+              <strong>{t(`preset.${name}`)}</strong>
+              <span class="soft">
+                {t(name === "batch" ? "preset.at_once" : "preset.what", {
+                  requests: count(load.requests),
+                  rate: load.rate_per_s,
+                  prompt: count(load.prompt_tokens),
+                  output: count(load.output_tokens),
+                })}
+              </span>
+            </button>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 

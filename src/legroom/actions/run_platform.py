@@ -17,6 +17,7 @@ from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
 from legroom.vllm.command_line import changes_back
 
@@ -38,10 +39,10 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
 
 def with_start_reason(result: ScrapeResult) -> ScrapeResult:
     """A sample that says whether a `legroom run` of this machine was asked to start its server; others unchanged."""
-    record = _living_run(result.server) if isinstance(result, Sample) else {}
-    return (
-        replace(result, start_requested=int(bool(record["start_requested"]))) if "start_requested" in record else result
-    )
+    requested = _living_run(result.server).get("start_requested") if isinstance(result, Sample) else None
+    if not isinstance(result, Sample) or requested is None:
+        return result
+    return replace(result, start_requested=int(bool(requested)))
 
 
 def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
@@ -125,9 +126,9 @@ class RunChild:
 
     async def restore_flags(self, override: platform.Override) -> None:
         """Writes the flags that lead from the running command back to the earlier one."""
-        back = changes_back(
-            [str(word) for word in self._run_record().get("command") or []], json.loads(override.before or "[]")
-        )
+        words = [str(word) for word in self._run_record().get("command") or []]
+        changes = changes_back(words, json.loads(override.before or "[]"))
+        back = {name: value for name, value in changes.items() if name not in SECRET_FLAGS}  # the file has no values
         if back:
             await self.write_flags(platform.FlagChange(back))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ _TERMS = {
     "graph_estimate_bytes": "CUDA-graph estimate",
     "graph_bytes": "CUDA graphs",
 }
-USAGE = "legroom calibrate LOG ... [options] | --show | --forget KEY"
+USAGE = "legroom calibrate LOG ... [options] | --show | --forget KEY | export FOLDER | import FOLDER|FILE ..."
 DESCRIPTION = "Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`."
 EPILOG = """\
 examples:
@@ -31,6 +32,8 @@ examples:
   journalctl -u vllm | legroom calibrate -
   legroom calibrate --show
   legroom calibrate --forget 3f2a9c01d4
+  legroom calibrate export receipts/      # to share: no host names, paths or keys
+  legroom calibrate import receipts/      # measurements of others; your own win
 
 The store is $LEGROOM_HOME/calibration.json, or calibration.json in $XDG_DATA_HOME/legroom (~/.local/share/legroom).
 
@@ -56,13 +59,11 @@ def run(args: argparse.Namespace) -> int:
         return _print_observations(args.json)
     if args.forget is not None:
         return _forget_observations(args.forget, args.json)
+    if args.logs[:1] in (["export"], ["import"]):
+        return _share_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    return _calibrate_from_logs(args)
-
-
-def _calibrate_from_logs(args: argparse.Namespace) -> int:
-    """Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured."""
+    # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 
@@ -188,6 +189,32 @@ def _forget_observations(key: str, as_json: bool) -> int:
     forgotten = len(observations) - len(kept)
     print_answer(as_json, lambda: {"forgotten": forgotten}, lambda _: f"forgot {forgotten} of {len(observations)}\n")
     return OK
+
+
+def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
+    """Write every stored observation as a file into one folder, or store the receipts of folders and files."""
+    from legroom.planning.calibration_store import import_receipts, read_store, receipt
+
+    if not places or (verb == "export" and len(places) > 1):
+        raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
+    public: dict[str, Any] = {}
+    stored = read_store().observations if verb == "export" else ()
+    try:
+        if verb == "import":
+            files = [file for place in places for file in (sorted(place.glob("*.json")) if place.is_dir() else [place])]
+            done = import_receipts((file.name, file.read_text("utf-8")) for file in files)
+        else:
+            public = {seen.key: content for seen in stored if (content := receipt(seen)) is not None}
+            places[0].mkdir(parents=True, exist_ok=True)
+            for key, content in public.items():
+                (places[0] / f"{key}.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+            done = len(public)
+    except (OSError, UnicodeDecodeError) as error:
+        raise LegroomError(f"a receipt cannot be read or written: {error}", "name a folder of receipts") from error
+    held_back = len(stored) - len(public)
+    told = f"{verb}ed {done} receipts" + (f"; {held_back} held back: a setting names a path" if held_back else "")
+    print_answer(as_json, lambda: {f"{verb}ed": done, "held_back": held_back}, lambda _: told + "\n")
+    return OK if done else ANSWER_IS_NO
 
 
 def _read_log_text(log: str) -> str:

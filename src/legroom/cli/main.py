@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from legroom.errors import BAD_INPUT, OK, UNREACHABLE, LegroomError
+from legroom.errors import BAD_INPUT, INTERRUPTED, OK, UNREACHABLE, LegroomError
 from legroom.version import __version__
 
-_INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
@@ -180,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has exited
         _discard_output()
         return OK
@@ -191,7 +190,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_output()
             _print_error(LegroomError(f"the output could not be written: {error.strerror}"))
             return UNREACHABLE
-        _report_bug(words)
+        import shlex
+        import traceback
+
+        from legroom.masking import masked
+        from legroom.vllm.command_line import without_secrets
+
+        print(
+            f"{masked(traceback.format_exc())}\n"
+            f"This is a bug in legroom {__version__}, not in your input. Please report it with the lines above and the "
+            f"command: legroom {masked(shlex.join(without_secrets(words)))}",
+            file=sys.stderr,
+        )
         return _BUG
 
 
@@ -267,24 +277,10 @@ def overview() -> str:
 
 def _print_error(error: LegroomError) -> None:
     from legroom.drawing.terminal import style_of
+    from legroom.drawing.text import printable
 
     style = style_of(sys.stderr)
-    print(f"{style.paint('error:', 'red', 'bold')} {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"{style.paint('hint:', 'blue', 'bold')} {error.hint}", file=sys.stderr)
-
-
-def _report_bug(words: Sequence[str]) -> None:
-    """Print the current traceback and the command to stderr, secrets masked."""
-    import shlex
-    import traceback
-
-    from legroom.masking import masked
-    from legroom.vllm.command_line import without_secrets
-
-    print(
-        f"{masked(traceback.format_exc())}\n"
-        f"This is a bug in legroom {__version__}, not in your input. Please report it with the lines above and the "
-        f"command: legroom {masked(shlex.join(without_secrets(words)))}",
-        file=sys.stderr,
-    )
+    message, hint = ("\n".join(map(printable, text.split("\n"))) for text in (error.message, error.hint))
+    print(f"{style.paint('error:', 'red', 'bold')} {message}", file=sys.stderr)
+    if hint:
+        print(f"{style.paint('hint:', 'blue', 'bold')} {hint}", file=sys.stderr)

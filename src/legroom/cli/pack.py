@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_answer
-from legroom.cli.shared_options import described_server, gpu_count, split_words
+from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from legroom.planning.packing.needs import OtherProgram, PackedServer
     from legroom.planning.packing.placement import Card, Shift
     from legroom.planning.search_space import CapacityGoal
-
-_FIRST_PORT = 8000
 
 USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."
 DESCRIPTION = """\
@@ -71,12 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="who is awake at the same time; everyone else sleeps",
     )
     how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
-    how.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="safe",
-        help="how much of the error bands to keep free (default: safe, all of them)",
-    )
+    add_policy_option(how, "safe")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--format", choices=("compose", "systemd", "llama-swap"), help="write files instead of commands")
@@ -128,6 +121,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
 def _pack_request(args: argparse.Namespace) -> PackRequest:
     """The servers, cards and shifts that the command line describes; raises where one is missing."""
     from legroom.planning.packing.gpu_packing import PackRequest
+    from legroom.planning.packing.needs import with_own_names_and_ports
 
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
@@ -136,7 +130,7 @@ def _pack_request(args: argparse.Namespace) -> PackRequest:
             "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
         )
     cards = _offered_cards(args)
-    servers = _with_ports(_with_unique_names([_packed_server(args, words, cards[0]) for words in args.groups]))
+    servers = with_own_names_and_ports([_packed_server(args, words, cards[0]) for words in args.groups])
     for remark in args.remarks:
         note(f"note: {remark}")
     shifts = tuple(_parse_shift(text, servers) for text in args.shift)
@@ -149,9 +143,8 @@ def _pack_request(args: argparse.Namespace) -> PackRequest:
 def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
     """The cards, or MIG slices, that --gpu and --gpus offer, with what other programs hold on them."""
     from legroom.facts.gpus import gpu, with_total
-    from legroom.memory.overhead import desktop_bytes, reserve_bytes
     from legroom.planning.machine import with_measured_total
-    from legroom.planning.packing.placement import Card
+    from legroom.planning.packing.placement import offered_cards
     from legroom.units import parse_bytes
 
     whole = gpu(args.gpu)
@@ -162,16 +155,7 @@ def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
         gpus = [_mig_slice(args.gpu, name) for name in args.gpus.replace("+", ",").split(",")]
     if whole.note:
         note(f"note: {whole.note}")
-    others = [_parse_other_program(text, len(gpus)) for text in args.other]
-    return tuple(
-        Card(
-            number,
-            each,
-            desktop_bytes(each) + reserve_bytes(each),
-            tuple(other for place, other in others if place == number),
-        )
-        for number, each in enumerate(gpus)
-    )
+    return offered_cards(gpus, [_parse_other_program(text, len(gpus)) for text in args.other])
 
 
 def _mig_slice(card: str, profile: str) -> Gpu:
@@ -203,7 +187,7 @@ def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
 def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
     """The server that one group of words describes, planned for the first card."""
     from legroom.planning.machine import Machine, make_target, with_measurements
-    from legroom.planning.packing.needs import PackedServer
+    from legroom.planning.packing.needs import PackedServer, default_name
 
     own, rest, _ = split_words(_server_parser(), words)
     options = _server_parser().parse_args(own)
@@ -220,7 +204,7 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
         weight = 0.0
     if not 0 < weight < 1e6:
         raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
-    name = options.name or _name_of(deployment)
+    name = options.name or default_name(deployment.args)
     args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *deployment.notes))
     goal = _capacity_goal(options, deployment, args.policy)
     return PackedServer(name, target, deployment.args, weight, goal, int(args.sleep_level))
@@ -249,44 +233,6 @@ def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: 
     if context < 1 or concurrency < 1:
         raise LegroomError("--want-context and --want-concurrency must be at least 1", "like --want-context 32k")
     return CapacityGoal(context, float(concurrency), policy=policy)
-
-
-def _name_of(deployment: Deployment) -> str:
-    """The served model name, or the last part of the model's name."""
-    from legroom.vllm.args import other_value
-
-    named = other_value(deployment.args, "--served-model-name") or deployment.args.model.rstrip("/").rpartition("/")[2]
-    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in named.lower())
-    return "-".join(part for part in plain.split("-") if part) or "server"
-
-
-def _with_unique_names(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """The servers with unique names: a repeated name gets a number."""
-    seen: dict[str, int] = {}
-    named = []
-    for server in servers:
-        seen[server.name] = seen.get(server.name, 0) + 1
-        number = seen[server.name]
-        named.append(server if number == 1 else replace(server, name=f"{server.name}-{number}"))
-    return named
-
-
-def _with_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
-    """The servers with unique ports: those without --port get the next free one from 8000 on."""
-    from legroom.vllm.args import other_value
-
-    given = [other_value(server.args, "--port") for server in servers]
-    for port in {port for port in given if port is not None and given.count(port) > 1}:
-        raise LegroomError(f"two servers have --port {port}", "give each its own")
-    if len(servers) == 1:
-        return list(servers)
-    free = (str(port) for port in range(_FIRST_PORT, _FIRST_PORT + 1000) if str(port) not in given)
-    return [
-        server
-        if port
-        else replace(server, args=replace(server.args, others=(*server.args.others, "--port", next(free))))
-        for server, port in zip(servers, given, strict=True)
-    ]
 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:

@@ -17,13 +17,13 @@ from legroom.cli.shared_options import (
     split_words,
     sweep_executor,
 )
-from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.simulation.disaggregation import DisaggregatedTimeline
     from legroom.simulation.fast.rows import StepCost
-    from legroom.simulation.flag_search import Candidate, Choice, HoldingFleet
+    from legroom.simulation.flag_search import Candidate, HoldingFleet
     from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
@@ -74,7 +74,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_pool_options(parser)
     _add_scheduler_options(parser)
     _add_choose_options(parser)
-    _add_fleet_options(parser)
+    group = parser.add_argument_group("a fleet that is scaled")
+    group.add_argument(
+        "--autoscale",
+        type=int,
+        metavar="N",
+        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
+    )
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
+    group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
+    add_disaggregate_option(group)
     _add_tier_options(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -133,19 +142,6 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
         help="choose no setting with more of them (default: any number, counted as what they cost)",
     )
     add_sweep_options(group, "one per core")
-
-
-def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a fleet that is scaled")
-    group.add_argument(
-        "--autoscale",
-        type=int,
-        metavar="N",
-        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
-    )
-    group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
-    group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
-    add_disaggregate_option(group)
 
 
 def _add_tier_options(parser: argparse.ArgumentParser) -> None:
@@ -212,6 +208,8 @@ def run(args: argparse.Namespace) -> int:
         lambda: {**timeline.as_json(), **load.as_json(), **({"disaggregation": pools.as_json()} if pools else {})},
         lambda style: timeline_text(timeline, load, style) + (disaggregation_text(pools) if pools else ""),
     )
+    if timeline.interrupted:
+        return INTERRUPTED
     return ANSWER_IS_NO if load.verdict == "falls_behind" else OK
 
 
@@ -266,7 +264,14 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
         choice = choose(trace, candidates, goal, executor=sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
-                fleets = _fleets(args, trace, pool, choice, candidates)
+                # Fleets that hold the load: replicas of this server, and one server on a larger card.
+                from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
+
+                few = promising_candidates(trace, choice, candidates)
+                larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
+                cards = ((name, _with_kv_tier(args, pool, on_card)) for name, on_card in larger)
+                found = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
+                fleets = [fleet for fleet in found if fleet is not None]
             except KeyboardInterrupt:
                 choice = replace(choice, interrupted=True)
     command = pool.command(choice.best.flags)
@@ -277,6 +282,8 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
         lambda: {**choice.as_json(), "command": command, **would_hold},
         lambda style: choice_text(choice, trace, command, with_commands, style) + "\n",
     )
+    if choice.interrupted:
+        return INTERRUPTED
     return OK if choice.holds else ANSWER_IS_NO
 
 
@@ -287,19 +294,6 @@ def _with_kv_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[C
     from legroom.cli.simulate_tier import with_tier
 
     return with_tier(args, pool, candidates)
-
-
-def _fleets(
-    args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
-) -> list[HoldingFleet]:
-    """Fleets that hold the load: replicas of this server, and one server on a larger card."""
-    from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
-
-    few = promising_candidates(trace, choice, candidates)
-    larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
-    cards = ((name, _with_kv_tier(args, pool, on_card)) for name, on_card in larger)
-    fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
-    return [fleet for fleet in fleets if fleet is not None]
 
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:

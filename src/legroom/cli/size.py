@@ -11,6 +11,7 @@ from legroom.cli.output import note, print_answer, progress_bar
 from legroom.cli.shared_options import (
     add_disaggregate_option,
     add_latency_goals,
+    add_policy_option,
     add_sweep_options,
     gpu_count,
     split_words,
@@ -68,24 +69,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens a request may have (default: 4k, which is 4,096; of a rate: its longest)",
     )
     load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
-    _add_rate_options(parser)
-    where = parser.add_argument_group("where it may run")
-    where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
-    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    where.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="balanced",
-        help="how much of the error band to keep as headroom (default: balanced)",
-    )
-    add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
-    out = parser.add_argument_group("output")
-    out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
-    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
-
-
-def _add_rate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a load over time, in place of --concurrency")
     group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
     group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
@@ -94,6 +77,15 @@ def _add_rate_options(parser: argparse.ArgumentParser) -> None:
     add_latency_goals(group, "seconds")
     add_disaggregate_option(group)
     parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
+    where = parser.add_argument_group("where it may run")
+    where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
+    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
+    add_policy_option(where, "balanced")
+    add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
+    out = parser.add_argument_group("output")
+    out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar, write_file
-from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.verify.verification_run import VerificationRequest
-
-_INTERRUPTED = 130
 
 USAGE = "legroom verify URL [--plan FILE] [--load LOAD] [options]"
 DESCRIPTION = """\
@@ -60,13 +58,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture of KV use and queue")
-    out.add_argument("--report", metavar="FILE", help="write the page to a file too (JSON if it ends in .json)")
+    out.add_argument("--report", metavar="FILE", help="write the report to a file too: .json, .html or text")
 
 
 def run(args: argparse.Namespace) -> int:
     """`legroom verify`: sends a load to a running server and checks it; returns the exit status."""
     request = _verification_request(args)
-    from legroom.render.verify_page import verification_svg, verification_text
+    from legroom.render.verify_page import verification_html, verification_svg, verification_text
     from legroom.verify.verification_run import verify
 
     with progress_bar("verifying") as bar:
@@ -78,12 +76,14 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         import json
 
-        document = json.dumps(verification.json(), indent=1) + "\n"
-        write_file(
-            args.report, document if args.report.endswith(".json") else verification_text(verification), "report"
-        )
+        kind = Path(args.report).suffix.lower()
+        if kind == ".json":
+            report = json.dumps(verification.json(), indent=1) + "\n"
+        else:
+            report = (verification_html if kind in (".html", ".htm") else verification_text)(verification)
+        write_file(args.report, report, "report")
     if verification.interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     return OK if verification.ok else ANSWER_IS_NO
 
 

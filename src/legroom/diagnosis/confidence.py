@@ -32,6 +32,17 @@ def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incom
     return "disputed_message" if is_disputed else "message"
 
 
+FixGround = Literal["plan", "figures", "experience", "lookalike"]
+"""What a fix rests on: a plan of it, figures of the log, or what helped others."""
+
+
+@cache
+def share_worked(ground: FixGround) -> float:
+    """The share of first fixes on this ground that worked, by the rule of succession."""
+    counts = read_data("diagnosis_confidence.json")["fixes"][ground]
+    return float((counts["worked"] + 1) / (counts["given"] + 2))
+
+
 @cache
 def share_right(kind: EvidenceKind) -> float:
     """The share of right answers on this kind of evidence, by the rule of succession."""

@@ -72,12 +72,12 @@ def finding_json(finding: Finding) -> dict[str, Any]:
             for evidence in finding.evidence
         ],
         "why": finding.why,
-        "fixes": [fix_json(fix) for fix in finding.fixes],
+        "fixes": [fix_json(fix, finding.confidence) for fix in finding.fixes],
         "dead_ends": [{"action": end.action, "why_fails": end.why_fails} for end in finding.dead_ends],
     }
 
 
-def fix_json(fix: Fix) -> dict[str, Any]:
+def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
     from legroom.planning.plan_json import layout_json  # most logs lead to no plan
 
     return {
@@ -90,7 +90,7 @@ def fix_json(fix: Fix) -> dict[str, Any]:
         "why": fix.why,
         "trades": fix.trades,
         "layout": layout_json(fix.layout) if fix.layout else None,
-        "confidence": round(fix.confidence, 3),
+        "confidence": round(fix.confidence * cause_confidence, 3),
     }
 
 

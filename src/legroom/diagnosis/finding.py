@@ -57,6 +57,7 @@ class Fix:
     env: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[str, ...] = ()
     confidence: float = 0.5
+    """The share of first fixes on the same ground that worked (`confidence.py`), given that the cause is right."""
     trades: str = ""
     command: tuple[str, ...] = ()
     comment: str = ""

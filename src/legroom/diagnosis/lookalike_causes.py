@@ -107,12 +107,4 @@ def _make_fix(fix: LookalikeFix, line: MatchedLine, planner: FixPlanner) -> Fix:
     command = planner.command(fix.flags, fix.env) if fix.flags or fix.env else ()
     if fix.flags.get("disable_custom_all_reduce") and "--disable-custom-all-reduce" not in command:
         command = (*command, "--disable-custom-all-reduce")
-    return Fix(
-        cast(FixKind, fix.kind),
-        line.fill(fix.why),
-        dict(fix.flags),
-        dict(fix.env),
-        steps,
-        fix.confidence,
-        command=command,
-    )
+    return Fix(cast(FixKind, fix.kind), line.fill(fix.why), dict(fix.flags), dict(fix.env), steps, command=command)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
-from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right
+from legroom.diagnosis.confidence import EvidenceKind, FixGround, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
@@ -177,6 +177,7 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
+    fixes = tuple(replace(fix, confidence=share_worked(_ground(cause, fix, planner))) for fix in fixes)
     finding = Finding(
         cause.label,
         _entry_id(cause, assessment),
@@ -187,6 +188,21 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
         cause.dead_ends,
     )
     return _with_known_bugs(finding, planner)
+
+
+_NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
+"""Settings that not every card and backend supports: only a plan tells."""
+
+
+def _ground(cause: Cause, fix: Fix, planner: FixPlanner) -> FixGround:
+    """What a fix rests on: figures where the failed run's own values of what it changes are known."""
+    if fix.plan is not None or not cause.is_memory:
+        return "plan" if fix.plan is not None else "lookalike"
+    if fix.proven or fix.flags.keys() & _NEEDS_KERNEL or not (fix.flags or fix.env):
+        return "figures" if fix.proven else "experience"
+    known = planner.known.args
+    are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)
+    return "figures" if are_known else "experience"
 
 
 def _entry_id(cause: Cause, assessment: Assessment) -> str:
@@ -314,7 +330,7 @@ def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
     if variables:
         steps = (*steps, f"{until}: {variables} before the same command")
     fixed = f"The bug is fixed in {bug.fixed_in}." if bug.fixed_in else "The bug is open; avoid what sets it off."
-    return Fix("engine_version_or_V0", fixed, steps=steps, confidence=0.6 if finding.cause in _USUALLY_BUGS else 0.45)
+    return Fix("engine_version_or_V0", fixed, steps=steps)
 
 
 _KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})

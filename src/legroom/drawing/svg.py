@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
 
 from legroom.drawing.chart import downsampled
+from legroom.drawing.text import printable
 
 COLOURS = {
     "blue": "#4c78a8",
@@ -29,6 +30,11 @@ _THEME = """
   text{font-size:13px;white-space:pre}
   .sans{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
 """
+
+
+def _escaped(text: str) -> str:
+    """Text for an XML element, in which control characters are not well-formed."""
+    return escape(printable(text))
 
 
 @dataclass
@@ -54,7 +60,7 @@ class Svg:
         """A filled rectangle, by colour name or theme class, with a hover text."""
         paint = f' fill="{COLOURS[fill]}"' if fill else f' class="{css}"'
         corner = f' rx="{round_:g}"' if round_ else ""
-        inner = f"<title>{escape(tip)}</title></rect>" if tip else "</rect>"
+        inner = f"<title>{_escaped(tip)}</title></rect>" if tip else "</rect>"
         self.body.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{paint}{corner}>{inner}'
         )
@@ -81,7 +87,7 @@ class Svg:
         )
         paint = f' fill="{fill}"' if fill else ""
         where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class={quoteattr(css)}'
-        self.body.append(f"<text {where}{style}{paint}>{escape(text)}</text>")
+        self.body.append(f"<text {where}{style}{paint}>{_escaped(text)}</text>")
 
     def render(self, height: float) -> str:
         head = (
@@ -90,7 +96,7 @@ class Svg:
         )
         page = f'<rect class="page" width="{self.width:g}" height="{height:g}" rx="8"/>'
         return "\n".join(
-            [head, f"<title>{escape(self.title)}</title>", f"<style>{_THEME}</style>", page, *self.body, "</svg>", ""]
+            [head, f"<title>{_escaped(self.title)}</title>", f"<style>{_THEME}</style>", page, *self.body, "</svg>", ""]
         )
 
 

@@ -17,6 +17,11 @@ def visible_len(text: str) -> int:
     return len(_ESCAPE.sub("", text))
 
 
+def printable(text: str) -> str:
+    """Untrusted text with control characters and changes of direction escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def columns(rows: Sequence[Sequence[str]], align: str, gap: int = 2) -> list[str]:
     """Lines of aligned columns; `align` has `<` or `>` for each column."""
     widths = [max((visible_len(row[i]) for row in rows), default=0) for i in range(len(align))]

@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from array import array
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -30,18 +28,6 @@ _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
 _VERSION = re.compile(r"v?\d{1,3}(\.\d+)?n?")
 _ROUNDING = 0.05
 """Names round a model's size: 106B for 106.85."""
-_MODALITIES = re.compile(r"vlm?|vision|asr|audio|omni|tts|ocr|speech|video|image|multimodal|voice")
-_OTHER_MODELS = re.compile(
-    rf"{_MODALITIES.pattern}|reap|pruned|random|eagle3?|medusa|dflash|speculator|draft|distil|moe"
-)
-"""Words of a name that tell of other layers than the rest of the name does."""
-_SERIES = re.compile(r"flash|air|lite|mini|nano|micro|small|medium|large|pro|max|plus|next|tiny|edge|turbo|ultra")
-"""Words that stand for a size where a name has none."""
-_OTHER_STORAGE = re.compile(r"exl[23]|\bhqq|aqlm|quip|(?<!\d)[2356]bit|\bw\da|int[23]\b|(?<!i)fp[46]|\bquark|mxfp")
-"""Storage that a name states and `by_name` has no scheme for."""
-_UNNAMED_FOLDER = re.compile(
-    r"[0-9a-f]{8,}|\d+|snapshots|(checkpoint|ckpt|epoch|step)s?([-_].*)?|final|merged|main|best|latest|hf|weights|model"
-)
 _DATE_DIGITS = 4
 """DeepSeek-V3-0324, Qwen3-4B-2507."""
 
@@ -94,22 +80,23 @@ def derived(name: str) -> Bundled | None:
     """A checkpoint that is not bundled, read from its Hub id or the last parts of its path: built as the bundled model
     that it names or is known to be tuned from, stored as it says (`/models/Qwen3.8-27B-AWQ-INT4`,
     `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name or says more than is known."""
-    parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part]
-    while len(parts) > 1 and _UNNAMED_FOLDER.fullmatch(parts[-1]):
+    parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part] or [""]
+    while len(parts) > 1 and _is_word("unnamed_folders", parts[-1]):
         parts.pop()
-    if not parts:
-        return None
     repo = re.sub(r":(?=\d+(\.\d+)?b|e\db)", "-", parts[-1].removesuffix(".gguf"))  # llama3.1:8b
     exact = _keys_by_name().get(repo)
     scheme = None if exact else _scheme_named("/".join(parts[-2:]))
     key = exact or _key_named(repo) or (_key_named("-".join(parts)) if len(parts) == 2 else None)  # kimi/k2.7-code
+    own = str(bundled_config(_bundled_of(key)).get("quantization_config", {}).get("quant_method")) if key else ""
+    scheme = None if own in repo else scheme  # gpt-oss-20b-MXFP4
     if key is None or scheme == "unknown":
         return None
     stored = f", its weights stored as {scheme if isinstance(scheme, str) else 'GGUF'}" if scheme else ""
+    plain = {"without": ["quantization_config"]} if re.search(r"bf16|fp16", repo) and not scheme else {}
     source = (
         f"taken from its name to be built as {(_bundled_of(key).ids or (key,))[0]}{stored}; its config was not read"
     )
-    entry = {"base": key, "assumed": True} | ({"quantization": scheme} if scheme else {})
+    entry = {"base": key, "assumed": True} | plain | ({"quantization": scheme} if scheme else {})
     return Bundled(name, (name,), source, 0, key, entry)
 
 
@@ -119,7 +106,7 @@ def _scheme_named(name: str) -> Any:
         bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
         return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
     found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
-    return found or ("unknown" if _OTHER_STORAGE.search(name) else None)
+    return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
 
 
 def _key_named(repo: str) -> str | None:
@@ -127,27 +114,19 @@ def _key_named(repo: str) -> str | None:
     of another model: other sizes, a newer version, another modality, fewer layers or experts."""
     repo, found = _spelled(repo), 0
     for pattern, base in _shared_values()["tuned_from"]:
-        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", base, repo, count=1)
+        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]))", base, repo, count=1)
         if found:
             break
     words = _words(repo)
-    sizes = frozenset(word for word in words if _SIZE.fullmatch(word))
-    index = _keys_by_words()
-    for length in range(len(words), 0, -1):
-        for start in range(len(words) - length + 1):
-            run = [word for word in words[start : start + length] if word not in sizes]
-            following = words[start + length] if start + length < len(words) else ""
-            is_older = not found and _VERSION.fullmatch(following)
-            if not run or words[start] in sizes or words[start + length - 1] in sizes or is_older:
-                continue
-            letters = "".join(run).replace(".", "")
-            key = index.get((letters, sizes)) or index.get((letters, frozenset()))
-            unsized = key is not None and (letters, sizes) not in index
-            if (
-                key
-                and not (unsized and not _is_its_size(key, sizes))
-                and not _tells_of_another(words, key, bool(sizes))
-            ):
+    sizes, unsized = frozenset(word for word in words if _SIZE.fullmatch(word)), frozenset[str]()
+    for length, start in itertools.product(range(len(words), 0, -1), range(len(words))):
+        run, following = words[start : start + length], "".join(words[start + length : start + length + 1])
+        if len(run) < length or {run[0], run[-1]} & sizes or (_VERSION.fullmatch(following) and not found):
+            continue
+        letters = "".join(word for word in run if word not in sizes).replace(".", "")
+        for named in (sizes, unsized):
+            key = _keys_by_words().get((letters, named))
+            if key and (named == sizes or _is_its_size(key, sizes)) and not _tells_of_another(words, key, bool(sizes)):
                 return key
     return None
 
@@ -155,18 +134,20 @@ def _key_named(repo: str) -> str | None:
 def _is_its_size(key: str, sizes: frozenset[str]) -> bool:
     """Whether the sizes that a name adds to a model's own name are those of the model (`GLM-4.5-Air-106B-A12B`)."""
     total = max((float(size[:-1]) for size in sizes if size[0].isdigit() and "x" not in size), default=0.0) * 1e9
-    return not sizes or abs(total / max(1, _entry(key).get("parameters", 0)) - 1) < _ROUNDING
+    return bool(abs(total / max(1, _entry(key).get("parameters", 0)) - 1) < _ROUNDING)
 
 
 def _tells_of_another(words: list[str], key: str, is_sized: bool) -> bool:
     """Whether a name has a word that stands for other layers, and that the bundled model's names lack."""
     own = {word for each in _names_of(key, _entry(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
-    return any(
-        (_OTHER_MODELS.fullmatch(word) and not (multimodal and _MODALITIES.fullmatch(word)))
-        or (not is_sized and _SERIES.fullmatch(word))
-        for word in set(words) - own
-    )
+    kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
+    return any(_is_word(kind, word) for word in set(words) - own for kind in kinds)
+
+
+def _is_word(kind: str, word: str) -> bool:
+    """Whether a word of a name is one of this kind in schemes.json."""
+    return bool(re.fullmatch(_shared_values()["words"][kind], word))
 
 
 def _words(repo: str) -> list[str]:
@@ -286,29 +267,19 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     """Bundled models with the most similar names: 16 candidates by shared letter pairs, compared by difflib."""
     import difflib  # only on the way to an error message
 
-    wanted = name.strip().lower()
-    names, (numbered, with_pair) = _keys_by_name(), _names_by_pair()
     close: list[str] = []
-    for spelling in dict.fromkeys((wanted, wanted.rstrip("/").rpartition("/")[2])):
-        shared = Counter(itertools.chain.from_iterable(with_pair.get(pair, ()) for pair in _letter_pairs(spelling)))
-        alike = nlargest(16, shared, key=lambda each: shared[each] / (len(spelling) + len(numbered[each])))
-        close += difflib.get_close_matches(spelling, [numbered[each] for each in alike], n=2 * limit, cutoff=0.55)
-    return tuple(dict.fromkeys(names[key] for key in close))[:limit]
+    for spelling in dict.fromkeys((name.strip().lower(), _repo_name(name.strip().rstrip("/")))):
+        wanted = _letter_pairs(spelling)
+        alike = nlargest(
+            16, _keys_by_name(), key=lambda each: len(wanted & _letter_pairs(each)) / (len(wanted) + len(each))
+        )
+        close += difflib.get_close_matches(spelling, alike, n=2 * limit, cutoff=0.55)
+    return tuple(dict.fromkeys(_keys_by_name()[each] for each in close))[:limit]
 
 
 @cache
-def _names_by_pair() -> tuple[tuple[str, ...], dict[str, array[int]]]:
-    """All names, and for each letter pair the indexes of the names with it."""
-    names = tuple(_keys_by_name())
-    with_pair: dict[str, array[int]] = {}
-    for number, name in enumerate(names):
-        for pair in _letter_pairs(name):
-            with_pair.setdefault(pair, array("H")).append(number)
-    return names, with_pair
-
-
-def _letter_pairs(name: str) -> set[str]:
-    return {name[at : at + 2] for at in range(len(name) - 1)}
+def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
+    return frozenset(itertools.pairwise(name))
 
 
 def bundled_config(model: Bundled, hub_id: str = "") -> dict[str, Any]:

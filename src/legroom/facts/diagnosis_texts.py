@@ -46,7 +46,6 @@ class LookalikeFix:
     steps: tuple[str, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    confidence: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from legroom.deployments.described import deployment_from_request, refuse_local_model
@@ -94,9 +94,32 @@ class SimulatedRequest(TypedDict, total=False):
     priority: int
 
 
+class LegroomServer(MCPServer[Any]):
+    """An MCP server that refuses unknown arguments, and says of wrong ones what to write."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Calls a tool; the SDK itself drops arguments that the tool does not have."""
+        schema = next((tool.input_schema for tool in await self.list_tools() if tool.name == name), None)
+        if schema is not None and (unknown := sorted(set(arguments) - set(schema["properties"]))):
+            where = "; vLLM's own arguments go into `flags`" if "flags" in schema["properties"] else ""
+            known = ", ".join(schema["properties"])
+            raise ToolError(f"{name} has no argument `{unknown[0]}`{where}. Its arguments are {known}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError) or schema is None:
+                raise
+            wrong = error.__cause__.errors()[0]
+            argument = schema["properties"].get(str(wrong["loc"][0]), {})
+            example = f", such as {argument['examples'][0]!r}" if argument.get("examples") else ""
+            path = ".".join(map(str, wrong["loc"]))
+            said = f"`{path}`: {wrong['msg']}. {argument.get('description', '')}".strip()
+            raise ToolError(f"{name} cannot take {said.rstrip('.')}{example}") from None
+
+
 def build_server(*, local_files: bool) -> MCPServer[Any]:
     """The MCP server; `local_files` says whether callers may name files of this machine."""
-    server: MCPServer[Any] = MCPServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    server = LegroomServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     for tool, hints in (
         (_plan_tool(local_files), _READ_ONLY_WITH_HUB),
         (_size_tool(local_files), _READ_ONLY_WITH_HUB),
@@ -262,8 +285,7 @@ def search_catalog(
     lang: Language = "en",
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search, search_json
+    from legroom.explain.catalog_entries import entries, search, search_json
 
     return search_json(query, search(query, entries(), limit), lang)  # type: ignore[return-value]
 
@@ -288,10 +310,10 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         ] = None,
         num_blocks: Annotated[int | None, Field(ge=2, description="KV blocks, the null block included.")] = None,
         block_size: Annotated[int | None, Field(ge=1, description="Tokens a block (16).")] = None,
-        max_num_seqs: Annotated[int | None, Field(ge=1)] = None,
-        max_num_batched_tokens: Annotated[int | None, Field(ge=1)] = None,
-        max_model_len: Annotated[int | None, Field(ge=1)] = None,
-        enable_prefix_caching: bool | None = None,
+        max_num_seqs: Annotated[int | None, Field(ge=1, description="Sequences that run at once.")] = None,
+        max_num_batched_tokens: Annotated[int | None, Field(ge=1, description="Tokens a step.")] = None,
+        max_model_len: Annotated[int | None, Field(ge=1, description="Longest request in tokens.")] = None,
+        enable_prefix_caching: Annotated[bool | None, Field(description="Whether prompts share blocks.")] = None,
         model: Model = None,
         gpu: OptionalGpu = None,
         gpus: Gpus = None,

@@ -115,10 +115,13 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
     rest += (full - 1) * max(1.0, each * fit["full_mib"]) if full else 0.0
     activations = fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     first = fit["first_mib"] * MIB + max(fit["pool_per_split_byte"] * splits, activations)
+    # The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first.
+    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
+    counted_sizes = [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
     return (
         Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
         Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
-        *_all_reduce_terms(model, settings, gpu, _counted_sizes(settings)),
+        *_all_reduce_terms(model, settings, gpu, counted_sizes),
         *_beside_terms(model, settings, gpu),
     )
 
@@ -182,12 +185,6 @@ def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: l
     size = captured_all_reduce(model, settings, gpu, sizes)
     ranks = settings.tensor_parallel_size
     return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
-
-
-def _counted_sizes(settings: EngineSettings) -> list[int]:
-    """The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first."""
-    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
-    return [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
 
 
 def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
@@ -254,13 +251,15 @@ def _full_sizes(settings: EngineSettings) -> list[int]:
 
 
 def layer_nodes(model: Model) -> float:
-    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels."""
+    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels, and every mixer cuts
+    the compiled graph, so two side by side make two pieces."""
+    return cached_by_model(_layer_nodes, model)
+
+
+def _layer_nodes(model: Model) -> float:
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
-    return len(model.layers) + heavier * cached_by_model(_latent_layers, model)
-
-
-def _latent_layers(model: Model) -> int:
-    return len(latent(layer.mixer for layer in model.layers))
+    mixers = sum(1 + len(layer.also) for layer in model.layers)
+    return mixers + heavier * len(latent(layer.mixer for layer in model.layers))
 
 
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
@@ -286,6 +285,8 @@ def _segments(model: Model, ranks: int, token: int, split: int, passing: int) ->
             sums = split // ((mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim) + 1)
             for block in [allocator.allocate(split - sums), allocator.allocate(sums)]:
                 allocator.free(block)
+            # Experts work in buffers that are kept, so nothing else is carved out of these blocks.
+            split = 0 if any(isinstance(each.feedforward, Experts) for each in model.layers) else split
         allocator.free(projected)
         after = allocator.allocate(hidden)
         allocator.free(output)

@@ -223,8 +223,8 @@ def failure_at_best(
         or _first_of(_weights_load(rank, free, gpu) for rank in best)
         or _first_of(_profile_run(rank, free, gpu) for rank in best)
         or kv_plan(model, settings, gpu, pools).failure
-        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in memory.ranks)
-        or _first_of(_at_peak(rank, gpu) for rank in memory.ranks)
+        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in best)
+        or _first_of(_at_peak(rank, gpu) for rank in best)
     )
 
 

@@ -363,10 +363,10 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """The change of KV cache and headroom in one sentence."""
-    old, new = before.layout, after.layout
+    """What the KV cache holds after a change, and what stays free, in one sentence."""
+    old, new = (human_bytes(max(each.layout.kv_cache.bytes, 0)) for each in (before, after))
     return (
-        f"KV cache {human_bytes(max(old.kv_cache.bytes, 0))} -> {human_bytes(new.kv_cache.bytes)}, one request of "
+        f"The KV cache has {new}{f' instead of {old}' if old != new else ''}, and one request of "
         f"{after.settings.max_model_len:,} tokens needs {human_bytes(after.memory.kv.needed_bytes)}; "
-        f"headroom {human_bytes(old.headroom_bytes)} -> {human_bytes(new.headroom_bytes)}"
+        f"{human_bytes(max(after.layout.headroom_bytes, 0))} of the card stays free"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.home import store_path
+from legroom.masking import masked
 from legroom.memory.deployment_memory import Measurements
 from legroom.planning.plan import Target
 from legroom.records import dataclass
@@ -30,6 +32,8 @@ SCHEMA = 1
 PRINTED_STEP_BYTES = GIB // 100
 """vLLM prints memory in hundredths of a GiB, so a measured term is known to half of this either way."""
 
+_PRIVATE = re.compile(r"(?:^|[\s\"'=])[~./]|\\\\|:(?!\s)|\.(?:local|internal|lan)\b")
+"""The begin of a path, a backslash, a port or drive, a private host."""
 TOTAL_TOLERANCE = 0.01
 """Cards of one name whose totals differ by less are the same card; drivers reserve different amounts."""
 
@@ -184,6 +188,38 @@ def with_observation(observations: Iterable[Observation], new: Observation) -> t
 def to_json(observation: Observation) -> dict[str, Any]:
     """The entry of the calibration file and of `legroom calibrate --show --json`."""
     return {"key": observation.key, **asdict(observation)}
+
+
+def receipt(observation: Observation) -> dict[str, Any] | None:
+    """The form in which a start-up is shared (docs/calibrate.md): without file names, and without a model's folder;
+    None where a setting holds a path, an address or a secret."""
+    content = asdict(observation)
+    del content["source"]
+    if observation.model.count("/") != 1 or _PRIVATE.search(observation.model):
+        content["model"] = ""
+    texts = json.dumps([observation.gpu, observation.settings])
+    is_public = not _PRIVATE.search(texts) and masked(texts) == texts
+    return {"receipt": SCHEMA, **content} if is_public and (content["model"] or content["shape"]) else None
+
+
+def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
+    """Stores the receipts of (file name, JSON text) before the user's own observations, which win; returns how many."""
+    path, shared = store_path(), dict[str, Observation]()
+    for name, text in receipts:
+        try:
+            content = json.loads(text)
+            if content.pop("receipt") != SCHEMA or not all(value > 0 for value in content["terms"].values()):
+                raise ValueError(f"it is no receipt of version {SCHEMA}")
+            made = replace(from_json(content), source=f"receipt {name}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise LegroomError(f"{name} is no receipt: {error}", "see `legroom calibrate export`") from None
+        shared[made.key] = made
+    with locked(path):
+        stored, _ = open_for_change(path)
+        own = {each.key for each in stored if not each.source.startswith("receipt ")}
+        kept = tuple(each for each in stored if each.key in own or each.key not in shared)
+        write_store((*(each for key, each in shared.items() if key not in own), *kept), path)
+    return len(shared)
 
 
 def from_json(entry: Mapping[str, Any]) -> Observation:

@@ -22,6 +22,7 @@ from legroom.facts.diagnosis_texts import (
 )
 from legroom.facts.releases import logged_release
 from legroom.render.plan_parts import layout_parts, scale_bytes
+from legroom.render.translation import in_language
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm_logs.log_masking import masked
@@ -133,13 +134,13 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
     phase = phase_title(diagnosis.phase, language)
     if phase:
         title = style.paint(heading("phase", language), "dim")
-        yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding, language)})"
+        yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding.confidence, language)})"
     yield from (style.paint(line, "dim") for line in wrap(_deployment_text(diagnosis.case), style.width, _MARGIN))
 
 
-def _confidence_text(finding: Finding, language: Language) -> str:
+def _confidence_text(probability: float, language: Language) -> str:
     """`sure`, `likely` or `possible`, in the reader's language."""
-    name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
+    name = "sure" if probability >= 0.85 else "likely" if probability >= 0.6 else "possible"
     return heading(name, language)
 
 
@@ -194,7 +195,7 @@ def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (entry := _catalog_entry(finding)):
         yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
-    yield from wrap(finding.why, style.width, _MARGIN)
+    yield from wrap(in_language(finding.why, language), style.width, _MARGIN)
 
 
 def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -202,17 +203,18 @@ def _fix_lines(finding: Finding, style: Style, language: Language) -> Iterator[s
     if not finding.fixes:
         return
     fix = finding.fixes[0]
-    head = f"{heading('fix', language)}:"
-    first, *rest = wrap(f"{head} {_changes_text(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
+    head, sure = f"{heading('fix', language)}:", _confidence_text(fix.confidence * finding.confidence, language)
+    first, *rest = wrap(" ".join(f"{head} {_changes_text(fix)} ({sure})".split()), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
     yield from wrap(masked(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
         yield from _command_lines(fix, style)
     for step in fix.steps:
-        yield from wrap(step, style.width, f"{_MARGIN}- ", _MARGIN * 2)
+        yield from wrap(in_language(step, language), style.width, f"{_MARGIN}- ", _MARGIN * 2)
     if fix.trades:
-        yield from wrap(f"{heading('costs', language)}: {fix.trades}", style.width, _MARGIN)
+        costs = f"{heading('costs', language)}: {in_language(fix.trades, language)}"
+        yield from wrap(costs, style.width, _MARGIN)
     if fix.plan is not None:
         yield ""
         yield from _before_and_after_bars(fix, style, language)
@@ -273,9 +275,10 @@ def _alternative_lines(finding: Finding, style: Style, language: Language) -> It
         text = f"{head}: {summary}" if head else summary
         yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
-            yield from wrap(step, style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
+            yield from wrap(in_language(step, language), style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
         if fix.trades:
-            yield from wrap(f"{heading('costs', language)}: {fix.trades}", style.width, f"{_MARGIN}   ")
+            costs = f"{heading('costs', language)}: {in_language(fix.trades, language)}"
+            yield from wrap(costs, style.width, f"{_MARGIN}   ")
 
 
 def _dead_end_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -319,7 +322,7 @@ def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
         same = next((item for item in entry.workarounds if item.kind == fix.kind), None)
         if same:
             return same.action.in_language(language)
-    return fix.why
+    return str(in_language(fix.why, language))
 
 
 def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
@@ -350,14 +353,15 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
     yield ""
     yield style.paint(f"{heading('needed', language)}:", "bold")
     for needed in diagnosis.needed:
-        yield from wrap(f"- {needed}", style.width, _MARGIN)
+        yield from wrap(f"- {in_language(needed, language)}", style.width, _MARGIN)
     if not diagnosis.findings:
         return
     yield ""
     yield style.paint(f"{heading('candidates', language)}:", "bold")
     for finding in diagnosis.findings:
         title = cause_of(finding.cause).title.in_language(language)
-        yield from wrap(f"- {finding.entry} {title}: {finding.why}", style.width, _MARGIN)
+        why = in_language(finding.why, language)
+        yield from wrap(f"- {finding.entry} {title}: {why}", style.width, _MARGIN)
 
 
 def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:

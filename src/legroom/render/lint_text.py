@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from legroom.drawing.terminal import PLAIN, Colour, Style
-from legroom.drawing.text import plural
+from legroom.drawing.text import plural, printable
 from legroom.lint.lint_report import LintReport
 from legroom.lint.rule import SEVERITIES
 
@@ -21,24 +21,19 @@ def report_text(report: LintReport, style: Style = PLAIN) -> str:
 def _report_lines(report: LintReport, style: Style) -> Iterator[str]:
     """Every finding with its place and suggestion, then what was not read or skipped, then the totals."""
     for finding in report.findings:
-        where, message = _printable(str(finding.place)), _printable(finding.message)
+        where, message = printable(str(finding.place)), printable(finding.message)
         word = style.paint(f"{finding.severity}:", _COLOURS[finding.severity], "bold")
         yield f"{style.paint(where, 'bold')}: {word} {message} {style.paint(f'[{finding.rule}]', 'dim')}"
         if finding.suggestion:
-            yield f"    {style.paint('->', 'green')} {_printable(finding.suggestion)}"
+            yield f"    {style.paint('->', 'green')} {printable(finding.suggestion)}"
     for gap in report.unread:
-        where, reason = _printable(str(gap.place)), _printable(gap.reason)
+        where, reason = printable(str(gap.place)), printable(gap.reason)
         yield f"{style.paint(where, 'bold')}: {style.paint('not read:', 'red', 'bold')} {reason}"
         if gap.hint:
-            yield f"    {style.paint('->', 'green')} {_printable(gap.hint)}"
+            yield f"    {style.paint('->', 'green')} {printable(gap.hint)}"
     for left in report.skipped:
-        yield style.paint(_printable(f"{left.path}: skipped: {left.reason}"), "dim")
+        yield style.paint(printable(f"{left.path}: skipped: {left.reason}"), "dim")
     yield _summary_line(report)
-
-
-def _printable(text: str) -> str:
-    """Untrusted text with control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _summary_line(report: LintReport) -> str:

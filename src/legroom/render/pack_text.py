@@ -21,7 +21,7 @@ _MARGIN = "  "
 
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
     """The text of `legroom pack`."""
-    blocks = [list(answer_lines(result.verdict, _headline(result), style))]
+    blocks = [list(answer_lines(result.verdict, pack_headline(result), style))]
     blocks += [list(_card_lines(use, result, style)) for use in result.cards]
     if result.verdict == "does_not_fit":
         blocks += [list(_failure_lines(result, style)), list(_change_lines(changes, style))]
@@ -31,7 +31,7 @@ def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Sty
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _headline(result: PackResult) -> str:
+def pack_headline(result: PackResult) -> str:
     """One sentence: whether the servers fit on the GPUs, in which start order, and what stays free at the peak."""
     servers, cards = plural(len(result.needs), "server"), result.request.cards
     where = cards[0].gpu.name if len(cards) == 1 else plural(len(cards), "slice" if cards[0].is_slice else "GPU")
@@ -150,7 +150,7 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 def _is_set_by_pack(name: str) -> bool:
     """Whether pack itself sets this environment variable."""
-    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
+    from legroom.facts.release_support import ENDPOINTS_SWITCH
 
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from shlex import join
+from typing import Any
 
 from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
@@ -50,6 +51,12 @@ def timeline_text(timeline: Timeline, load: LoadVerdict, style: Style) -> str:
         lines += ["", f"{len(timeline.rejections)} rejected, as vLLM would:"]
         lines += [f"  {rejection.id}: {rejection.why}" for rejection in timeline.rejections[:5]]
     return "\n".join(lines) + "\n"
+
+
+def timeline_words(timeline: Timeline, load: LoadVerdict) -> dict[str, Any]:
+    """The verdict and the figures of `legroom simulate`, for the page."""
+    figures = [{"name": name, "text": text} for name, text in _timeline_rows(timeline, load)]
+    return {"headline": _headline(timeline, load), "figures": figures}
 
 
 def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -11,19 +11,24 @@ from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import Language
 
 _GAP = re.compile(r"\{(\w+)\}")
-_BREAKS = re.compile(r"(?<=[.;:]) |(?<=,) ")
-"""Where a text without a template of its own is taken apart."""
+_INSIDE_A_SENTENCE = r"(?:(?![.!?] [^a-z]).)+?"
+"""What fills a gap: a number, a name or a clause, and never the end of one sentence and the begin of the next."""
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[^a-z])")
+_CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
-def in_language(value: Any, language: Language) -> Any:
-    """A text, or every text in lists and dictionaries, in that language; a text without a template stays English."""
+def in_language(value: Any, language: Language, only: Collection[str] = ()) -> Any:
+    """A text, or every text in lists and dictionaries (of dictionaries below the keys `only`), in that language.
+
+    A text without a template stays English.
+    """
     if language == "en":
         return value
-    if isinstance(value, str):
-        return _in_chinese(value)
     if isinstance(value, dict):
-        return {name: in_language(inner, language) for name, inner in value.items()}
-    return [in_language(inner, language) for inner in value] if isinstance(value, list) else value
+        return {name: in_language(inner, language, () if name in only else only) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_language(inner, language, only) for inner in value]
+    return _in_chinese(value) if isinstance(value, str) and not only else value
 
 
 @cache
@@ -36,15 +41,24 @@ def _templates() -> Sequence[tuple[re.Pattern[str], str]]:
 def _pattern(english: str) -> re.Pattern[str]:
     """A template as a regular expression; each gap is a group."""
     pieces = _GAP.split(english)
-    named = (re.escape(piece) if number % 2 == 0 else f"(?P<{piece}>.+?)" for number, piece in enumerate(pieces))
+    named = (
+        re.escape(piece) if number % 2 == 0 else f"(?P<{piece}>{_INSIDE_A_SENTENCE})"
+        for number, piece in enumerate(pieces)
+    )
     return re.compile("".join(named), re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
-    """The Chinese text of the first template that matches, its gaps translated too; else that of its parts."""
+    """The Chinese text of the first template that matches, its gaps translated too; else of its sentences, or of its
+    clauses where all of them have a template."""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):
             return _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
-    parts = _BREAKS.split(text)
-    return " ".join(map(_in_chinese, parts)) if len(parts) > 1 else text
+    if len(sentences := _SENTENCE_END.split(text)) > 1:
+        return " ".join(map(_in_chinese, sentences)).replace("。 ", "。")
+    for mark in _CLAUSE_ENDS:
+        parts = [part.rstrip(";:,") for part in mark.split(text)]
+        if len(parts) > 1 and all(_in_chinese(part) != part or not part.isascii() for part in parts):
+            return {";": "；", ":": "：", ",": "，"}[mark.pattern[4]].join(map(_in_chinese, parts))
+    return text

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 
 from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Colour, Style
-from legroom.drawing.text import columns, count, wrap
+from legroom.drawing.text import columns, count, printable, wrap
 from legroom.verify.load_run import LoadRun
 from legroom.verify.verification_checks import Check, Verification
 
 
+def _with_printable_texts(verification: Verification) -> Verification:
+    """The verification with what the server said escaped: names and messages are its own."""
+    checks = [replace(check, text=printable(" ".join(check.text.split()))) for check in verification.checks]
+    notes = [printable(" ".join(note.split())) for note in verification.notes]
+    return replace(verification, server=printable(verification.server), checks=tuple(checks), notes=tuple(notes))
+
+
+def verification_html(verification: Verification) -> str:
+    """The picture and the report as one page."""
+    title = escape(verdict_headline(_with_printable_texts(verification)))
+    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>'
+    report = escape(verification_text(verification))
+    return f"{head}\n<body>\n{verification_svg(verification)}\n<pre>{report}</pre>\n</body></html>\n"
+
+
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:
     """The terminal report of a verified server: verdict, each check, and the test load's curves and figures."""
+    verification = _with_printable_texts(verification)
     colour: Colour = "green" if verification.ok else "red"
     lines = [style.paint(verdict_headline(verification), colour, "bold"), ""]
     width = max((len(check.name) for check in verification.checks), default=0)
@@ -93,6 +111,7 @@ def percentiles(values: Sequence[float]) -> str:
 
 def verification_svg(verification: Verification) -> str:
     """The verification as an SVG picture: verdict, checks and the test load's curves."""
+    verification = _with_printable_texts(verification)
     svg = Svg(760, verdict_headline(verification))
     svg.text(24, 34, verdict_headline(verification), "ink sans", size=16, bold=True)
     y = 44.0

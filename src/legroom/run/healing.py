@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from legroom.diagnosis.log_diagnosis import read_log
 from legroom.errors import LegroomError
 from legroom.explain.catalog_entries import entry
 from legroom.facts.flags import flag_name, flags_of
-from legroom.live.kernel_memory import KernelKill
+from legroom.live.kernel_memory import KernelAccount, KernelKill
 from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
 from legroom.planning.machine import Machine, make_plan
 from legroom.records import dataclass
 from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expected_pool
+from legroom.run.restart_policy import ProcessDeath
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import other_value
@@ -125,7 +127,6 @@ def _host_memory_fixes(
             "cpu_offload",
             f"{offloaded_gib:g} GiB of host memory were asked for to keep KV blocks in.",
             flags={"kv_offloading_size": int((offloaded_gib * GIB - over) // GIB) or None},
-            confidence=0.7,
         )
 
 
@@ -136,10 +137,10 @@ def _smaller_cpu_pool(room: int, pool: int, command: ServerCommand, environ: Map
         return
     in_env = {**environ, **command.env}.get("VLLM_CPU_KVCACHE_SPACE") and command.args.kv_cache_memory_bytes is None
     if in_env and room >= GIB:
-        yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(room // GIB)}, confidence=0.8)
+        yield Fix("kv_cache_memory_bytes", why, env={"VLLM_CPU_KVCACHE_SPACE": str(room // GIB)})
     elif "--kv-cache-memory-bytes" in flags_of(command.release):
         whole_mib = room // MIB * MIB
-        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib}, confidence=0.8)
+        yield Fix("kv_cache_memory_bytes", why, flags={"kv_cache_memory_bytes": whole_mib})
 
 
 def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
@@ -150,7 +151,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
     else:
         step = f"raise the memory limit to {wanted // GIB} GiB or more (docker --memory {wanted // GIB}g, "
         step += f"resources.limits.memory: {wanted // GIB}Gi, MemoryMax={wanted // GIB}G)"
-    return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,), confidence=0.8)
+    return Fix("more_host_ram_or_shm", "It needs more host memory than it may use.", steps=(step,))
 
 
 def _parse_gib(text: str | None) -> float:
@@ -231,9 +232,10 @@ def find_remedy(
     environ: Mapping[str, str],
     tried: Iterable[Tried] = (),
     kill: KernelKill | None = None,
+    death: str = "",
 ) -> Remedy:
-    """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill, whose
-    diagnosis needs no log."""
+    """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill and `death`
+    a signal that ended a process: the diagnosis of these needs no log."""
     hints = Hints(
         _command_with_env(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None
     )
@@ -242,6 +244,8 @@ def find_remedy(
     if kill is not None:
         others = (finding for finding in findings if finding.cause != HOST_MEMORY_CAUSE)
         findings = (kernel_finding(kill, command, environ, gpus), *others)
+    if death and not any(cause_of(finding.cause).is_memory for finding in findings):
+        return Remedy("not_memory", "", death, False, refused="a signal from outside asks for no other flags")
     if not findings:
         last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
         last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
@@ -258,6 +262,26 @@ def find_remedy(
     pool_tokens = longest_fitting_len(reading.runs[0].case) if reading.runs else None
     case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
     return _first_allowed_fix(diagnosed, findings, case)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
+    """Which process a signal has ended, and whether the kernel's out-of-memory killer sent it; empty without one."""
+    if not death.signal:
+        return ""
+    text = f"{death.who} (pid {death.pid}) died of {signal_name(death.signal)}"
+    if death.signal != signal.SIGKILL:
+        return text
+    if account is None or (account.kills is None and account.machine_kills is None):
+        return f"{text}; whether the kernel's out-of-memory killer sent it cannot be read here"
+    return f"{text}, sent by somebody and not by the kernel's out-of-memory killer, which counts no kill"
 
 
 def _launch_key(

@@ -16,6 +16,16 @@ LINES_SHOWN = 15
 
 
 @dataclass(frozen=True)
+class ProcessDeath:
+    """The first process of a server that ended."""
+
+    who: str
+    pid: int
+    signal: int | None
+    """0: it exited. None: not known."""
+
+
+@dataclass(frozen=True)
 class ServerExit:
     """How one start of the server ended."""
 

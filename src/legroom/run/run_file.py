@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import shlex
+import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +71,25 @@ _ADDRESS_FLAGS = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "
 """Flags that would move the server to an address that its run does not watch."""
 
 
+def _claim_port(port: int, refusal: Callable[[str], LegroomError]) -> socket.socket:
+    """A socket in Linux's abstract namespace, which is of the same network as the port, whatever the home is."""
+    name = f"\0legroom run on port {port}"
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(name)
+        claim.listen(1)
+    except OSError:
+        claim.close()
+        with socket.socket(socket.AF_UNIX) as holder:
+            holder.settimeout(1.0)
+            pid = "unknown"
+            with contextlib.suppress(OSError):
+                holder.connect(name)
+                pid = str(struct.unpack("3i", holder.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+        raise refusal(pid) from None
+    return claim
+
+
 class RunFile:
     """The file of one run, which exists while it runs. The server runs even where it cannot be written."""
 
@@ -94,14 +115,17 @@ class RunFile:
             return Path(self._temporary_folder.name)
         return folder
 
-    def lock(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    def lock(self, say: Callable[[str], None]) -> contextlib.ExitStack:
         """Locks the port against other runs, because a starting vLLM does not listen yet."""
 
         def refusal(pid: str) -> LegroomError:
             hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
             return LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint)
 
-        return single_process(self._lock, say, "a second run away from the port", refusal)
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(_claim_port(self._port, refusal))
+            locks.enter_context(single_process(self._lock, say, "a second run away from the port", refusal))
+            return locks.pop_all()
 
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Writes the content with the log's path and the time; reports a failure once."""
@@ -130,7 +154,7 @@ class RunFile:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.touch(0o600)  # the command may contain keys
+            temporary.touch(0o600)  # a chat template or a path of the command may be private
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:

@@ -9,20 +9,30 @@ import contextlib
 import os
 import queue
 import select
+import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.child import Child
 from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import engines_below, is_engine_core, process_start_ticks
+from legroom.process_table import engines_below, exit_signal, is_engine_core, process_start_ticks, process_title
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
-from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
+from legroom.run.restart_policy import (
+    LINES_SHOWN,
+    IncidentRecorder,
+    ProcessDeath,
+    RestartPolicy,
+    ServerExit,
+    Setup,
+    Setups,
+)
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
@@ -114,6 +124,9 @@ class Supervisor:
         """Pids of the engine cores of a running server."""
         self._is_start_requested = not self.file.was_left_behind()
         """Whether a person or the sidecar asked for this start, so that it follows no crash."""
+        self._handles: dict[int, tuple[str, int]] = {}
+        """A pidfd of each engine process -> its title and pid."""
+        self._first_death: ProcessDeath | None = None
         self._process_record: ProcessRecord | None = None
         """The log and memory account of the present or last server process."""
 
@@ -163,6 +176,7 @@ class Supervisor:
         """Runs the server once until its process is gone; how it ended."""
         record = self._new_process_record()
         self._pool, self.stopping.is_up, self._engines = "awaited", False, []
+        self._first_death = None
         began = time.monotonic()
         self._setups.mark_launched()
         # Python would buffer lines that it writes to a pipe.
@@ -202,10 +216,13 @@ class Supervisor:
                 if open_task is not None:
                     open_task.stop()
             self._guard_drain = None
+            self._close_handles()
             child.close()
             record.log.close()
             record.report_write_error(self.say)
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting")
+        if self.stopping.is_stopping or timed_out or hung:
+            self._first_death = None
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
     def _new_process_record(self) -> ProcessRecord:
@@ -243,9 +260,12 @@ class Supervisor:
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.next_check_s()
         timeout_s = min((each for each in (timeout_s, left_s) if each is not None), default=None)
-        readable, _, _ = select.select(waits, [], [], timeout_s)
-        if os.getpid() == 1:
-            reap()  # the init process of a container is the parent of its orphans
+        readable, _, _ = select.select([*waits, *self._handles], [], [], timeout_s)
+        for handle in self._handles.keys() & set(readable):
+            title, pid = self._handles.pop(handle)
+            os.close(handle)
+            self._first_death = self._first_death or ProcessDeath(title, pid, exit_signal(pid))
+        reap()  # orphans of a killed keeper, or of the container whose init process this is
         if self._signals in readable:
             # A server that came up since the last check may have requests already, and be too busy to answer /health.
             serves = child is not None and (has_clients(self._address.port) or self._address.is_healthy())
@@ -254,6 +274,8 @@ class Supervisor:
                 self._handle_signal(number, child)
         if child is not None and child in readable:
             child.read()
+            if child.status is not None and child.pid is not None and self._first_death is None:
+                self._first_death = ProcessDeath("the API server", child.pid, child.status & 0x7F)
         if child is not None and self._guard_drain is not None and self._guard_drain in readable:
             self._read_guard_drain(self._guard_drain, child)
         self.stopping.check(child)
@@ -323,11 +345,21 @@ class Supervisor:
         record.log.started()
         record.track_cgroup(child.pid)
         child.mark_ready()
-        self._engines = list(filter(is_engine_core, engines_below(child.pid))) if child.pid is not None else []
+        engines = engines_below(child.pid) if child.pid is not None else {}
+        self._engines = list(filter(is_engine_core, engines))
+        for pid in engines:
+            with contextlib.suppress(OSError):
+                self._handles[os.pidfd_open(pid)] = process_title(pid).strip(b"\0 ").decode("utf-8", "replace"), pid
         self._write_run_file("serving", child)
         self._restarts.served()
         question = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
         return self._begin_task("verify_and_calibrate", question)
+
+    def _close_handles(self) -> None:
+        """Closes the handles of a server's engines."""
+        for handle in self._handles:
+            os.close(handle)
+        self._handles.clear()
 
     def _begin_task(self, task: str, question: Mapping[str, Any]) -> TaskProcess:
         return TaskProcess(task, question, self._start_task)
@@ -395,6 +427,7 @@ class Supervisor:
             "min_context": options.min_context,
             "min_concurrency": options.min_concurrency,
             "tried": [(tried.words, tried.env) for tried in self._setups.tried],
+            "death": asdict(self._first_death) if self._first_death is not None else None,
         }
         try:
             return self._run_task("find_fix", self._task_input() | bounds)
@@ -445,7 +478,9 @@ class Supervisor:
             "keeper_pid": child.keeper_pid if child else None,
             "engine_pids": self._engines if child else [],
         }
-        command = {"command": self.setup.words, "env": self.setup.env, "start_requested": self._is_start_requested}
+        shown, count = shlex.split(self.setup.line), len(self.setup.env)  # keys and tokens stay in memory
+        env = dict(word.partition("=")[::2] for word in shown[:count])
+        command = {"command": shown[count:], "env": env, "start_requested": self._is_start_requested}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 
 

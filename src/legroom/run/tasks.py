@@ -29,7 +29,8 @@ from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
 from legroom.live.kernel_memory import kernel_kill
 from legroom.run.expectation import Expectation, Gpus, expected_pool, pool_comparison, store_calibration, visible_gpus
-from legroom.run.healing import Bounds, find_remedy
+from legroom.run.healing import Bounds, death_text, find_remedy
+from legroom.run.restart_policy import ProcessDeath
 from legroom.run.run_file import kernel_account_from
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
@@ -108,9 +109,11 @@ def find_fix(question: Question) -> Answer:
     """Diagnoses a failed run and computes the next command."""
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
-    kill = kernel_kill(kernel_account_from(question["account"])) if question.get("account") else None
+    account = kernel_account_from(question["account"]) if question.get("account") else None
+    kill = kernel_kill(account) if account is not None else None
+    ended = death_text(ProcessDeath(**question["death"]), account) if question.get("death") and not kill else ""
     remedy = find_remedy(
-        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill
+        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill, ended
     )
     answer = asdict(remedy)
     if remedy.words:

@@ -17,7 +17,7 @@ from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import ReplayEngine, simulate
-from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.sweeps import ProcessExecutor, SweepExecutor
 
 if TYPE_CHECKING:
     from legroom.simulation.tiers.host_tier import TierSettings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,14 @@ from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
 from legroom.simulation.trace import Trace
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor, sweep
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu, GpuPrice
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
-    from legroom.sweeps.executors import SweepExecutor
+    from legroom.sweeps import SweepExecutor
     from legroom.vllm.args import ServeArgs
 
 _SPLITS = (1, 2, 4, 8)
@@ -152,13 +151,7 @@ def size_fleets(
     """Every model on every GPU, model after model; of each the layouts, fewest GPUs first."""
     _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
-    rows: dict[int, tuple[SizedFleet, ...]] = {}
-    with closing((executor or ProcessExecutor(1)).run(size_fleet, task, cells)) as results:
-        for number, fleets in results:
-            rows[number] = fleets
-            if progress:
-                progress(len(rows) / len(cells))
-    return [rows[number] for number in sorted(rows)]
+    return sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:

@@ -11,15 +11,16 @@ import os
 import pickle
 import re
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.records import dataclass
-from legroom.sweeps.executors import Item, Result, Shared
+from legroom.sweeps import Item, Result, Shared
 
 AUTO = "auto"
 """As Ray means it: the cluster that this machine is a node of."""
@@ -43,10 +44,25 @@ class RayExecutor:
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
         ray = _import_ray()
-        with _ray_session(ray, self.address):
+        with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
                 self.announce(_cluster_text(ray))
             yield from _results(ray, work, shared, items, self.workers or len(items))
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """What Ray's own code prints, as when a node is lost, goes to stderr: stdout is for the answer."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _import_ray() -> Any:
@@ -66,7 +82,10 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     try:
-        _check_reachable(address)
+        # Connect once to an address that is given: Ray itself takes minutes to say that nobody is there.
+        host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
         ray.init(
             address,
             include_dashboard=False,
@@ -87,13 +106,6 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Connect once to an address that is given: Ray itself takes minutes to say that nobody is there."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
 def _cluster_text(ray: Any) -> str:

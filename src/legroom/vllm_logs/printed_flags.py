@@ -141,7 +141,8 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
     """Flags that do not affect memory, as far as the engine's config line shows them."""
     named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
     values = {name: _python_literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
-    values = {name: value.lower() if name == "load_format" else value for name, value in values.items()}
+    known = {name: value for name, value in values.items() if value not in (None, ...)}
+    values = {name: str(value).lower() if name == "load_format" else value for name, value in known.items()}
     same = {name for name in ("tokenizer", "served_model_name") if values.get(name) == model}
     printed = PrintedFlags({name: value for name, value in values.items() if name not in same})
     return other_words(given_only(printed, release), release)

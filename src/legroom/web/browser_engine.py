@@ -25,22 +25,13 @@ from legroom.version import __version__
 RUNTIME_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 _PACKAGE = Path(__file__).parents[1]
 _ROOMS = (
-    "api",
-    "catalog",
-    "deployments",
-    "diagnosis",
-    "drawing",
-    "explain",
-    "facts",
-    "memory",
-    "planning",
-    "render",
-    "simulation",
-    "sweeps",
-    "vllm",
-    "vllm_logs",
+    *("api", "catalog", "deployments", "diagnosis", "drawing", "explain", "facts", "fragments", "memory", "planning"),
+    *("render", "simulation", "sweeps", "vllm", "vllm_logs"),
+    *("exports/__init__.py", "exports/export_request.py", "exports/deploy", "exports/prometheus/__init__.py"),
+    *("exports/prometheus/measures.py", "guard/__init__.py", "guard/policy.py", "guard/request"),
+    *("sidecar/__init__.py", "worker/__init__.py", "worker/plugin.py"),
 )
-"""The packages that the endpoints import."""
+"""The packages and files that the endpoints import."""
 _WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")
 
 

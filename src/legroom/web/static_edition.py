@@ -33,15 +33,6 @@ _POLICY = (
     "font-src 'self'; connect-src 'self' https://huggingface.co https://*.hf.co; worker-src 'self'; "
     "manifest-src 'self'; base-uri 'none'; form-action 'none'"
 )
-_README = """\
-The page of legroom {version} for any static web host; it works offline after the first visit. Served over https (or
-from localhost), because browsers keep files for offline use there alone. Nothing is fetched from other hosts, unless a
-visitor asks for a model of the Hugging Face Hub.
-
-engine/ holds Pyodide {pyodide} ({licence}; unchanged files of its npm package, three of them packed with gzip) and
-legroom with PyYAML (MIT) in legroom.tar; where node was there, Python files that every visitor
-loads are compiled. To try it here: python -m http.server --directory THIS_FOLDER
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +78,15 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
     if "index.html" not in page:
         raise LegroomError("this install of legroom has no page", "install it again")
-    page["index.html"] = with_policy(with_edition(page["index.html"], "static"))
+    texts = _read_scripts("head.html", "headers.txt", "readme.md")
+    html = with_edition(page["index.html"], "static").replace(b"  </head>", texts["head.html"] + b"  </head>", 1)
+    page["index.html"] = with_policy(html)
     engine = {f"engine/{name}": body for name, body in python.items() if name not in _PACKED}
     packed = {name: gzip.compress(body, 9, mtime=0) for name, body in python.items() if name in _PACKED}
     engine |= {f"engine/{name}.packed": body for name, body in packed.items()}
     loads = {name: {"bytes": len(body), "type": _PACKED[name]} for name, body in packed.items()}
-    shell = ["./", *page, "worker.js", *(name for name in engine if not name.endswith(".packed"))]
-    scripts = _read_scripts("worker.js", "sw.js")
+    shell = ["./", *page, "worker.js", "link.js", *(name for name in engine if not name.endswith(".packed"))]
+    scripts = _read_scripts("worker.js", "sw.js", "link.js", "preview.png")
     values = {
         "__VERSION__": _digest({**page, **engine, **scripts}),
         "__FILES__": json.dumps(loads),
@@ -103,10 +96,11 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     for name in scripts:
         for placeholder, value in values.items():
             scripts[name] = scripts[name].replace(placeholder.encode(), value.encode())
-    readme = _README.format(
-        version=__version__, pyodide=pinned_pyodide()["version"], licence=pinned_pyodide()["license"]
-    )
-    return {**page, **scripts, **engine, "README.txt": readme.encode()}
+    about = {"version": __version__, "pyodide": pinned_pyodide()["version"], "licence": pinned_pyodide()["license"]}
+    readme = texts["readme.md"].decode().format(**about)
+    hashed = (f"/{name}\n  Cache-Control: public, max-age=31536000, immutable\n" for name in page if "-" in name)
+    headers = texts["headers.txt"] + "".join(hashed).encode()
+    return {**page, **scripts, **engine, "README.md": readme.encode(), "_headers": headers}
 
 
 def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:

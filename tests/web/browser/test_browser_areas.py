@@ -28,29 +28,45 @@ def test_a_mix_is_replayed_and_drawn_over_time(served, open_page, keep_screensho
     page = open_page(f"{served.url}#/simulate?{SMALL}", size=size, language=language, dark=language == "zh")
     replay(page)
     assert page.locator(".chart canvas").count() == 3
-    assert "/ 80" in page.inner_text(".totals")
+    assert {"en": "79 of 80 requests served", "zh": "80 个请求中完成 79 个"}[language] in page.inner_text(".headline")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     keep_screenshot(page)
 
 
-def test_a_moment_is_looked_at_with_the_scrubber(served, open_page):
+def test_a_moment_is_read_with_the_pointer_and_the_arrow_keys(served, open_page):
     page = open_page(f"{served.url}#/simulate?{SMALL}")
     replay(page)
-    before = page.inner_text(".scrub output")
-    page.locator(".scrub input").focus()
+    page.locator(".chart .u-over").first.hover()
+    page.wait_for_selector("output.moment")
+    before = page.inner_text(".moment")
+    page.locator(".charts").focus()
     page.keyboard.press("Home")
-    wait_until(page, "before => document.querySelector('.scrub output').innerText !== before", arg=before)
+    wait_until(page, "before => document.querySelector('.moment').innerText !== before", arg=before)
 
 
-def test_two_runs_are_compared(served, open_page, keep_screenshot):
+def test_two_runs_are_laid_over_each_other(served, open_page, keep_screenshot):
     page = open_page(f"{served.url}#/simulate?{SMALL}")
     replay(page)
-    page.get_by_label("Keep this run as A and compare").check()
     page.get_by_label("--max-num-seqs").fill("4")
-    page.locator(".load .button.primary").click()
+    page.get_by_role("button", name="Replay over the first").click()
     wait_until(page, "document.querySelectorAll('.totals thead th').length === 2")
-    assert "B" in page.inner_text(".totals thead")
+    assert page.locator(".verdict").count() == 2
     keep_screenshot(page)
+
+
+def test_a_load_that_is_not_held_is_said_first(served, open_page):
+    page = open_page(f"{served.url}#/simulate?{SMALL}&s.rate_per_s=400&s.max_num_seqs=2")
+    replay(page)
+    assert page.inner_text(".verdict .badge") == "Falls behind"
+    assert "arrive a second" in page.inner_text(".verdict .headline")
+
+
+def test_an_empty_page_offers_loads_to_begin_with(served, open_page):
+    page = open_page(f"{served.url}#/simulate?model=qwen3-8b&gpu=h100&max_model_len=8192")
+    page.get_by_role("button", name="Chat 8 requests a second").click()
+    page.wait_for_selector(".chart canvas")
+    wait_until(page, "location.hash.includes('s.prompt_tokens=1020')")
+    assert page.locator(".chart canvas").count() == 2  # nothing was preempted, so there is no empty chart of it
 
 
 def test_a_pasted_trace_is_replayed_through_blocks(served, open_page):
@@ -59,7 +75,7 @@ def test_a_pasted_trace_is_replayed_through_blocks(served, open_page):
     page.get_by_role("button", name="A trace").click()
     page.locator("textarea").fill(rows)
     replay(page)
-    assert "20 / 20" in page.inner_text(".totals")
+    assert "20 of 20 requests served" in page.inner_text(".verdict .headline")
 
 
 def test_a_trace_that_cannot_be_read_is_told(served, open_page):

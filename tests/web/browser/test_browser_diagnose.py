@@ -48,6 +48,41 @@ def test_a_finding_leads_to_its_entry_in_the_catalog(served, open_page):
     wait_for_finding(page)
 
 
+def test_a_diagnosis_opens_in_plan_and_as_a_link_without_the_log(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.get_by_role("button", name="The context is too long").click()
+    wait_for_finding(page)
+    order = page.evaluate("""[".cause", ".fix .command", ".evidence", ".why"].map(
+        (part) => document.querySelector(`.finding.first ${part}`).getBoundingClientRect().top)""")
+    assert order == sorted(order)
+    page.get_by_role("button", name="Copy a link to this diagnosis").click()
+    page.wait_for_selector("text=Copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = open_page(link)
+    wait_for_finding(other)
+    assert "--max-model-len 40960" in other.inner_text(".fix .command pre")
+    assert "EngineCore" not in other.inner_text("main")
+    page.get_by_role("link", name="Open the fixed server in Plan").click()
+    wait_until(page, "location.hash.includes('max_model_len=40960')")
+
+
+def test_what_the_command_line_says_beside_the_command_is_said_here_too(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    line = SAMPLE.read_text().splitlines()[6]
+    page.locator("textarea").fill(line)
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+    assert "keep your command and change only" in page.inner_text(".finding.first .fix .note")
+
+
+def test_a_log_that_is_being_read_can_be_cancelled(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.route("**/api/diagnose*", lambda route: None)
+    page.get_by_role("button", name="The weights do not fit").first.click()
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_selector(".examples")
+
+
 def test_a_packed_log_is_read(served, open_page):
     page = open_page(f"{served.url}#/diagnose")
     drop(page, "vllm.log.gz", gzip.compress(SAMPLE.read_bytes()))

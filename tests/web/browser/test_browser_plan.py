@@ -165,7 +165,8 @@ def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page)
 def test_a_whole_command_is_read(served, open_page):
     page = open_page(f"{served.url}#/plan")
     page.get_by_role("button", name="Command", exact=True).click()
-    page.locator("textarea").fill("docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192")
+    line = "docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192"
+    page.locator(".inputs textarea").fill(line)
     page.get_by_role("button", name="Read it").click()
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
@@ -187,7 +188,7 @@ def test_a_pasted_config_is_planned(served, open_page):
     }
     page = open_page(f"{served.url}#/plan")
     page.get_by_role("button", name="config.json").click()
-    page.locator("textarea").fill(json.dumps(config))
+    page.locator(".inputs textarea").fill(json.dumps(config))
     wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('pasted-config')")
     page.reload()
     wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('pasted-config')")
@@ -197,9 +198,9 @@ def test_a_broken_config_is_told_and_nothing_is_lost(served, open_page):
     page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
     before = verdict(page)
     page.get_by_role("button", name="config.json").click()
-    page.locator("textarea").fill('{"hidden_size": ')
+    page.locator(".inputs textarea").fill('{"hidden_size": ')
     assert "not a config.json" in page.inner_text("[role=alert]")
-    assert page.locator("textarea").input_value() == '{"hidden_size": '
+    assert page.locator(".inputs textarea").input_value() == '{"hidden_size": '
     assert verdict(page) == before
 
 
@@ -222,6 +223,21 @@ def test_which_gpus_hold_it_is_a_table_whose_rows_can_be_used(served, open_page)
     page.wait_for_selector(".holders tbody tr")
     page.get_by_role("button", name="Use: NVIDIA L4", exact=True).click()
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('NVIDIA L4')")
+
+
+def test_the_server_is_a_file_too_and_another_release_and_other_servers_are_a_click_away(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&max_model_len=8192")
+    verdict(page)
+    page.get_by_role("button", name="compose", exact=True).click()
+    page.get_by_role("heading", name="compose.yaml").wait_for()
+    assert "--max-model-len" in page.inner_text(".to-run pre")
+    page.get_by_text("What does another vLLM release change?").click()
+    page.get_by_label("From 0.32.0 to").select_option("0.19.0")
+    page.locator("details:has-text('another vLLM release') > .row button").click()
+    page.wait_for_selector("details:has-text('another vLLM release') table tr")
+    page.get_by_text("Do several servers fit on this machine?").click()
+    page.get_by_role("button", name="Pack them").click()
+    page.wait_for_selector("text=they start in any order")
 
 
 def test_a_shared_link_opens_the_same_plan(served, open_page):
@@ -265,7 +281,7 @@ def test_a_script_in_a_models_name_is_text(served, open_page):
         "vocab_size": 1000,
         "max_position_embeddings": 512,
     }
-    page.locator("textarea").fill(json.dumps(config))
+    page.locator(".inputs textarea").fill(json.dumps(config))
     wait_until(page, "document.body.innerText.includes('onerror=alert(1)')")
     assert page.locator("img[src=x]").count() == 0
 

@@ -31,7 +31,7 @@ def examine(case: Case) -> Assessment | None:
     elif (ledger.outside_torch_bytes or 0) > 2.5 * GIB:
         confidence = 0.6  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
-        confidence = 0.88 if oom.total_bytes else 0.8  # a twentieth of the card in unused pieces is no side effect
+        confidence = 0.88  # a twentieth of the card in unused pieces is no side effect
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
         f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
@@ -68,11 +68,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why,
         flags={"disable_custom_all_reduce": True} if several else {},
         env=env,
-        confidence=0.65,
         trades="slower all-reduce" if several else "",
     )
     need = planner.oom_shortage_bytes
-    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.")
     joined = (oom.unallocated_bytes or 0) + (oom.free_bytes or 0) if oom else 0
     if (
         oom
@@ -89,10 +88,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     without = oom is not None and oom.platform == "HIP"
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
     yield Fix(
-        "engine_version_or_V0",
-        "Later releases free temporary weights in one piece.",
-        steps=("pip install -U vllm",),
-        confidence=0.35,
+        "engine_version_or_V0", "Later releases free temporary weights in one piece.", steps=("pip install -U vllm",)
     )
 
 

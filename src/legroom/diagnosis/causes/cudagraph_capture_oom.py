@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.units import GIB, MIB, gib
+from legroom.units import GIB, gib
 
 _GRAPH_BYTES = 3 * GIB
 """What a V0 engine says itself as it begins to capture: graphs take 1 to 3 GiB a GPU (vllm/worker/model_runner.py)."""
@@ -28,25 +28,13 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in CUDA graph capture."""
-    oom = case.oom
-    if case.site in ("sampler", "warmup"):
-        return 0.4 if case.site == "sampler" else 0.7
     if case.site == "graph":
-        return 0.86 if case.frames & {"frame_capture"} or case.has("capturing") or not oom else 0.7
-    if case.site == "kv" and not case.frames and (case.has("capturing") or (oom and oom.pools_bytes)):
+        return 0.86
+    if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
         return 0.8  # the pool was sized, and torch already has a private pool: capture had begun
-    if (
-        case.has("capturing")
-        and not case.has("engine_ready", "server_ready", "captured")
-        and case.site not in ("quant", "build", "profile")
-    ):
-        return 0.75
-    if oom is None and case.has("cuda_oom") and case.site in ("", "kv"):
+    if case.oom is None and case.has("cuda_oom") and not case.site:
         return 0.5  # the driver's own message without sizes: graphs are allocated past torch
-    if oom and oom.pools_bytes and not case.site:
-        # Capture runs batches of at most 512 tokens, whose pieces are small.
-        return 0.55 if oom.wanted_bytes < 128 * MIB else 0.4
-    return 0.25 if case.site in ("serving", "") else 0.1
+    return 0.25
 
 
 def _explanation(case: Case) -> str:
@@ -83,11 +71,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"enforce_eager": True},
         "Without graphs nothing is captured.",
         trades="slower decoding, most of all for small batches",
-        confidence=0.55,
     )
     if not _leaves_too_small_pool(planner, room):
         yield room
-    yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.", 0.6)
+    yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.")
     yield eager
     if _leaves_too_small_pool(planner, room):
         yield room
@@ -96,16 +83,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
             env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-            confidence=0.4,
         )
     seqs = planner.known.args.max_num_seqs
-    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.", 0.45) or (
+    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.") or (
         planner.plan_change(
             "max_num_seqs",
             {"max_num_seqs": max((seqs or 256) // 4, 8)},
             "The largest graph follows the number of sequences.",
             trades="fewer requests run at once",
-            confidence=0.4,
         )
         if planner.failed_plan is None
         else None
@@ -130,16 +115,16 @@ def _lower_utilization_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix |
         # 0.18 and 0.19 print the estimate and do not reserve it.
         need_bytes = max(need_bytes, printed - total + round(planner.utilization * total))
     if planner.failed_plan is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
-        return planner.lower_utilization(need_bytes, why, 0.6)
+        return planner.lower_utilization(need_bytes, why)
     outside = total - round(planner.utilization * total)
     for room in (_GRAPH_BYTES, _GRAPH_BYTES * 2 // 3):
         more = room - outside
         if more <= need_bytes or accounting.pool_bytes - more < accounting.pool_bytes // 2:
             continue
-        fix = planner.lower_utilization(more - GIB // 2, why, 0.6)
+        fix = planner.lower_utilization(more - GIB // 2, why)
         if fix is not None:
             return fix
-    return planner.lower_utilization(need_bytes, why, 0.6)
+    return planner.lower_utilization(need_bytes, why)
 
 
 CAUSE = Cause(

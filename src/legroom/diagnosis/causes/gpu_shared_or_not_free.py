@@ -70,7 +70,7 @@ def _assess_free_memory_change(case: Case) -> Assessment | None:
         f"Free memory grew{numbers} while vLLM measured its own use: another process on the same card released memory "
         "in between, so the measurement is worthless and vLLM stops."
     )
-    return Assessment(0.55 if case.platform.trainer else 0.85, proof(error), why)
+    return Assessment(0.85, proof(error), why)
 
 
 def _assess_wrong_device(case: Case) -> Assessment | None:
@@ -79,7 +79,7 @@ def _assess_wrong_device(case: Case) -> Assessment | None:
     if loaded is None or not case.first_failure:
         return None
     why = "vLLM measured 0 bytes of weights: the model went to another GPU than the one being measured."
-    return Assessment(0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
+    return Assessment(0.7, proof(loaded, case.first_failure), why)
 
 
 def _assess_unequal_ranks(case: Case) -> Assessment | None:
@@ -119,8 +119,6 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
         f"{gib(oom.wanted_bytes)} that failed would have fitted."
     )
     confidence = 0.9
-    if oom.own_bytes is None:
-        confidence = 0.55  # several entries without "this process" may be the job's own ranks
     error = case.first("torch_oom")
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes) < oom.total_bytes // 10:
@@ -173,7 +171,7 @@ def _assess_device_init(case: Case) -> Assessment | None:
     if error is None or case.site != "device":
         return None
     why = "Not even a CUDA context could be created: the card was full before this process allocated anything."
-    return Assessment(0.5 if case.platform.unified else 0.66, proof(error), why)
+    return Assessment(0.66, proof(error), why)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -185,7 +183,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "sequence_starts_or_wait",
         "Two instances that start together charge each other's memory; one after the other they do not.",
         steps=("start the second instance only after the first has printed `Application startup complete`",),
-        confidence=0.55,
     )
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):
@@ -201,16 +198,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 "where several servers share the card, start the next one only after the one before has printed "
                 "`Application startup complete`",
             ),
-            confidence=0.7,
         )
         yield from (again, free_it, newer)
     else:
         if _is_held_by_sibling(case) or _is_nearly_free(case):
             yield less
         yield free_it
-        yield less or planner.pull_combined_levers(
-            "lower_util", "Beside what others hold, less of everything fits.", 0.5
-        )
+        yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield in_turn
 
 
@@ -257,7 +251,6 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         "free_gpu_or_kill_orphans",
         "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
         steps=tuple(steps),
-        confidence=0.75,
     )
 
 
@@ -272,7 +265,6 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
         "engine_version_or_V0",
         "vLLM 0.9.1 and later do not charge other processes' memory to this one.",
         steps=("pip install 'vllm>=0.9.1'",),
-        confidence=0.6,
     )
 
 
@@ -283,7 +275,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
         return None
     need = step_shortage_bytes(planner)
     why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
-    return planner.lower_utilization(need, why, 0.6)
+    return planner.lower_utilization(need, why)
 
 
 def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
@@ -297,9 +289,9 @@ def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
     why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
-    return planner.first_change_that_fits(
-        "lower_util", lower, why, trades="a smaller KV pool", confidence=0.5
-    ) or planner.plan_change("lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5)
+    return planner.first_change_that_fits("lower_util", lower, why, trades="a smaller KV pool") or planner.plan_change(
+        "lower_util", lower[0], why, trades="a smaller KV pool"
+    )
 
 
 CAUSE = Cause(

@@ -150,7 +150,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 "docker run --shm-size=10g ... (or --ipc=host)",
                 "Kubernetes: an emptyDir with medium: Memory mounted at /dev/shm",
             ),
-            confidence=0.75,
         )
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
@@ -159,7 +158,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "more_host_ram_or_shm",
             "LMCache keeps its own buffer in host RAM, of a fixed size.",
             steps=("LMCACHE_MAX_LOCAL_CPU_SIZE=20 (GB; max_local_cpu_size in its config file) before the command",),
-            confidence=0.6,
         )
         return
     else:
@@ -171,7 +169,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "Every rank reads the checkpoint at the same time; in turn they need less at once.",
             flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
             steps=("load with fewer processes at once, or start instances one after the other",),
-            confidence=0.45,
         )
     yield Fix(
         "checkpoint_format",
@@ -183,7 +180,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "If the host has plenty of RAM, the kill came from elsewhere; another release may pass.",
             steps=("check dmesg first; then try another release",),
-            confidence=0.35,
         )
 
 
@@ -198,7 +194,6 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
             "The V0 engine pins --swap-space GiB of host RAM for every GPU (4 unless told otherwise) as it starts.",
             flags={"swap_space": 1},
             trades="fewer preempted requests can be swapped out instead of being computed again",
-            confidence=0.65,
         )
     if pinned and not swaps and not args.cpu_offload_gb:
         yield Fix(
@@ -210,7 +205,6 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
                 "LMCACHE_MAX_LOCAL_CPU_SIZE (GB)",
                 "docker run --ulimit memlock=-1 (or ulimit -l unlimited)",
             ),
-            confidence=0.6,
         )
     if args.cpu_offload_gb and pinned:
         half = float(int(args.cpu_offload_gb // 2))
@@ -230,7 +224,6 @@ def _mmap_fix(case: Case) -> Fix:
             "ulimit -v unlimited; sudo sysctl vm.overcommit_memory=1 (the file itself is read page by page)",
             "or raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM or swap",
         ),
-        confidence=0.6,
     )
 
 
@@ -251,7 +244,7 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     weights = planner.failed_plan.layout.weights.bytes * planner.known.ranks if planner.failed_plan is not None else 0
     size = f" The checkpoint alone is {gib(weights)}." if weights else ""
     why = f"The host or the container needs more RAM than it has.{size}"
-    return Fix("more_host_ram_or_shm", why, steps=tuple(steps), confidence=0.6)
+    return Fix("more_host_ram_or_shm", why, steps=tuple(steps))
 
 
 def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
@@ -259,19 +252,18 @@ def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
     free, total = (int(shares.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
     if planner.known.args.kv_cache_memory_bytes:
         flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}
-        return planner.plan_change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
+        return planner.plan_change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.")
     if "VLLM_CPU_KVCACHE_SPACE" in planner.given_args.env:
         env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
         return Fix(
             "kv_cache_memory_bytes",
             f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available.",
             env=env,
-            confidence=0.8,
             command=planner.command({}, env),
         )
     share = math.floor(free * 0.9 / max(total, 1) * 100) / 100
     return planner.plan_change(
-        "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available.", confidence=0.8
+        "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available."
     )
 
 

@@ -32,10 +32,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"max_num_seqs": seqs},
             f"There are {blocks} state blocks, one a sequence.",
             trades="fewer requests run at once",
-            confidence=0.85,
         )
-    yield planner.pull_lever("raise utilization", "A larger pool has more state blocks.", 0.4)
-    yield planner.pull_lever("more GPUs", "Split over more GPUs, a state block is smaller.", 0.35)
+    yield planner.pull_lever("raise utilization", "A larger pool has more state blocks.")
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a state block is smaller.")
 
 
 CAUSE = Cause(

@@ -93,7 +93,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "The V0 engine swaps preempted requests to host memory, and that is used up.",
             flags={"swap_space": 32},
             trades="32 GiB of host RAM a GPU",
-            confidence=0.6,
         )
     seqs = _held_sequences(planner, most)
     fewer = planner.plan_change(
@@ -102,7 +101,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         f"The pool holds {seqs} of the requests that run, to their end.",
         trades="more requests wait",
     )
-    larger = planner.pull_lever("raise utilization", "A larger pool, where the card has room.", 0.45)
+    larger = planner.pull_lever("raise utilization", "A larger pool, where the card has room.")
     if larger is None and planner.failed_plan is None and planner.utilization < MAX_UTILIZATION:
         share = {"gpu_memory_utilization": MAX_UTILIZATION}
         larger = planner.plan_change("raise_util", share, "The pool is what the share leaves beside the weights.")
@@ -112,16 +111,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "max_model_len",
         "Requests that may grow less need fewer blocks; bound max_tokens too.",
         steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
-        confidence=0.45,
     )
     yield planner.plan_change(
         "kv_cache_dtype",
         {"kv_cache_dtype": "fp8"},
         "Twice the tokens in the same pool.",
         trades="keys and values in 8 bits",
-        confidence=0.4,
     )
-    yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.", 0.35)
+    yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
 
 
 def _held_sequences(planner: FixPlanner, running: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
-from legroom.diagnosis.fixes.flag_repair import larger_pool_fix
+from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
 
 _ROUNDED = GIB // 200
@@ -27,7 +27,7 @@ def examine(case: Case) -> Assessment | None:
     estimate = case.first("estimated_max_len")
     if (error is None and estimate is None) or (case.startup.available_kv_bytes or 1) <= 0:
         return None  # a rank without any pool holds no request of any length
-    return Assessment(0.93 if error else 0.7, proof(error, estimate), _explanation(case))
+    return Assessment(0.93, proof(error, estimate), _explanation(case))
 
 
 def longest_fitting_len(case: Case) -> int | None:
@@ -81,43 +81,41 @@ def _explanation(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
-    larger = larger_pool_fix(planner, 0.75 if fits * _MIN_LENGTH_GAIN < max_len else 0.7)
+    larger = larger_pool_fix(planner)
     # An explicit pool that holds a small part of the length is the error, not the length.
     if larger is not None and fits * _MIN_LENGTH_GAIN < max_len:
         yield larger
     if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
         yield _raise_utilization_for_length(planner, fits)
-    if planner.failed_plan is None and (fixed := _fixed_bytes(planner.case)):
-        short = _pool_shortage_bytes(planner) or 0
+        yield planner.pull_lever("more GPUs", _TOO_SHORT.format(fits))
+    short = _pool_shortage_bytes(planner)
+    if planner.failed_plan is None and short and (fixed := _fixed_bytes(planner.case)):
         why = f"{gib(fixed)} do not depend on the length; {gib(short)} more of pool hold the whole request."
         share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
         yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
-        yield planner.pull_lever("more GPUs", _TOO_SHORT.format(fits), 0.5)
     yield _shorter_len_fix(planner)
     if larger is not None and fits * _MIN_LENGTH_GAIN >= max_len:
         yield larger
-    short = _pool_shortage_bytes(planner)
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
         yield (
-            planner.pull_lever("raise utilization", why, 0.5)
+            planner.pull_lever("raise utilization", why)
             if planner.failed_plan
             else planner.raise_utilization(short, why)
         )
-    yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.", 0.45)
-    yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.", 0.45)
-    yield planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.", 0.45) or (
+    yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
+    yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
+    yield planner.pull_lever("fp8 KV cache", "Keys and values in 8 bits take half.") or (
         planner.plan_change(
             "kv_cache_dtype",
             {"kv_cache_dtype": "fp8"},
             "Keys and values in 8 bits take half the bytes a token.",
             trades="keys and values are stored in 8 bits",
-            confidence=0.4,
         )
         if planner.failed_plan is None
         else None
     )
-    yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.", 0.4)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
 
 
 def checked_len(case: Case) -> int:
@@ -146,17 +144,18 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
-    """Fix: a --max-model-len that the pool holds, 1 % below the length in the log."""
+    """Fix: the length that vLLM names; 1 % below it where the pool is measured at each start."""
     fits = longest_fitting_len(planner.case)
     if not fits:
-        return planner.pull_lever("shorter context", "The longest length the pool holds.", 0.7)
+        return planner.pull_lever("shorter context", "The longest length the pool holds.")
     step = 1024 if fits >= 4096 else 16
     # 1 % stays free: the measured peak varies by some MiB from start to start.
-    flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
+    kept = fits if has_given_pool(planner.given_args) else max(int(fits * 0.99) // step * step, min(fits, 16))
+    flags = {"max_model_len": kept}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
-    checked = planner.plan_change("max_model_len", flags, why, trades=trades, confidence=0.75)
+    checked = planner.plan_change("max_model_len", flags, why, trades=trades)
     # The length that the log prints is certain, even where the memory model disagrees.
-    return replace(checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades), proven=True)
+    return replace(checked or Fix("max_model_len", why, flags, trades=trades), proven=True)
 
 
 def _pool_shortage_bytes(planner: FixPlanner) -> int | None:

@@ -66,7 +66,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"enforce_eager": True},
             "In old releases captured graphs and their NCCL work grew on the host.",
             trades="slower decoding",
-            confidence=0.5,
         )
     yield Fix(
         "engine_version_or_V0",
@@ -78,13 +77,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Caches of preprocessed media live in host memory.",
         flags={"mm_processor_cache_gb": 0},
         steps=("--mm-processor-cache-gb 0 (older: --disable-mm-preprocessor-cache)",),
-        confidence=0.4,
     )
     yield Fix(
         "more_host_ram_or_shm",
         "Until it is fixed: a limit with room, and a restart at a quiet hour.",
         steps=("set a memory limit and restart before it is reached",),
-        confidence=0.3,
     )
 
 
@@ -99,7 +96,6 @@ def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
             f"until the leak is fixed: restart, drained, at least every {every} of such load",
             "keep the records of two moments: legroom fragments shows which part grew between them",
         ),
-        confidence=0.6,
     )
 
 
@@ -120,7 +116,6 @@ def _sleep_fixes() -> Iterator[Fix]:
         "engine_version_or_V0",
         "What sleep keeps has changed from release to release.",
         steps=("run one sleep and wake-up on the newest release, and compare what is still in use",),
-        confidence=0.45,
     )
 
 

@@ -34,7 +34,7 @@ def examine(case: Case) -> Assessment | None:
     elif on and large:
         confidence = 0.85
     elif on:
-        confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
+        confidence = 0.65
     elif large and (ledger.own_non_torch_bytes or 0) > 2 * _LARGE_NON_TORCH and not case.has_site_frame:
         confidence = 0.75  # no sign of adapters or a draft, but this process itself holds what only they take
     if not confidence:
@@ -65,9 +65,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
-    room = planner.lower_utilization(
-        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
-    )
+    room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
     yield room
     if spec:
         yield Fix(
@@ -88,16 +86,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"max_num_seqs": max(seqs // 4, 4)},
         "Speculative depth multiplies what every sequence needs.",
         trades="fewer requests run at once",
-        confidence=0.45,
     )
     yield planner.plan_change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Adapter graphs are captured once more for every size.",
         trades="slower decoding",
-        confidence=0.4,
     )
-    yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.", 0.35)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 
 
 CAUSE = Cause(

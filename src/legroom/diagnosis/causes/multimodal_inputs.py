@@ -31,7 +31,7 @@ def examine(case: Case) -> Assessment | None:
     if case.ledger.larger_than_card:
         confidence = 0.9
     elif vision:
-        confidence = 0.87 if case.site in ("serving", "") else 0.8
+        confidence = 0.8
     elif _dummy_media_suspected(case):
         confidence = 0.5
     if not confidence:
@@ -77,7 +77,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "An encoder cache of size 0 is a bug of the release.",
             steps=("pip install -U vllm",),
-            confidence=0.6,
         )
         tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
         larger = planner.plan_change(
@@ -85,7 +84,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"max_num_batched_tokens": tokens},
             f"The encoder cache is sized from it and must hold an item of {item} tokens.",
             trades="a larger activation peak",
-            confidence=0.55,
         )
         yield from (newer, limit, larger) if cache.facts.get("cache_tokens_count") == 0 else (larger, limit)
         return
@@ -106,13 +104,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"max_num_batched_tokens": max(tokens // 2, 2048)},
         "Fewer media tokens are encoded at once.",
         trades="long prompts take more steps",
-        confidence=0.4,
     )
     yield Fix(
         "limit_multimodal",
         "If only text is served, do not load or profile the encoder's inputs at all.",
         flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-        confidence=0.4,
     )
 
 
@@ -138,7 +134,6 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
             "to serve images, bound their size instead: --mm-processor-kwargs '{\"max_pixels\": 1003520}' (Qwen-VL "
             "models; others name it differently)",
         ),
-        confidence=0.6,
         trades="text only",
     )
 

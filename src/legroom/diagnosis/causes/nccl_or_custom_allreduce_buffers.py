@@ -44,7 +44,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.has("nccl_register"):
         yield from _registration_fix()
         return
-    room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.", 0.5)
+    room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
     if _vllm_sets_nccl_variable(planner):
         if room is not None:
             yield replace(room, steps=(_DEFAULT_BUFFERS,))
@@ -61,13 +61,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Without custom all-reduce its buffers are gone.",
         flags={"disable_custom_all_reduce": True},
         trades="slower all-reduce",
-        confidence=0.35,
     )
     yield Fix(
         "free_gpu_or_kill_orphans",
         "If the card was nearly full before, somebody else holds it.",
         steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
-        confidence=0.35,
     )
 
 
@@ -85,7 +83,6 @@ def _registration_fix() -> Iterator[Fix]:
         "disable_custom_allreduce_or_nccl_env",
         "The default buffers are small enough to be registered, once the process may lock as much as it wants.",
         steps=(_DEFAULT_BUFFERS, "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node"),
-        confidence=0.6,
     )
 
 

@@ -99,12 +99,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield _measured_pool_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
-        yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.", 0.7)
+        yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
         yield Fix(
             "kv_cache_memory_bytes",
             "Without the flag vLLM measures what is left and sizes the pool by it.",
             steps=("leave --kv-cache-memory-bytes out, and say a share with --gpu-memory-utilization",),
-            confidence=0.6,
         )
         return
     yield larger_pool_fix(planner)
@@ -119,7 +118,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
             yield smaller_weights_fix(planner)
-            yield other_hardware(planner, 0.45)
+            yield other_hardware(planner)
     elif planner.case.startup.weights_bytes is None:
         yield _other_release_fix()
     yield from _fixes_without_figures(planner)
@@ -144,7 +143,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes whose effect the memory model computes: utilization, smaller batches, quantized weights, more GPUs."""
     why = "Weights and peak are above the budget, and the card has room."
     single = [
-        planner.pull_lever("raise utilization", why, 0.7),
+        planner.pull_lever("raise utilization", why),
         planner.pull_lever("smaller batches", "A smaller dummy batch has a smaller peak."),
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
@@ -152,13 +151,13 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         yield planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     smaller = "Smaller weights leave room for the pool."
-    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller, confidence=0.6)
+    yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller)
     more = "Split over more GPUs, each has room for a pool."
-    yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more, confidence=0.6)
+    yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
     else:
-        yield other_hardware(planner, 0.4)
+        yield other_hardware(planner)
 
 
 def _measured_pool_fix(planner: FixPlanner) -> Fix:
@@ -170,7 +169,6 @@ def _measured_pool_fix(planner: FixPlanner) -> Fix:
         "kv_cache_memory_bytes",
         f"Without the flag vLLM measures what is left and takes as many blocks as fit.{room}",
         flags=flags,
-        confidence=0.85,
         plan=plan,
         before=planner.failed_plan.layout if plan is not None and planner.failed_plan is not None else None,
         command=planner.command(flags),
@@ -188,7 +186,6 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
             smaller_step_flags(planner, max(tokens // 4, 1024)),
             f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
             trades="long prompts take more steps",
-            confidence=0.5,
         )
 
 
@@ -199,7 +196,6 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
         smaller_step_flags(planner, max(tokens // 4, 2048)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
-        confidence=0.4,
     )
     if planner.case.engine.generation == "V0":
         yield Fix(
@@ -217,7 +213,6 @@ def _other_release_fix() -> Fix:
         "engine_version_or_V0",
         "What a release counts has changed: if an earlier one started with these flags, it is the accounting.",
         steps=("pip install the last vLLM that started",),
-        confidence=0.35,
     )
 
 
@@ -231,7 +226,7 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
         f"The process uses {gib(used)}; {share:g} x {gib(total)} "
         f"leaves {gib(int(share * total) - used)} for the KV cache."
     )
-    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
+    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
@@ -257,7 +252,6 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
         steps=_DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
-        confidence=0.35,
     )
 
 

@@ -74,7 +74,7 @@ def _assess_exception(case: Case) -> Assessment | None:
     reasons = (item for item in case.evidence if item.role in ("failure", "host") and not is_informational(item))
     if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
-    confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
+    confidence = 0.6
     why = f"The log ends in {_exception_name(error)}, and nothing in it speaks of memory running out."
     return Assessment(confidence, proof(error), why)
 
@@ -96,7 +96,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "engine_version_or_V0",
             "The comparison was too strict for cards whose free memory does not change; 0.16.0 corrected it (#33358).",
             steps=("pip install -U 'vllm>=0.16.0'",),
-            confidence=0.8,
         )
         return
     error = _first_exception(case)
@@ -143,7 +142,6 @@ def _crashed_step_fix(planner: FixPlanner) -> Fix:
             "run once with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager: the traceback then points at it",
             "repeat it with the one request that was running, without its options (priority, n, logprobs, media)",
         ),
-        confidence=0.45,
     )
 
 

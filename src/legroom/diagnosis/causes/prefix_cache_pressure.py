@@ -42,15 +42,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "report",
         "Watch vllm:num_requests_waiting and vllm:num_preemptions_total: while both are quiet nothing is wrong.",
         steps=("no restart is needed; cached blocks are given up on demand",),
-        confidence=0.6,
     )
-    yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.", 0.35)
+    yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.")
     yield Fix(
         "other_engine_feature_off",
         "If prompts share nothing, caching only costs hashing.",
         flags={"enable_prefix_caching": False},
         command=planner.command({"enable_prefix_caching": False}),
-        confidence=0.3,
     )
 
 

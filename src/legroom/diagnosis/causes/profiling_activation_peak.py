@@ -32,24 +32,12 @@ def examine(case: Case) -> Assessment | None:
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in the profile run or the sampler's warm-up."""
     oom = case.oom
-    if case.has("hbm_oom"):
-        return 0.86 if case.phase_reached != "startup_load" else 0.4
-    if case.site == "sampler":
+    if case.has("hbm_oom") or case.site in ("sampler", "warmup"):
         return 0.86
-    if case.site == "warmup":
-        return 0.82
-    if case.site == "sampling":
-        return 0.7 if case.oom and case.oom.pools_bytes and not case.has("engine_dead") else 0.5
-    if case.ledger.free_exceeds_request:
-        return 0.3
     if case.site == "profile":
-        return 0.6 if case.frames & {"frame_vision"} and case.ledger.larger_than_card else 0.84
-    if oom is None:
+        return 0.84
+    if oom is None or case.has_site_frame or case.site == "serving" or case.ledger.free_exceeds_request:
         return 0.0
-    if case.ledger.larger_than_card:
-        return 0.6
-    if case.has_site_frame or case.site == "serving":
-        return 0.3 if case.site in ("graph", "kv") else 0.0
     if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
         return 0.72  # no single weight is that large; a dummy batch through one layer is
     if oom.pools_bytes and oom.wanted_bytes >= GIB:
@@ -116,8 +104,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone exceed the budget, so no smaller dummy batch helps.
-        yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.", 0.6)
-        yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.", 0.6)
+        yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
+        yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.")
         yield from budget_for_weights(planner)
         return
     if planner.failed_plan is None and case.site not in ("sampler", "graph"):
@@ -139,9 +127,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "max_model_len",
             "In the V0 engine the dummy batch is as long as max_model_len, which may come from RoPE scaling.",
             steps=("give --max-model-len explicitly, as short as your requests allow",),
-            confidence=0.45,
         )
-    yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.", 0.4)
+    yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
@@ -152,9 +139,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
         seqs = max((args.max_num_seqs or 256) // 16, 1)
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
-        return planner.plan_change(
-            "max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once", confidence=0.65
-        )
+        return planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once")
     flags: dict[str, Any] = {"max_num_seqs": _reduced(planner, args.max_num_seqs or 256)}
     max_tokens = args.max_num_batched_tokens
     if max_tokens is None or max_tokens > _SMALL_STEP:
@@ -181,7 +166,7 @@ def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
     if compiled is not None:
         need = int(compiled.facts.get("used_bytes", 0)) - int(compiled.facts.get("total_bytes", 0))
     why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."
-    return planner.lower_utilization(need, why, 0.6)
+    return planner.lower_utilization(need, why)
 
 
 def _fewer_sequences(planner: FixPlanner) -> Fix | None:
@@ -190,7 +175,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     seqs = dummies if dummies is not None else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
     if planner.failed_plan is not None:
-        return planner.pull_lever("fewer sequences", why, 0.65)
+        return planner.pull_lever("fewer sequences", why)
     flags = {"max_num_seqs": _reduced(planner, seqs)}
     return planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
@@ -199,11 +184,9 @@ def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     """Fix: a lower --max-num-batched-tokens; None where by the memory model the server still would not start."""
     why = "The peak grows with the tokens of a step."
     if planner.failed_plan is not None:
-        return planner.pull_lever("smaller batches", why, 0.6)
+        return planner.pull_lever("smaller batches", why)
     flags = smaller_step_flags(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
-    return planner.plan_change(
-        "max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5
-    )
+    return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 CAUSE = Cause(

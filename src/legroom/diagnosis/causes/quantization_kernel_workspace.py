@@ -58,10 +58,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             f"pin the last release that worked: pip install 'vllm=={before or 'X'}'",
             "or take the newest one, where the copy may be gone",
         ),
-        confidence=0.55,
     )
     yield planner.pull_lever(
-        "quantized weights", "A checkpoint that is already quantized needs no copy at all.", 0.6
+        "quantized weights", "A checkpoint that is already quantized needs no copy at all."
     ) or Fix(
         "checkpoint_format",
         "A checkpoint that is already in the kernel's format is not converted on the GPU.",
@@ -69,8 +68,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
     if planner.case.site in ("graph", "serving", "profile"):
         need = planner.case.oom.wanted_bytes if planner.case.oom else GIB
-        yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.", 0.5)
-    yield planner.pull_lever("more GPUs", "Split over more GPUs, the copy fits beside the weights.", 0.5)
+        yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.")
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, the copy fits beside the weights.")
 
 
 CAUSE = Cause(

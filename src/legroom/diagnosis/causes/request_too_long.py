@@ -52,13 +52,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"max_model_len": length},
             f"The request needs {tokens_needed:,} tokens.",
             trades="one request may take more of the pool",
-            confidence=0.55,
         )
     yield Fix(
         "request",
         "Shorten the prompt or ask for fewer tokens.",
         steps=("prompt tokens + max_tokens must stay within max_model_len",),
-        confidence=0.6,
     )
 
 

@@ -32,20 +32,13 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in a model step of real traffic."""
-    oom = case.oom
     if case.ledger.larger_than_card or case.ledger.free_exceeds_request:
         return 0.2
     if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
         return 0.86
-    if case.site in ("spec", "lora"):
-        return 0.5
-    if case.site == "sampling":
+    if case.site in ("spec", "lora", "sampling"):
         return 0.6
-    if case.site == "graph" and case.has("request_served"):
-        return 0.6
-    if not case.site:
-        return 0.45 if oom and oom.pools_bytes else 0.4
-    return 0.0
+    return 0.0 if case.site else 0.45
 
 
 def _was_running(case: Case) -> bool:
@@ -103,7 +96,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
     if not planner.utilization_known:
         why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
-    yield planner.lower_utilization(need, why, 0.65)
+    yield planner.lower_utilization(need, why)
     yield smaller
     if of_logits:
         yield Fix(
@@ -119,9 +112,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 {"kv_cache_memory_bytes": pool - need - GIB // 2},
                 "The pool in bytes: exactly what the transient needs is taken off it.",
                 trades="a smaller KV pool",
-                confidence=0.5,
             )
-    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.", 0.35)
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.")
 
 
 CAUSE = Cause(

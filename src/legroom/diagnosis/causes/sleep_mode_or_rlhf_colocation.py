@@ -70,7 +70,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "engine_version_or_V0",
         "What sleep and wake-up keep has changed often.",
         steps=("try the release before the failure began, or the newest",),
-        confidence=0.45,
     )
     order = Fix(
         "sequence_starts_or_wait",
@@ -92,7 +91,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Without sleep mode its pool is gone.",
         flags={"enable_sleep_mode": False},
         steps=("run without --enable-sleep-mode",),
-        confidence=0.4,
     )
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if planner.case.site in ("build", "load") and not planner.case.platform.trainer:

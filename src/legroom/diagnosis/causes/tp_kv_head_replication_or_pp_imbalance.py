@@ -31,8 +31,6 @@ def examine(case: Case) -> Assessment | None:
             "counts; the first and last carry embeddings and the head."
         )
         return Assessment(0.62, proof(case.first("pp_on"), error), why)
-    if error:
-        return Assessment(0.2, proof(error), "Unequal ranks cannot be ruled out: this log shows one of them.")
     return None
 
 
@@ -60,7 +58,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Fewer layers on the first and last stage leave room there for embeddings and head.",
         env={"VLLM_PP_LAYER_PARTITION": partition} if partition else {},
         steps=() if partition else (f"write {write}",),
-        confidence=0.6,
     )
     fits = longest_fitting_len(planner.case)
     if fits:
@@ -69,19 +66,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             {"max_model_len": max(fits // 1024 * 1024, 128)},
             "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
             trades="requests longer than this are refused",
-            confidence=0.45,
         )
     yield Fix(
         "engine_version_or_V0",
         "Later releases put remainder layers on the middle stages.",
         steps=("pip install -U vllm",),
-        confidence=0.35,
     )
     yield Fix(
         "more_or_fewer_gpus_tp_pp",
         "Tensor-parallel sizes up to the number of KV heads shard the KV cache; beyond it every rank holds a copy.",
         steps=("use a tensor-parallel size that divides the KV heads, and pipeline stages for the rest",),
-        confidence=0.4,
     )
 
 

@@ -54,7 +54,7 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     """A shortage on unified memory or WSL; None on other machines or without a shortage."""
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
-    confidence = 0.75 if not case.has("free_below_desired") or _has_much_free(case) else 0.6
+    confidence = 0.75
     if not case.platform.unified:
         confidence = 0.45  # WSL says so on every start; by itself it explains nothing
     why = (
@@ -71,12 +71,6 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     return Assessment(confidence, proven, why)
 
 
-def _has_much_free(case: Case) -> bool:
-    """Whether the start-up check found more than a sixth of the memory free."""
-    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
-    return free is not None and total is not None and free > total // 6
-
-
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
     case = planner.case
@@ -84,13 +78,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "drop_page_cache",
         "Files in the page cache count as used on shared memory.",
         steps=("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches   (before the start)", "wait until free -g shows it"),
-        confidence=0.6,
     )
     wsl = Fix(
         "more_host_ram_or_shm",
         "The virtual machine's RAM backs what the driver hands out.",
         steps=("raise memory= in .wslconfig (or the VM's RAM) above the checkpoint's size, then wsl --shutdown",),
-        confidence=0.6,
     )
     wait = Fix(
         "sequence_starts_or_wait",
@@ -103,7 +95,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"gpu_memory_utilization": share},
         "The system needs its part of the one memory.",
         trades="a smaller KV pool",
-        confidence=0.5,
     )
     if case.platform.integrated:
         yield from (_larger_gpu_share_fix(case), lower, drop)
@@ -127,7 +118,6 @@ def _larger_gpu_share_fix(case: Case) -> Fix:
             "kernels: amdgpu.gttsize in MiB), or a larger UMA frame buffer in the BIOS; then reboot",
             "if weights alone fill that share, take a checkpoint in 8 or 4 bits: no flag of vLLM bounds them",
         ),
-        confidence=0.6,
     )
 
 

@@ -26,16 +26,12 @@ def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the weights alone exceed the card."""
     if case.site == "build" or case.has("load_oom_hint"):
         return 0.88
-    if case.site == "load" and case.has_site_frame:
-        return 0.8
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        return 0.6 if case.last("shards") else 0.8 if nothing_was_freed(case) else 0.6 if case.oom is None else 0.5
-    if case.site == "quant":
-        return 0.45
-    if case.site:
+        return 0.6 if case.last("shards") and not case.has_site_frame else 0.8
+    if case.site and case.site != "quant":
         return 0.0
-    return 0.7 if nothing_was_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
+    return 0.7 if nothing_was_freed(case) else 0.3
 
 
 def nothing_was_freed(case: Case) -> bool:
@@ -63,13 +59,11 @@ def _explanation(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a quantized checkpoint, more GPUs, CPU offload; no KV-cache flag helps."""
     fewer_bits = "A checkpoint with weights in fewer bits fits."
-    smaller = planner.extend_until_fits(
-        planner.pull_lever("quantized weights", fewer_bits, 0.7), fewer_bits, confidence=0.7
-    )
+    smaller = planner.extend_until_fits(planner.pull_lever("quantized weights", fewer_bits), fewer_bits)
     more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
     yield smaller
     if smaller is None:
-        yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.", 0.5)
+        yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
     if smaller is None and more is None:
         yield other_hardware(planner)
     elif smaller is None and more is not None:
@@ -87,8 +81,8 @@ def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
     # Only a plan shows how much; the failed allocation does not include the weights still to be loaded.
-    planned = planner.first_change_that_fits("cpu_offload", sizes, why, trades=trades, confidence=0.35)
-    return planner.extend_until_fits(planned, why, confidence=0.35)
+    planned = planner.first_change_that_fits("cpu_offload", sizes, why, trades=trades)
+    return planner.extend_until_fits(planned, why)
 
 
 CAUSE = Cause(

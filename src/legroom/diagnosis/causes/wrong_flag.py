@@ -45,8 +45,7 @@ def _assess_ignored_flag(case: Case) -> Assessment | None:
     if ignored is None:
         return None
     what = ignored.facts.get("flag") or "Something that was set"
-    quiet = case.first_failure is None and not case.has("server_ready", "engine_ready")
-    return Assessment(0.55 if quiet else 0.3, proof(ignored), f"{what} is ignored in this release.")
+    return Assessment(0.3, proof(ignored), f"{what} is ignored in this release.")
 
 
 def _explanation(id_: str, facts: dict[str, object]) -> str:
@@ -97,7 +96,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "engine_version_or_V0",
         "If the flag is of another release, run that one.",
         steps=("vllm --version; compare with the documentation you follow",),
-        confidence=0.35,
     )
 
 

@@ -97,6 +97,11 @@ class FixPlanner:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
         if self.case.has("free_below_desired") or self.known.args.gpu_memory_utilization is not None:
             return True
+        return self.flags_known
+
+    @property
+    def flags_known(self) -> bool:
+        """Whether the log or the user shows every flag, so that a missing one has its default."""
         return self.case.startup.args_known or bool(self._hints.command)
 
     @property
@@ -145,7 +150,6 @@ class FixPlanner:
         env: Mapping[str, str] | None = None,
         steps: tuple[str, ...] = (),
         trades: str = "",
-        confidence: float = 0.6,
     ) -> Fix | None:
         """A fix by flags or environment; None where the memory model says that it would not start."""
         planned = self.plan_with(flags) if flags else None
@@ -157,34 +161,27 @@ class FixPlanner:
             from legroom.planning.advice import why as in_numbers
 
             why = f"{why} {in_numbers(self.failed_plan, planned)}." if self.failed_plan is not None else why
-            confidence = min(0.95, confidence + (0.2 if planned.verdict == "fits" else 0.1))
         before = self.failed_plan.layout if self.failed_plan is not None and planned is not None else None
         line = self.command(flags, env)
         return Fix(
-            kind, why, dict(flags), dict(env or {}), steps, confidence, trades, line, plan=planned, before=before
+            kind, why, dict(flags), dict(env or {}), steps, trades=trades, command=line, plan=planned, before=before
         )
 
     def first_change_that_fits(
-        self,
-        kind: FixKind,
-        proposals: Iterable[Mapping[str, Any]],
-        why: str,
-        *,
-        trades: str = "",
-        confidence: float = 0.6,
+        self, kind: FixKind, proposals: Iterable[Mapping[str, Any]], why: str, *, trades: str = ""
     ) -> Fix | None:
         """The first proposal whose plan fits, else the first that starts; None without a failed plan."""
         if self.failed_plan is None:
             return None
         tight: Fix | None = None
         for flags in proposals:
-            fix = self.plan_change(kind, flags, why, trades=trades, confidence=confidence)
+            fix = self.plan_change(kind, flags, why, trades=trades)
             if fix and fix.plan and fix.plan.verdict == "fits":
                 return fix
             tight = tight or fix
         return tight
 
-    def extend_until_fits(self, fix: Fix | None, why: str, *, confidence: float) -> Fix | None:
+    def extend_until_fits(self, fix: Fix | None, why: str) -> Fix | None:
         """A tight fix, extended by further advice until its plan fits; unchanged where none does."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
@@ -192,12 +189,12 @@ class FixPlanner:
 
         for advice in with_advice(fix.plan, keep=("model", *fix.flags)).advice:
             flags, trades = {**fix.flags, **advice.flags}, f"{fix.trades}; {advice.trades}"
-            more = self.plan_change(fix.kind, flags, why, trades=trades, confidence=confidence)
+            more = self.plan_change(fix.kind, flags, why, trades=trades)
             if more and more.plan and more.plan.verdict == "fits":
                 return more
         return fix
 
-    def pull_lever(self, name: str, why: str, confidence: float = 0.6) -> Fix | None:
+    def pull_lever(self, name: str, why: str) -> Fix | None:
         """The smallest change by one planning lever with which the server starts."""
         if self.failed_plan is None:
             return None
@@ -205,9 +202,9 @@ class FixPlanner:
 
         lever = next(lever for lever in (*LEVERS, *LAST_RESORTS) if lever.name == name)
         kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
-        return self.first_change_that_fits(kind, changes, why, trades=lever.trades, confidence=confidence)
+        return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
-    def pull_combined_levers(self, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
+    def pull_combined_levers(self, kind: FixKind, why: str) -> Fix | None:
         """Several levers at once, as `legroom plan` advises, for the same model."""
         if self.failed_plan is None:
             return None
@@ -218,7 +215,7 @@ class FixPlanner:
             for advice in with_advice(self.failed_plan, keep=kept).advice:
                 if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
                     continue  # more GPUs are a separate fix
-                fix = self.plan_change(kind, advice.flags, why, trades=advice.trades, confidence=confidence)
+                fix = self.plan_change(kind, advice.flags, why, trades=advice.trades)
                 if fix is not None:
                     return fix
         return None
@@ -260,10 +257,10 @@ class FixPlanner:
         """The command line with these changes; MODEL stands for an unknown model."""
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
-    def lower_utilization(self, need_bytes: int, why: str, confidence: float = 0.65) -> Fix | None:
+    def lower_utilization(self, need_bytes: int, why: str) -> Fix | None:
         """Lowers gpu_memory_utilization by what the failed request needs, with a margin."""
         if (pool := self.known.args.kv_cache_memory_bytes) is not None:
-            return self._smaller_pool_fix(pool, need_bytes, why, confidence)
+            return self._smaller_pool_fix(pool, need_bytes, why)
         if (advised := self.case.number("pool_advice", "advised_bytes")) and self.case.phase != "serving":
             why += " vLLM itself computes this pool: the share less what it measured, graphs and 150 MiB."
             flags = {"kv_cache_memory_bytes": advised}
@@ -272,11 +269,7 @@ class FixPlanner:
         if total is None:
             step = max(self.utilization - 0.05, _MIN_UTILIZATION)
             return self.plan_change(
-                "lower_util",
-                {"gpu_memory_utilization": round(step, 2)},
-                why,
-                trades="a smaller KV pool",
-                confidence=confidence - 0.1,
+                "lower_util", {"gpu_memory_utilization": round(step, 2)}, why, trades="a smaller KV pool"
             )
         margin = max(GIB // 2, need_bytes // 4)
         lowest = self.utilization - max((need_bytes + margin) / total, 0.01)
@@ -285,36 +278,30 @@ class FixPlanner:
             return None
         proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
         return self.first_change_that_fits(
-            "lower_util", proposals, why, trades="a smaller KV pool", confidence=confidence
-        ) or self._lower_or_shorter(value, why, confidence)
+            "lower_util", proposals, why, trades="a smaller KV pool"
+        ) or self._lower_or_shorter(value, why)
 
-    def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str, confidence: float) -> Fix | None:
+    def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str) -> Fix | None:
         """A smaller kv_cache_memory_bytes; vLLM ignores the utilization where that is set."""
         most = pool_bytes - need_bytes - max(GIB // 2, need_bytes // 4)
         sizes = [size for step in range(15) if (size := (most - step * GIB // 2) // MIB * MIB) > 0]
         proposals = [{"kv_cache_memory_bytes": size} for size in sizes]
-        return self.first_change_that_fits(
-            "kv_cache_memory_bytes", proposals, why, trades="a smaller KV pool", confidence=confidence
-        ) or (
-            self.plan_change(
-                "kv_cache_memory_bytes", proposals[0], why, trades="a smaller KV pool", confidence=confidence
-            )
+        return self.first_change_that_fits("kv_cache_memory_bytes", proposals, why, trades="a smaller KV pool") or (
+            self.plan_change("kv_cache_memory_bytes", proposals[0], why, trades="a smaller KV pool")
             if proposals
             else None
         )
 
-    def _lower_or_shorter(self, share: float, why: str, confidence: float) -> Fix | None:
+    def _lower_or_shorter(self, share: float, why: str) -> Fix | None:
         """A lower utilization, with a shorter max_model_len where the pool would not hold one request."""
         flags: dict[str, Any] = {"gpu_memory_utilization": round(share, 2)}
-        lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool", confidence=confidence)
+        lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool")
         length = self.accounting.longest_at(share)
         if lower is not None or self.failed_plan is not None or length is None:
             return lower
         why += f" A pool that much smaller holds one request of {length:,} tokens."
         flags["max_model_len"] = length
-        return self.plan_change(
-            "lower_util", flags, why, trades="a smaller KV pool and shorter requests", confidence=confidence
-        )
+        return self.plan_change("lower_util", flags, why, trades="a smaller KV pool and shorter requests")
 
     def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
         """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
@@ -332,7 +319,6 @@ class FixPlanner:
             "raise_util",
             {"gpu_memory_utilization": value},
             why,
-            confidence=0.55,
             trades="less of the card is left for what vLLM does not count",
         )
 

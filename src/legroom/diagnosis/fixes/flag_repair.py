@@ -23,20 +23,26 @@ from legroom.vllm_logs.evidence import Evidence
 _CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def larger_pool_fix(planner: FixPlanner, confidence: float = 0.7) -> Fix | None:
+def has_given_pool(args: ServeArgs) -> bool:
+    """Whether the size of the KV pool is a setting, which is the same at every start, and not measured."""
+    sizes = (args.num_gpu_blocks_override, args.kv_cache_memory_bytes, args.env.get(_CPU_SPACE_VARIABLE))
+    return any(size is not None for size in sizes)
+
+
+def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     """A larger explicit pool (bytes, blocks or CPU space) that holds one request of full length; None where the pool
     is not explicit."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
-        return _more_pool_blocks(planner, args, confidence)
+        return _more_pool_blocks(planner, args)
     if args.kv_cache_memory_bytes is not None:
-        return _more_pool_bytes(planner, args, confidence)
+        return _more_pool_bytes(planner, args)
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
-        return _more_cpu_space(planner, args, confidence)
+        return _more_cpu_space(planner, args)
     return None
 
 
-def _more_pool_bytes(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+def _more_pool_bytes(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     """A larger kv_cache_memory_bytes."""
     plan = _kv_plan_of_pool(planner, args, args.kv_cache_memory_bytes or 0)
     if plan is None:
@@ -52,20 +58,20 @@ def _more_pool_bytes(planner: FixPlanner, args: ServeArgs, confidence: float) ->
         return None
     flags = {"kv_cache_memory_bytes": wanted}
     why = f"One request of {larger.max_model_len:,} tokens needs {human_bytes(plan.needed_bytes)} of KV cache."
-    return _pool_fix(planner, flags, why, confidence)
+    return _pool_fix(planner, flags, why)
 
 
-def _more_pool_blocks(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+def _more_pool_blocks(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     """A larger num_gpu_blocks_override."""
     plan = _kv_plan_of_pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
     if plan is None or plan.failure is not None or not plan.bytes_per_block:
         return None
     blocks = cdiv(plan.needed_bytes, plan.bytes_per_block) + 1  # 0.28 and later keep one back
     why = f"One request of {plan.max_model_len:,} tokens needs {blocks:,} blocks."
-    return _pool_fix(planner, {"num_gpu_blocks_override": blocks}, why, confidence)
+    return _pool_fix(planner, {"num_gpu_blocks_override": blocks}, why)
 
 
-def _more_cpu_space(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+def _more_cpu_space(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     """A larger VLLM_CPU_KVCACHE_SPACE."""
     plan = _kv_plan_of_pool(planner, args, 0)
     if plan is None:
@@ -73,13 +79,13 @@ def _more_cpu_space(planner: FixPlanner, args: ServeArgs, confidence: float) -> 
     space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
     why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
     env = {_CPU_SPACE_VARIABLE: str(space)}
-    return Fix("kv_cache_memory_bytes", why, env=env, confidence=confidence, command=planner.command({}, env))
+    return Fix("kv_cache_memory_bytes", why, env=env, command=planner.command({}, env))
 
 
-def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: float) -> Fix | None:
+def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str) -> Fix | None:
     """Fix: another KV cache size by these flags; None where the memory model says that it would not start."""
     trades = "that much more memory" if "kv_cache_memory_bytes" in flags else "more of the pool is used"
-    return planner.plan_change("kv_cache_memory_bytes", flags, why, trades=trades, confidence=confidence)
+    return planner.plan_change("kv_cache_memory_bytes", flags, why, trades=trades)
 
 
 def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
@@ -107,14 +113,14 @@ def smaller_step_flags(planner: FixPlanner, tokens: int) -> dict[str, Any]:
     return flags
 
 
-def smaller_media_fix(planner: FixPlanner, why: str, confidence: float = 0.6) -> Fix:
+def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     """One image and no video per prompt; max_pixels only for models whose processor has it."""
     kind: FixKind = "limit_multimodal"
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
     named = " ".join([planner.known.args.model, *(item.text for item in planner.case.all("frame_vision"))]).lower()
     if any(name in named for name in _MODELS_WITH_MAX_PIXELS):
         flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
-    return Fix(kind, why, flags=flags, confidence=confidence, trades="larger or more media are scaled or refused")
+    return Fix(kind, why, flags=flags, trades="larger or more media are scaled or refused")
 
 
 _MODELS_WITH_MAX_PIXELS = (
@@ -133,7 +139,6 @@ _MODELS_WITH_MAX_PIXELS = (
 _MEGAPIXEL = 1003520
 """1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
 
-_REFUSAL_CONFIDENCE = 0.8
 _SWITCHES = ("switch", "bool", "optbool")
 
 REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
@@ -202,7 +207,6 @@ def _positional_model_fix(planner: FixPlanner, word: str) -> Fix:
         f"{word} stands where the parser expects a flag. `vllm serve` takes the model like that, the module "
         "vllm.entrypoints.openai.api_server only as --model.",
         steps=(f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",),
-        confidence=_REFUSAL_CONFIDENCE,
     )
 
 
@@ -284,9 +288,9 @@ def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
         proposals = [{"max_num_batched_tokens": seqs}, {"max_num_seqs": tokens}]
     else:
         return None
-    return planner.first_change_that_fits(
-        "max_num_batched_tokens", proposals, why, confidence=_REFUSAL_CONFIDENCE
-    ) or _flag_fix(planner, proposals[0], why)
+    return planner.first_change_that_fits("max_num_batched_tokens", proposals, why) or _flag_fix(
+        planner, proposals[0], why
+    )
 
 
 def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
@@ -320,4 +324,4 @@ def typed_flags(planner: FixPlanner) -> dict[str, Any]:
 
 def _flag_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
     """A fix that only corrects flags."""
-    return Fix("flag", why, dict(flags), steps=steps, confidence=_REFUSAL_CONFIDENCE, command=planner.command(flags))
+    return Fix("flag", why, dict(flags), steps=steps, command=planner.command(flags))

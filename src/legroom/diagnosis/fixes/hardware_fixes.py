@@ -48,11 +48,11 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
     return None
 
 
-def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
+def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
     """Twice the ranks, or as many as the plan needs."""
-    planned = planner.pull_lever("more GPUs", why, confidence + 0.2)
+    planned = planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
-        return planner.extend_until_fits(planned, why, confidence=confidence + 0.1)
+        return planner.extend_until_fits(planned, why)
     if not planner.known.ranks_known:
         return None  # the number to double is not known
     ranks = planner.known.ranks
@@ -64,7 +64,6 @@ def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5)
         {"tensor_parallel_size": size},
         f"{why} {now} it now; over {2 * ranks} each holds about half.",
         trades=f"{2 * ranks} GPUs instead of {ranks}",
-        confidence=confidence,
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
 
@@ -98,11 +97,11 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
     fix = planner.raise_utilization(weights - budget + beside + pool, shortage)
     if fix is not None:
         yield fix
-    hardware = other_hardware(planner, 0.6 if fix is None else 0.4)
+    hardware = other_hardware(planner)
     yield replace(hardware, why=f"{shortage} {hardware.why}")
 
 
-def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
+def other_hardware(planner: FixPlanner) -> Fix:
     """How much memory is needed, and which cards or checkpoints provide it, where no flag helps."""
     ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
@@ -133,4 +132,4 @@ def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
         steps.append("or a smaller model: this checkpoint is in 4 bits already")
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
-    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), confidence=confidence, trades="other hardware")
+    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="other hardware")

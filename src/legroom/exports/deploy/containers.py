@@ -13,6 +13,7 @@ from legroom.exports.deploy.named_paths import check_paths, named_paths, unmount
 from legroom.exports.deploy.serve_command import check_reachable
 from legroom.exports.export_request import ExportedFile, ExportRequest
 from legroom.units import GIB
+from legroom.version import __version__
 from legroom.worker.plugin import SWITCH
 
 CACHE = "/root/.cache/huggingface"
@@ -83,7 +84,7 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
         f"# docker build -t {image(server)} .\n"
         f"# {WRITTEN}\n"
         f"FROM {server.image}\n"
-        "RUN python3 -m pip install --no-cache-dir 'legroom[run]'\n"
+        f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
     )
     return ExportedFile("Dockerfile", text)
 

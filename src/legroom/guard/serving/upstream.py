@@ -137,8 +137,8 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
-    """502 for a server that does not answer."""
-    return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER)
+    """502 for a server that does not answer; Retry-After as for a pool that is not known yet."""
+    return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER, None, 5)
 
 
 class UpstreamConnection(asyncio.Protocol):

@@ -241,9 +241,9 @@ class _Page:
             self.server[field] = value
         elif part == "guard":
             # Prometheus shows the API servers of a pod together, each with its own labels.
-            key = labels.named.get("api_server") or labels.named.get("instance", "")
+            api_server = labels.named.get("api_server") or labels.named.get("instance", "")
             if field := field or GUARD_REASONS.get(labels.named.get("reason", ""), ""):
-                self.guards.setdefault(key, {})[field] = value
+                self.guards.setdefault(api_server, {})[field] = value
         elif labels.named.get("gpu") != "cpu" or field == "host_rss_bytes":  # a CPU worker's memory is host memory
             self.server[field] = self.server.get(field, 0.0) + value
 

@@ -27,6 +27,8 @@ SHARD_BYTES = 5 * 10**9
 """The largest file of a checkpoint that was saved with the Hub's default shard size."""
 _ASSUMED_BAND = 0.02
 """Half the error band where a part of the model had to be assumed; `data/bands.json` widens it by class."""
+_LEAST_OF_UNKNOWN = 0.4
+"""The share that an unknown architecture may hold: Zamba2-2.7B, whose blocks are shared, held 0.40 of a plain one."""
 
 _UNUSED = (*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size", "model")
 
@@ -103,7 +105,8 @@ def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms:
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
     if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
-        low = total - max(band, _tables_if_quantized(model, terms) if model.assumed else 0)
+        less = 0 if model.known else int(total * (1 - _LEAST_OF_UNKNOWN))
+        low = total - max(band, less, _tables_if_quantized(model, terms) if model.assumed else 0)
         return Figure(total, "estimated", low, total + band, tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
     exactly = encoders and not _is_loose(model, settings, gpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from legroom.errors import LegroomError
@@ -17,9 +18,11 @@ from legroom.planning.plan import Target
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import cdiv
-from legroom.vllm.args import EngineSettings, ServeArgs
+from legroom.vllm.args import EngineSettings, ServeArgs, other_value
 from legroom.vllm.resolve import resolve
 
+_FIRST_PORT = 8000
+"""vLLM's own default."""
 _PLENTY_BYTES = 1 << 50
 """A KV cache that is large enough for every check."""
 
@@ -41,6 +44,29 @@ class PackedServer:
     def gpus(self) -> int:
         """Cards that the server's parallel sizes take, at least one."""
         return max(self.args.gpus_needed, 1)
+
+
+def default_name(args: ServeArgs) -> str:
+    """The served model name, or the last part of the model's name."""
+    named = other_value(args, "--served-model-name") or args.model.rstrip("/").rpartition("/")[2]
+    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in named.lower())
+    return "-".join(part for part in plain.split("-") if part) or "server"
+
+
+def with_own_names_and_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
+    """The servers with unique names (a repeated one gets a number) and ports (those without one count from 8000)."""
+    given = [other_value(server.args, "--port") for server in servers]
+    for twice in {port for port in given if port is not None and given.count(port) > 1}:
+        raise LegroomError(f"two servers have --port {twice}", "give each its own")
+    free = (str(port) for port in range(_FIRST_PORT, _FIRST_PORT + 1000) if str(port) not in given)
+    seen: dict[str, int] = {}
+    named = []
+    for server, port in zip(servers, given, strict=True):
+        seen[server.name] = number = seen.get(server.name, 0) + 1
+        others = server.args.others if port or len(servers) == 1 else (*server.args.others, "--port", next(free))
+        name = server.name if number == 1 else f"{server.name}-{number}"
+        named.append(replace(server, name=name, args=replace(server.args, others=others)))
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +127,6 @@ def takes_pool_bytes(settings: EngineSettings) -> bool:
     return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
 
 
-def _requested_bytes(settings: EngineSettings, target: Target, context: int, counted: int) -> int:
-    """0.9.1+ checks free memory against the budget; utilizations are written to a thousandth."""
-    if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1"):
-        return 0
-    return context + counted + target.gpu.total_bytes // 1000
-
-
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     """The memory of one server; LegroomError where its release refuses the flags or the model."""
     server = _with_goal(server)
@@ -130,6 +149,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     capturing = context.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
     shape = kv_shape(target.model, settings, target.gpu)
     least, most, block = _pool_bounds(server, settings, shape)
+    # 0.9.1+ checks free memory against the budget; utilizations are written to a thousandth.
     return ServerNeeds(
         server,
         settings,
@@ -144,7 +164,9 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
         least_pool_bytes=least,
         most_pool_bytes=most,
         block_bytes=block,
-        requested_bytes=_requested_bytes(settings, target, context.bytes, counted + first.cuda_graph.bytes),
+        requested_bytes=0
+        if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1")
+        else context.bytes + (counted + first.cuda_graph.bytes) + target.gpu.total_bytes // 1000,
         asleep_bytes=residue(target.model, target.gpu, settings, graphs).bytes if sleeps else 0,
     )
 

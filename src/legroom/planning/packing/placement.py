@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from legroom.facts.gpus import Gpu
+from legroom.memory.overhead import desktop_bytes, reserve_bytes
 from legroom.planning.packing.needs import OtherProgram, ServerNeeds
 from legroom.records import dataclass, field
 
@@ -31,6 +32,19 @@ class Card:
     def others_bytes(self) -> int:
         """Bytes that programs other than the packed servers hold on the card."""
         return sum(other.bytes for other in self.others)
+
+
+def offered_cards(gpus: Sequence[Gpu], others: Sequence[tuple[int, OtherProgram]] = ()) -> tuple[Card, ...]:
+    """The cards of a machine, with the programs that run on them by the card's number."""
+    return tuple(
+        Card(
+            number,
+            each,
+            desktop_bytes(each) + reserve_bytes(each),
+            tuple(other for place, other in others if place == number),
+        )
+        for number, each in enumerate(gpus)
+    )
 
 
 @dataclass(frozen=True, slots=True)

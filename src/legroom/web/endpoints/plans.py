@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -60,7 +60,7 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.facts.releases import latest, release
     from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.card_models import CardQuestion, models_on_card
-    from legroom.sweeps.executors import ProcessExecutor
+    from legroom.sweeps import ProcessExecutor
     from legroom.vllm.args import ServeArgs
 
     gpus, users = request.get("gpus") or 1, float(request.get("users") or 1)
@@ -142,6 +142,59 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
     return Machine(request["gpu"], *(request.get(name) for name in names))
 
 
+def upgrade(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
+    from legroom.facts.releases import release
+    from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
+    from legroom.render.plan_parts import headline
+    from legroom.render.translation import in_language
+
+    with deployment_of_request(request) as deployment:
+        machine, to = machine_of_request(request), release(request["to"])
+        made = compare_releases(deployment.args, deployment.release, to, machine)
+        words = {"headline": headline(made.new), "changes": [change.why for change in made.changes]}
+        return made.to_json() | {"words": in_language(words, request.get("language", "en"))}
+
+
+def pack(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom pack --json` for the servers of several commands."""
+    from legroom.deployments.deployment import deployment_from_command
+    from legroom.facts.gpus import gpu
+    from legroom.planning.machine import Machine, make_target
+    from legroom.planning.packing.gpu_packing import PackRequest, pack_json
+    from legroom.planning.packing.gpu_packing import pack as pack_servers
+    from legroom.planning.packing.needs import PackedServer, default_name, with_own_names_and_ports
+    from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
+    from legroom.planning.packing.placement import offered_cards
+    from legroom.render.pack_text import pack_headline
+    from legroom.render.translation import in_language
+
+    servers, card = [], gpu(request["gpu"])
+    for command in request["commands"]:
+        deployment = deployment_from_command(command)
+        needed = Machine(request["gpu"], max(deployment.args.gpus_needed, 1))
+        target = make_target(deployment.args, deployment.release, needed)
+        servers.append(PackedServer(default_name(deployment.args), target, deployment.args))
+    cards = offered_cards([card] * (request.get("gpus") or 1))
+    result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
+    words = {"headline": pack_headline(result)}
+    return pack_json(result, changes_that_fit(result)) | {"words": in_language(words, request.get("language", "en"))}
+
+
+def files(request: dict[str, Any]) -> dict[str, Any]:
+    """The files of `legroom export FORMAT`, which start the planned server."""
+    from importlib import import_module
+
+    from legroom.exports.export_request import ExportRequest
+    from legroom.planning.plan_json import plan_document
+
+    planned = plan_document(plan_of_request(request["plan"], advice=False))
+    if not planned.fits:
+        raise LegroomError("the planned server does not start", "plan one that does")
+    module = import_module(f"legroom.exports.deploy.{request['format']}")
+    return {"files": [asdict(file) for file in module.files(ExportRequest(planned.release, planned))]}
+
+
 def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
     """The plan of a request, with the notes of its deployment."""
     from legroom.planning.machine import plan_deployment
@@ -187,6 +240,8 @@ _SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "ma
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
+    from legroom.render.simulation_text import timeline_words
+    from legroom.render.translation import in_language
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.step_time import fixed_cost, roofline
@@ -206,7 +261,9 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
             "give `plan` to have it estimated, or `step_ms`",
         )
     timeline = replay(trace, settings, cost=cost)
-    return {**timeline.as_json(), **load_verdict(timeline).as_json(), "timeline": pool_curves_json(timeline)}
+    load, language = load_verdict(timeline), request.get("language")
+    document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
+    return document | ({"words": in_language(timeline_words(timeline, load), language)} if language else {})
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:

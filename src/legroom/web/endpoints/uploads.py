@@ -12,8 +12,10 @@ from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.fragments.allocator_reading import AllocatorReading
+    from legroom.fragments.fragment_report import AllocatorReading
 
+_SENTENCES = ("why", "trades", "comment", "steps", "action", "why_fails", "notes", "needed")
+"""Keys of a diagnosis whose texts legroom wrote; the others are the log's."""
 _MAX_SNAPSHOT_BYTES = 512 << 20
 """Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
 
@@ -94,10 +96,11 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom diagnose --json` for a log that is streamed."""
+    """The document of `legroom diagnose --json` for a log that is streamed, its sentences in `language`."""
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
+    from legroom.render.translation import in_language
 
     hints = Hints(
         request.get("command") or None,
@@ -107,7 +110,8 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
         request.get("vllm") or None,
         local_models=False,
     )
-    return readings_json([read_log(pieces, "the log", hints)])
+    document = readings_json([read_log(pieces, "the log", hints)])
+    return dict(in_language(document, request.get("language", "en"), _SENTENCES))
 
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,198 @@
+import { useEffect, useId, useState } from "preact/hooks";
+import { callOnce, engine } from "../engine.js";
+import { Command, ErrorNote, Tabs } from "../parts/controls.jsx";
+import { requestOf } from "../setup.js";
+import { useText } from "../text/language.jsx";
+import { commandLine, count, gib, signed } from "../units.js";
+import { save } from "./picture_file.js";
+import { VERDICT_CLASS } from "./result.jsx";
+import { versionOf } from "./source.jsx";
+
+const FORMS = ["docker", "compose", "kubernetes", "systemd"];
+
+// The same server as a command, or as the file that starts it.
+export function ToRun({ plan, request }) {
+  const t = useText();
+  const [form, setForm] = useState("command");
+  const [state, setState] = useState({ key: "", files: null, error: null });
+  const { language, advice, ...asked } = request;
+  const key = form === "command" ? "" : JSON.stringify({ plan: asked, format: form });
+  useEffect(() => {
+    if (!key) return undefined;
+    const timer = setTimeout(
+      () =>
+        callOnce("files", JSON.parse(key)).then(
+          ({ files }) => setState({ key, files, error: null }),
+          (error) => setState({ key, files: null, error }),
+        ),
+      200,
+    );
+    return () => clearTimeout(timer);
+  }, [key]);
+  const ready = state.key === key;
+  return (
+    <section class="to-run" aria-label={t("command.title")}>
+      <h2>{t("command.title")}</h2>
+      <Tabs
+        label={t("command.title")}
+        value={form}
+        onPick={setForm}
+        tabs={["command", ...FORMS].map((value) => ({ value, label: t(`form.${value}`) }))}
+      />
+      {form === "command" && <Command text={commandLine(plan.command, plan.env)} />}
+      {form !== "command" && ready && <ErrorNote error={state.error} />}
+      {form !== "command" &&
+        ready &&
+        state.files?.map((file) => (
+          <div class="to-run" key={file.path}>
+            <div class="row spread">
+              <h3 class="mono">{file.path}</h3>
+              <button
+                type="button"
+                class="button small"
+                onClick={() => save(new Blob([file.text], { type: "text/plain" }), file.path)}
+              >
+                {t("save")}
+              </button>
+            </div>
+            <Command text={file.text} label={file.path} />
+          </div>
+        ))}
+    </section>
+  );
+}
+
+// A question that takes a search is asked when its fold is opened and its button pressed.
+function useAnswer() {
+  const [state, setState] = useState({ busy: false, answer: null, error: null });
+  const ask = (name, request) => {
+    setState({ busy: true, answer: null, error: null });
+    engine.call(name, request).then(
+      (answer) => setState({ busy: false, answer, error: null }),
+      (error) => setState({ busy: false, answer: null, error }),
+    );
+  };
+  return [state, ask];
+}
+
+// What another release changes for this server.
+export function Upgrade({ setup, plan, lists }) {
+  const t = useText();
+  const id = useId();
+  const releases = lists.releases.map(versionOf);
+  const [to, setTo] = useState("");
+  const [state, ask] = useAnswer();
+  const { cold, ...request } = requestOf(setup);
+  const target = to || releases.find((version) => version !== plan?.vllm) || "";
+  const go = () => ask("upgrade", { ...request, vllm: plan.vllm, to: target, language: t.language });
+  return (
+    <details class="fold">
+      <summary>{t("upgrade.title")}</summary>
+      <div class="row">
+        <label for={id}>{t("upgrade.to", { from: plan?.vllm ?? "" })}</label>
+        <select id={id} value={target} onChange={(event) => setTo(event.target.value)}>
+          {releases.map((version) => (
+            <option key={version} value={version}>
+              {version}
+            </option>
+          ))}
+        </select>
+        <button type="button" class="button" disabled={!plan || !target || state.busy} onClick={go}>
+          {t(state.busy ? "wish.busy" : "upgrade.go")}
+        </button>
+      </div>
+      <ErrorNote error={state.error} />
+      {state.answer && <UpgradeAnswer answer={state.answer} />}
+    </details>
+  );
+}
+
+function UpgradeAnswer({ answer }) {
+  const t = useText();
+  const { words, changes, from, to } = answer;
+  return (
+    <>
+      <p>
+        <span class={`badge small ${VERDICT_CLASS[to.verdict]}`}>{t(`badge.${to.verdict}`)}</span> {words.headline}
+      </p>
+      <p>
+        {t("upgrade.pool", {
+          from: from.vllm,
+          to: to.vllm,
+          before: gib(Math.max(from.layout.kv_cache_bytes, 0)),
+          after: gib(Math.max(to.layout.kv_cache_bytes, 0)),
+        })}
+      </p>
+      {changes.length > 0 && (
+        <div class="scroll-x" tabIndex={0} role="region" aria-label={t("upgrade.title")}>
+          <table>
+            <tbody>
+              {changes.map((change, index) => (
+                <tr key={index}>
+                  <th scope="row" class="figure">
+                    {signed(change.bytes)}
+                  </th>
+                  <td>{words.changes[index]}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <Command text={commandLine(answer.command)} />
+    </>
+  );
+}
+
+// Several servers on the machine of this plan.
+export function Pack({ setup, plan }) {
+  const t = useText();
+  const id = useId();
+  const [text, setText] = useState(null);
+  const [state, ask] = useAnswer();
+  const own = plan?.words.to_run.length ? commandLine(plan.words.to_run) : "vllm serve llama-3.1-8b";
+  const written = text ?? `${own}\nvllm serve Qwen/Qwen3-0.6B --max-model-len 8192\n`;
+  const commands = written.split("\n").filter((line) => line.trim());
+  const gpus = setup.gpus ?? plan?.gpu.count ?? 1;
+  return (
+    <details class="fold">
+      <summary>{t("pack.title")}</summary>
+      <div class="field">
+        <label for={id}>{t("pack.label", { gpus, gpu: plan?.gpu.name ?? setup.gpu })}</label>
+        <textarea id={id} rows={4} spellcheck={false} value={written} onInput={(event) => setText(event.target.value)} />
+      </div>
+      <button
+        type="button"
+        class="button"
+        disabled={!commands.length || commands.length > 8 || state.busy}
+        onClick={() => ask("pack", { gpu: setup.gpu, gpus, commands, language: t.language })}
+      >
+        {t(state.busy ? "wish.busy" : "pack.go")}
+      </button>
+      <ErrorNote error={state.error} />
+      {state.answer && (
+        <>
+          <p>
+            <span class={`badge small ${VERDICT_CLASS[state.answer.verdict]}`}>
+              {t(`badge.${state.answer.verdict}`)}
+            </span>{" "}
+            {state.answer.words.headline}
+          </p>
+          {state.answer.verdict !== "does_not_fit" &&
+            state.answer.servers.map((server) => (
+              <div key={server.name}>
+                <p class="soft">
+                  {server.name}: {gib(server.peak_bytes, 1)}, KV {gib(server.pool_bytes, 1)},{" "}
+                  {t("pack.holds", {
+                    requests: server.kv.max_concurrency.toFixed(1),
+                    length: count(server.args.max_model_len),
+                  })}
+                </p>
+                <Command text={commandLine(server.command, server.env)} />
+              </div>
+            ))}
+        </>
+      )}
+    </details>
+  );
+}
