@@ -73,8 +73,7 @@ def flags(request: dict[str, Any]) -> dict[str, Any]:
 
 def catalog(request: dict[str, Any]) -> dict[str, Any]:
     """All entries in short, or those that match a query, the best first."""
-    from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search
+    from legroom.explain.catalog_entries import entries, search
     from legroom.explain.entry import summary_json
 
     language, query, known = request.get("language", "en"), request.get("query", "").strip(), entries()

@@ -50,7 +50,7 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.facts.releases import latest, release
     from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.card_models import CardQuestion, models_on_card
-    from legroom.sweeps.executors import ProcessExecutor
+    from legroom.sweeps import ProcessExecutor
     from legroom.vllm.args import ServeArgs
 
     gpus, users = request.get("gpus") or 1, float(request.get("users") or 1)

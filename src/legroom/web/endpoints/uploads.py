@@ -12,7 +12,7 @@ from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.fragments.allocator_reading import AllocatorReading
+    from legroom.fragments.fragment_report import AllocatorReading
 
 _MAX_SNAPSHOT_BYTES = 512 << 20
 """Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
