@@ -2,8 +2,7 @@
 
 import pytest
 
-from legroom.facts.gpus import gpu
-from legroom.facts.node_labels import _label_data, gpu_of_labels, gpu_of_profile, gpu_of_resource
+from legroom.facts.gpus import _label_data, gpu, gpu_of_labels, gpu_of_profile, gpu_of_resource
 
 
 @pytest.mark.parametrize(
