@@ -20,10 +20,7 @@ from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
-    from legroom.simulation.fast.rows import StepCost
     from legroom.simulation.flag_search import Candidate, HoldingFleet
-    from legroom.simulation.scheduler_settings import SchedulerSettings
-    from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
 USAGE = "legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]"
@@ -193,7 +190,10 @@ def run(args: argparse.Namespace) -> int:
         from legroom.cli.simulate_tier import run_tier
 
         return run_tier(args, trace, pool)
-    timeline = _replay_with_progress(args, trace, pool.settings, pool.cost)
+    from legroom.simulation.trace_replay import simulate
+
+    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
+        timeline = simulate(trace, pool.settings, write, cost=pool.cost, progress=bar)
     load = load_verdict(timeline)
     if args.svg:
         write_file(args.svg, timeline_svg(timeline, load), "picture")
@@ -218,16 +218,6 @@ def _trace_of_options(args: argparse.Namespace) -> Trace:
     from legroom.simulation.traces.trace_files import read_trace
 
     return read_trace(args.trace, args.format, args.limit).checked()
-
-
-def _replay_with_progress(
-    args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None
-) -> Timeline:
-    """The replay of the trace, with a progress bar, its steps written to --timeline."""
-    from legroom.simulation.trace_replay import simulate
-
-    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
-        return simulate(trace, settings, write, cost=cost, progress=bar)
 
 
 def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
