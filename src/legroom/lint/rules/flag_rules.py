@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
-from legroom.facts.flags import advice, companion_of
+from legroom.facts.flags import advice, companion_of, flags_ever
 from legroom.lint.rule import (
     Context,
     Findings,
@@ -80,6 +82,9 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
         yield finding(OTHER, server.place, f"flags of {program} are not judged: it reads this command line itself")
         return
+    if own := _fork_flags(server, problems):
+        yield finding(OTHER, server.place, f"flags of a fork are not judged: no release has {' or '.join(own[:2])}")
+        problems = tuple(problem for problem in problems if problem.flag not in own)
     extension = next((name for word in server.words if (name := _EXTENSIONS.get(word.text))), "")
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     reported = set()
@@ -150,6 +155,22 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
     return finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
+
+
+def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:
+    """All flags of no release, where two of them name a feature of no release: `--tiered-moe-backend` and
+    `--tiered-moe-numa-strict`; empty where none do."""
+    unknown = [item for item in problems if item.kind == "unknown" and item.flag.startswith("--")]
+    own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_typo(server, problem)))
+    known = {_feature(flag) for flag in flags_ever()}
+    features = Counter(_feature(flag) for flag in own)
+    return own if any(number > 1 and feature not in known for feature, number in features.items()) else []
+
+
+def _feature(flag: str) -> str:
+    """The first two words of a flag's name, without the word that switches it: `tiered-moe`."""
+    words = flag.strip("-").split("-")
+    return "-".join(words[words[0] in ("enable", "disable", "no", "use") :][:2])
 
 
 def _suggested_flag(problem: FlagProblem) -> str:
