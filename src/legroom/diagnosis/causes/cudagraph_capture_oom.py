@@ -58,13 +58,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     # Without a size, as much as the graphs of a dense model take with the default sizes.
     need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
-    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2")):
-        yield Fix(
-            "engine_version_or_V0",
-            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
-            env={"VLLM_USE_V1": "0"},
-            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
-        )
     room = _lower_utilization_for_graphs(planner, max(need, GIB // 4))
     eager = planner.plan_change(
         "eager_or_fewer_graphs",
@@ -78,6 +71,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield eager
     if _leaves_too_small_pool(planner, room):
         yield room
+    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2")):
+        yield Fix(
+            "engine_version_or_V0",
+            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
+            env={"VLLM_USE_V1": "0"},
+            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
+        )
     if planner.release_is_within("0.22.0", "") and case.startup.runner == "V2":
         yield Fix(
             "engine_version_or_V0",
