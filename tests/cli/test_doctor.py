@@ -7,12 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from legroom.cli.main import main
 from legroom.drawing.terminal import PLAIN
+from legroom.recover.machine_snapshot import read_machine
 
 ROOT = Path(__file__).parents[2]
 FAILED_LOG = ROOT / "docs/samples/kv-too-small.log"
@@ -32,6 +34,17 @@ print("ready", file=sys.stderr, flush=True)
 server.serve_forever()
 """
 """A stand-in for vLLM: it has vLLM's command line and answers as its API server does."""
+
+
+@pytest.fixture(autouse=True)
+def own_processes(monkeypatch):
+    """Of the real process table only what this test started: other tests run servers of their own."""
+
+    def read():
+        snapshot = read_machine()
+        return replace(snapshot, processes={each.pid: each for each in snapshot.tree(os.getpid())}, segments=())
+
+    monkeypatch.setattr("legroom.api.doctor_report.read_machine", read)
 
 
 @pytest.fixture
@@ -116,6 +129,7 @@ def test_what_another_process_holds_makes_the_next_start_fail_and_the_log_is_rea
     wrong = [each["message"] for each in seen["findings"] if each["rank"] == "wrong" and each["about"] == f"PID {pid}"]
     assert any(message.startswith("memory: the next start: vLLM would stop with") for message in wrong)
     assert any("kv_too_small_for_max_len" in message for message in wrong)
+    assert seen["servers"][0]["planned_bytes"] < 22 << 30  # without what the other holds
     assert "s3cr3t-word" not in json.dumps(seen)
 
 

@@ -76,7 +76,7 @@ def test_a_file_is_not_read_where_only_the_log_may_be(tmp_path: Path) -> None:
 
 def test_a_command_that_the_log_does_not_show_says_what_alone_changes() -> None:
     fix = first(SHORT).fixes[0]
-    assert fix.comment == "the log does not show the command; keep yours and change only: --max-model-len 15360"
+    assert fix.comment == "keep your command and change only: --max-model-len 15360"
 
 
 def test_a_command_from_resolved_settings_asks_for_the_flags_that_were_given() -> None:

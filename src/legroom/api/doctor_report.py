@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Rank = Literal["wrong", "watch", "not read"]
 _RANKS: tuple[Rank, ...] = ("wrong", "watch", "not read")
+_SERVER = re.compile(r"(\S*/)?(python[\d.]*( -[^m]\S*)* (-m vllm\.entrypoints\.|(\S*/)?vllm serve )|vllm serve )")
+"""The command line of a server: vLLM's program, or an interpreter with it or with its API server's module."""
 _MOST_LINES = 10
 _DEFAULT_PORT = "8000"
 """vLLM's --port."""
@@ -93,9 +96,8 @@ class DoctorReport:
 
     def to_json(self) -> dict[str, Any]:
         """The document of `legroom doctor --json`."""
-        servers, findings = map(asdict, self.servers), map(asdict, self.findings)
-        document = {"ok": self.exit_code == OK, "machine": self.node.to_json()}
-        return document | {"servers": list(servers), "findings": list(findings)}
+        parts = {"servers": list(map(asdict, self.servers)), "findings": list(map(asdict, self.findings))}
+        return {"ok": self.exit_code == OK, "machine": self.node.to_json(), **parts}
 
 
 def doctor() -> DoctorReport:
@@ -138,18 +140,9 @@ def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[Do
 
 def _running_servers(snapshot: MachineSnapshot) -> Iterator[tuple[int, list[str]]]:
     """PID and command line of each process that was started as a vLLM server; not of the processes it forked."""
-    found = {pid: words for pid in snapshot.processes if (words := _server_words(pid))}
+    lines = {pid: _null_separated(pid, "cmdline") for pid in snapshot.processes}
+    found = {pid: words for pid, words in lines.items() if _SERVER.match(" ".join(words))}
     yield from ((pid, words) for pid, words in found.items() if snapshot.processes[pid].parent not in found)
-
-
-def _server_words(pid: int) -> list[str]:
-    """The command line of a process that runs `vllm serve` or vLLM's API server; else empty."""
-    words = _null_separated(pid, "cmdline")
-    if not words or not PurePath(words[0]).name.startswith("python"):
-        return words if [PurePath(word).name for word in words[:2]] == ["vllm", "serve"] else []
-    program = [word for word in words[1:] if word == "-m" or not word.startswith("-")][:2]
-    is_module = program[:1] == ["-m"] and program[-1].startswith("vllm.entrypoints.")
-    return words if is_module or [PurePath(word).name for word in program] == ["vllm", "serve"] else []
 
 
 def _null_separated(pid: int, name: str) -> list[str]:
@@ -189,8 +182,7 @@ def _checkup(
     cards = tuple(_without_processes(card, own) for card in visible(node.gpus, env.get("CUDA_VISIBLE_DEVICES")))
     if cards:
         checkup = _with_plan(checkup, deployment, replace(node, gpus=cards), found)
-    for rank, message in (*_metric_findings(view, address), *_log_findings(log), *_kernel_findings(pid)):
-        found.append(DoctorFinding(rank, about, message))
+    found += (DoctorFinding(rank, about, message) for rank, message in _server_findings(view, address, log, pid))
     return checkup
 
 
@@ -200,23 +192,23 @@ def _with_plan(
     """The checkup with the planned peak and verdict; adds what `legroom preflight` finds in its container."""
     pid, about = checkup.pid, f"PID {checkup.pid}"
     limit = cgroup.limit if (cgroup := Cgroup.of(pid)) is not None else None
-    place = replace(
-        node, shm_bytes=shm_bytes(f"/proc/{pid}/root/dev/shm"), memory_limit_bytes=limit[0] if limit else None
-    )
+    shared = shm_bytes(f"/proc/{pid}/root/dev/shm")
+    place = replace(node, shm_bytes=shared, memory_limit_bytes=limit[0] if limit else None)
     try:
         answer = preflight(deployment.args, deployment.release, place)
     except LegroomError as error:
         found.append(DoctorFinding("not read", about, f"cannot be planned: {error.message}"))
         return checkup
+    ranks: dict[str, Rank] = {"failure": "wrong", "warning": "watch"}
     for check in answer.checks:
-        if check.finding != "ok":
+        if rank := ranks.get(check.finding):
             when = "the next start: " if check.name == "memory" else ""
-            rank: Rank = "wrong" if check.finding == "failure" else "watch"
             found.append(DoctorFinding(rank, about, f"{check.name}: {when}{check.message}"))
     if answer.plan is None:
         return checkup
-    peak = answer.plan.layout.peak_used_bytes * max(deployment.args.gpus_needed, 1)
-    return replace(checkup, planned_bytes=peak, verdict=answer.plan.verdict)
+    layout, gpus = answer.plan.layout, max(deployment.args.gpus_needed, 1)
+    own_bytes = layout.peak_used_bytes - layout.held_by_others_bytes
+    return replace(checkup, planned_bytes=own_bytes * gpus, verdict=answer.plan.verdict)
 
 
 def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
@@ -249,40 +241,31 @@ def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | 
         return view, None
 
 
-def _metric_findings(view: ServerView | None, address: str) -> Iterator[tuple[Rank, str]]:
-    """What the metrics show: an incident, no answer, or a server that cannot be reached from here."""
-    if view is None:
-        yield "not read", "metrics: it has a network of its own; run doctor inside its container"
-    elif view.state == "unreachable":
-        yield "watch", f"no answer at {address}: it starts, is stuck, or listens elsewhere"
-    elif view.has_incident:
-        yield "wrong" if view.state == "critical" else "watch", view.sentence
-
-
 def _log_file(pid: int) -> str | None:
     """The file that a process's output goes to; None where it is a terminal, a pipe or a journal."""
     targets = (read_link(f"/proc/{pid}/fd/{number}") for number in (1, 2))
     return next((path for path in targets if not path.startswith("/dev/") and Path(path).is_file()), None)
 
 
-def _log_findings(log: str | None) -> Iterator[tuple[Rank, str]]:
-    """The cause that the last run of its log shows."""
+def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
+    """What its metrics, its log and the kernel show."""
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 
-    if log is None:
-        yield "not read", "log: its output goes to no file here; pipe it into `legroom diagnose -`"
-        return
+    if view is None:
+        yield "not read", "metrics: it has a network of its own; run doctor inside its container"
+    elif view.state == "unreachable":
+        yield "watch", f"no answer at {address}: it starts, is stuck, or listens elsewhere"
+    elif view.has_incident:
+        yield "wrong" if view.state == "critical" else "watch", view.sentence
     try:
-        runs = read_log(pieces_of_file(log), log).runs
+        runs = read_log(pieces_of_file(log), log).runs if log else ()
     except LegroomError as error:
+        runs = ()
         yield "not read", f"log: {error.message}"
-        return
     if runs and runs[0].verdict == "cause found":
         yield "wrong", f"its log shows {runs[0].findings[0].cause}: see `legroom diagnose {log}`"
-
-
-def _kernel_findings(pid: int) -> Iterator[tuple[Rank, str]]:
-    """Processes of its cgroup that the kernel has ended."""
+    elif log is None:
+        yield "not read", "log: its output goes to no file here; pipe it into `legroom diagnose -`"
     if (cgroup := Cgroup.of(pid)) is not None and (kills := cgroup.kills):
         yield "watch", f"the kernel has ended {kills} processes of its cgroup for memory"

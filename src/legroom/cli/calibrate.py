@@ -63,11 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return _share_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    return _calibrate_from_logs(args)
-
-
-def _calibrate_from_logs(args: argparse.Namespace) -> int:
-    """Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured."""
+    # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 
@@ -201,20 +197,21 @@ def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
 
     if not places or (verb == "export" and len(places) > 1):
         raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
+    public: dict[str, Any] = {}
+    stored = read_store().observations if verb == "export" else ()
     try:
         if verb == "import":
             files = [file for place in places for file in (sorted(place.glob("*.json")) if place.is_dir() else [place])]
             done = import_receipts((file.name, file.read_text("utf-8")) for file in files)
-            held_back = 0
         else:
+            public = {seen.key: content for seen in stored if (content := receipt(seen)) is not None}
             places[0].mkdir(parents=True, exist_ok=True)
-            written = {seen.key: receipt(seen) for seen in read_store().observations}
-            public = {key: content for key, content in written.items() if content is not None}
             for key, content in public.items():
                 (places[0] / f"{key}.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-            done, held_back = len(public), len(written) - len(public)
+            done = len(public)
     except (OSError, UnicodeDecodeError) as error:
         raise LegroomError(f"a receipt cannot be read or written: {error}", "name a folder of receipts") from error
+    held_back = len(stored) - len(public)
     told = f"{verb}ed {done} receipts" + (f"; {held_back} held back: a setting names a path" if held_back else "")
     print_answer(as_json, lambda: {f"{verb}ed": done, "held_back": held_back}, lambda _: told + "\n")
     return OK if done else ANSWER_IS_NO

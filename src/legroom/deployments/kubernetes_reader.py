@@ -229,19 +229,22 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 def gpu_limit(container: Node) -> int | None:
     """The number of GPUs or MIG slices that a container requests."""
-    for side in ("limits", "requests"):
-        amounts = container.get("resources", side)
-        for name, amount in amounts.items() if amounts else ():
-            if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
-                return int(amount.scalar or 0)
+    for name, amount in _resource_amounts(container):
+        if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
+            return int(amount.scalar or 0)
     return None
 
 
 def other_device(container: Node) -> str:
     """The resource of other hardware than GPUs that a container requests; empty without one."""
-    sides = (container.get("resources", side) for side in ("limits", "requests"))
-    names = (name for amounts in sides if amounts is not None for name, _ in amounts.items())
-    return next(filter(_OTHER_DEVICE.fullmatch, names), "")
+    return next((name for name, _ in _resource_amounts(container) if _OTHER_DEVICE.fullmatch(name)), "")
+
+
+def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
+    """The resources among the container's limits, then requests."""
+    for side in ("limits", "requests"):
+        amounts = container.get("resources", side)
+        yield from amounts.items() if amounts is not None else ()
 
 
 def start_limit(container: Node) -> TimeLimit | None:
@@ -281,22 +284,12 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
         if written:
             return tuple(name.strip() for name in written.split(",") if name.strip())
     named = tuple(dict.fromkeys(filter(None, map(gpu_of_labels, _label_sets(pod)))))
-    part = _mig_slice(container)
+    part = next((part for name, _ in _resource_amounts(container) if (part := gpu_of_resource(name))), "")
     if not part:
         return named
     profile = _MIG_PROFILE.match(part)
     whole = [f"{name} mig {profile[1]}" for name in named if profile and " mig " not in name.lower()]
     return tuple(name for name in whole if gpu_of_labels({"nvidia.com/gpu.product": name})) or (part,)
-
-
-def _mig_slice(container: Node) -> str:
-    """The MIG slice among the container's resource limits, then requests; empty where it asks for none."""
-    for side in ("limits", "requests"):
-        amounts = container.get("resources", side)
-        for name, _ in amounts.items() if amounts else ():
-            if part := gpu_of_resource(name):
-                return part
-    return ""
 
 
 def _label_sets(pod: Node) -> Iterator[dict[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.pasted_command import pasted_command, with_pasted_args
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -19,6 +20,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
+from legroom.facts.releases import logged_release
 from legroom.records import dataclass, field
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in
 from legroom.vllm_logs.lines import rejoin_lines
@@ -27,6 +29,8 @@ from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line,
 
 MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
+_HEAD_BYTES = 256 * 1024
+"""Start of a log in which a pasted command is looked for."""
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -111,13 +115,36 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     is_record, pieces = detect_record(pieces)
     if is_record:
         return _read_record(read_whole_record(pieces, source), source, hints)
-    scanner = Scanner()
-    contents = collect_contents(scanner.passages(rejoin_lines(pieces)))
+    scanner, head = Scanner(), bytearray()
+    contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
     cases = split_runs(contents, source, scanner.lines)
+    if hints is None or not hints.command:
+        cases, hints = _with_pasted_command(cases, head.decode("utf-8", "replace"), hints)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
     return LogReading(source, scanner.lines, scanner.bytes, _put_informative_run_first(runs))
+
+
+def _copy_head(pieces: Iterable[bytes], head: bytearray) -> Iterator[bytes]:
+    """The pieces unchanged; the first part of the text is also kept in `head`."""
+    for piece in pieces:
+        head += piece[: _HEAD_BYTES - len(head)]
+        yield piece
+
+
+def _with_pasted_command(
+    cases: tuple[Case, ...], text: str, hints: Hints | None
+) -> tuple[tuple[Case, ...], Hints | None]:
+    """The cases and hints with the command that stands in the text, where the log does not print its flags."""
+    if not cases or all(case.startup.args_known for case in cases):
+        return cases, hints
+    last = cases[-1]
+    release = logged_release(last.startup.vllm) if last.startup.vllm else None
+    pasted = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
+    if pasted.command and not any(case.startup.args_known for case in cases):
+        hints = replace(hints or Hints(), command=pasted.command)
+    return tuple(replace(case, startup=with_pasted_args(case.startup, pasted.args)) for case in cases), hints
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:

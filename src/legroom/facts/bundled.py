@@ -28,18 +28,6 @@ _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
 _VERSION = re.compile(r"v?\d{1,3}(\.\d+)?n?")
 _ROUNDING = 0.05
 """Names round a model's size: 106B for 106.85."""
-_MODALITIES = re.compile(r"vlm?|vision|asr|audio|omni|tts|ocr|speech|video|image|multimodal|voice")
-_OTHER_MODELS = re.compile(
-    rf"{_MODALITIES.pattern}|reap|pruned|random|eagle3?|medusa|dflash|speculator|draft|distil|moe"
-)
-"""Words of a name that tell of other layers than the rest of the name does."""
-_SERIES = re.compile(r"flash|air|lite|mini|nano|micro|small|medium|large|pro|max|plus|next|tiny|edge|turbo|ultra")
-"""Words that stand for a size where a name has none."""
-_OTHER_STORAGE = re.compile(r"exl[23]|\bhqq|aqlm|quip|(?<!\d)[2356]bit|\bw\da|int[23]\b|(?<!i)fp[46]|\bquark|mxfp")
-"""Storage that a name states and `by_name` has no scheme for."""
-_UNNAMED_FOLDER = re.compile(
-    r"[0-9a-f]{8,}|\d+|snapshots|(checkpoint|ckpt|epoch|step)s?([-_].*)?|final|merged|main|best|latest|hf|weights|model"
-)
 _DATE_DIGITS = 4
 """DeepSeek-V3-0324, Qwen3-4B-2507."""
 
@@ -93,7 +81,7 @@ def derived(name: str) -> Bundled | None:
     that it names or is known to be tuned from, stored as it says (`/models/Qwen3.8-27B-AWQ-INT4`,
     `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name or says more than is known."""
     parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part] or [""]
-    while len(parts) > 1 and _UNNAMED_FOLDER.fullmatch(parts[-1]):
+    while len(parts) > 1 and _is_word("unnamed_folders", parts[-1]):
         parts.pop()
     repo = re.sub(r":(?=\d+(\.\d+)?b|e\db)", "-", parts[-1].removesuffix(".gguf"))  # llama3.1:8b
     exact = _keys_by_name().get(repo)
@@ -118,7 +106,7 @@ def _scheme_named(name: str) -> Any:
         bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
         return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
     found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
-    return found or ("unknown" if _OTHER_STORAGE.search(name) else None)
+    return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
 
 
 def _key_named(repo: str) -> str | None:
@@ -153,11 +141,13 @@ def _tells_of_another(words: list[str], key: str, is_sized: bool) -> bool:
     """Whether a name has a word that stands for other layers, and that the bundled model's names lack."""
     own = {word for each in _names_of(key, _entry(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
-    return any(
-        (_OTHER_MODELS.fullmatch(word) and not (multimodal and _MODALITIES.fullmatch(word)))
-        or (not is_sized and _SERIES.fullmatch(word))
-        for word in set(words) - own
-    )
+    kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
+    return any(_is_word(kind, word) for word in set(words) - own for kind in kinds)
+
+
+def _is_word(kind: str, word: str) -> bool:
+    """Whether a word of a name is one of this kind in schemes.json."""
+    return bool(re.fullmatch(_shared_values()["words"][kind], word))
 
 
 def _words(repo: str) -> list[str]:

@@ -28,16 +28,6 @@ _VENDOR_WORDS = frozenset(
 )
 _SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*[KMGT]i?B?\s*", re.IGNORECASE)
 _SIZE_WORD = re.compile(r"([0-9]+)gb?")
-_OTHER_PLATFORMS = {
-    name: re.compile(rf"(?<![a-z]){words}(?![a-z])", re.IGNORECASE)
-    for name, words in {
-        "Google TPUs": r"(cloud-?|vllm-?)?tpu(-?v\d\w*)?|v[4-7]([ep]|litepod\S*)|trillium|ironwood",
-        "Intel Gaudi": r"gaudi-?\d?|habana|hpu",
-        "Huawei Ascend": r"ascend-?(910|310|950)?\w*|npu|910[a-d]|310p\d?",
-        "AWS Neuron": r"neuron(x|core)?|trainium-?\d?|inferentia-?\d?|trn\d|inf\d",
-    }.items()
-}
-"""Accelerators of vLLM's hardware plugins, by the words that name them."""
 _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 
@@ -132,8 +122,9 @@ def gpu(name: str) -> Gpu:
 
 
 def other_platform(text: str) -> str:
-    """The accelerators, other than GPUs, that a card's name, an image or a resource names; else empty."""
-    return next((name for name, words in _OTHER_PLATFORMS.items() if words.search(text)), "")
+    """The accelerators of vLLM's hardware plugins that a card's name, an image or a resource names; else empty."""
+    named = read_data("gpus.json")["other_platforms"].items()
+    return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
 
 
 def unmodelled_platform(name: str) -> LegroomError:
@@ -160,13 +151,14 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
 
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
-    return tuple(_gpu_of_entry(entry) for entry in _gpu_data()["gpus"])
+    return tuple(_gpu_of_entry(entry) for entry in read_data("gpus.json")["gpus"])
 
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
     """The short names of each GPU that `--gpu` accepts."""
     return {
-        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _gpu_data()["gpus"]
+        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"])
+        for entry in read_data("gpus.json")["gpus"]
     }
 
 
@@ -184,8 +176,8 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 def _exactly_named(name: str) -> Gpu | None:
     """The card of an exactly spelled name, without building the index of all spellings."""
     wanted = name.strip().lower()
-    known, note, larger = _gpu_data()["ambiguous"].get(wanted, (wanted, "", ""))
-    for entry in _gpu_data()["gpus"]:
+    known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
+    for entry in read_data("gpus.json")["gpus"]:
         if entry["name"] == known or entry["name"].lower() == known or known in entry["aliases"]:
             return _gpu_of_entry(entry, note, larger)
     return None
@@ -226,7 +218,9 @@ def _card_of_size(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
-    known = _gpu_data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")  # the only card with this total in logs
+    known = read_data("gpus.json")["logged_totals"].get(
+        f"{total_bytes / GIB:.2f}"
+    )  # the only card with this total in logs
     if known and (card := _exactly_named(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)
@@ -239,19 +233,15 @@ def _check_size(total_bytes: int, text: str) -> None:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 
 
-def _gpu_data() -> Any:
-    return read_data("gpus.json")
-
-
 @lru_cache(maxsize=1)
 def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
     """Normalized name -> the card's entry, and the note and the larger card of an ambiguous name."""
     index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
-    by_name = {entry["name"]: entry for entry in _gpu_data()["gpus"]}
+    by_name = {entry["name"]: entry for entry in read_data("gpus.json")["gpus"]}
     for entry in by_name.values():
         for alias in (entry["name"], *entry["aliases"]):
             index.setdefault(_normalized_name(alias), (entry, "", ""))
-    for alias, (name, note, larger) in _gpu_data()["ambiguous"].items():
+    for alias, (name, note, larger) in read_data("gpus.json")["ambiguous"].items():
         index[_normalized_name(alias)] = (by_name[name], note, larger)
     return index
 

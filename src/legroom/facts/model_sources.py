@@ -16,7 +16,7 @@ from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
 from legroom.facts.model import Model, Quantization
-from legroom.isolation import Isolation, isolation
+from legroom.isolation import isolation
 
 
 def load(
@@ -35,17 +35,20 @@ def load(
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
     if limits := isolation():
-        return _load_without_files(text, limits, overrides)
+        # The model of a request that may read neither files nor the Hub: the caller's config or a bundled
+        # one.
+        given = limits.models.get(text)
+        brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
+        return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
     if _path_exists(path):
         return _from_path(path, overrides)
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
-    if _looks_like_a_path(text):
+    if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
-        near = f"; nearest bundled: {', '.join(nearest(text))}" if nearest(text) else ""
-        raise LegroomError(f"there is no file or folder {text}", f"check the path{near}")
+        raise LegroomError(f"there is no file or folder {text}", f"check the path; {_near(text)}".rstrip("; "))
     if revision is None and (bundled := mirrored(text)):
         return _from_mirror(bundled, text, overrides)
     try:
@@ -98,13 +101,6 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
     return changed
 
 
-def _load_without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a request that may read neither files nor the Hub: the caller's config or a bundled one."""
-    given = limits.models.get(text)
-    brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
-    return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
-
-
 @lru_cache(maxsize=64)
 def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
     """One object for requests with the same model, by which figures are cached."""
@@ -113,12 +109,9 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
         config, checkpoint_bytes = json.loads(brought)
         model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
         return replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model
-    if bundled := find(text):
-        return from_bundled(bundled, text, overrides)
-    if bundled := mirrored(text):
-        return _from_mirror(bundled, text, overrides)
-    if bundled := derived(text):
-        return _from_mirror(bundled, text, overrides)
+    for read, build in ((find, from_bundled), (mirrored, _from_mirror), (derived, _from_mirror)):
+        if bundled := read(text):
+            return build(bundled, text, overrides)
     error = _unknown_model_error(text, "is not a model that is known without looking it up")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
     raise error
@@ -154,13 +147,14 @@ def _unknown_model_error(name: str, why: str) -> LegroomError:
     """The error to raise, with the nearest bundled models as its hint."""
     if "$" in name or "{{" in name:
         return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
-    close = nearest(name)
-    hint = (
-        f"nearest bundled: {', '.join(close)}"
-        if close
-        else "pass a Hub id, a folder with a config.json, or a config.json"
+    return LegroomError(
+        f"{name!r} {why}", _near(name) or "pass a Hub id, a folder with a config.json, or a config.json"
     )
-    return LegroomError(f"{name!r} {why}", hint)
+
+
+def _near(name: str) -> str:
+    """The nearest bundled models as a hint; empty where no name is similar."""
+    return f"nearest bundled: {', '.join(nearest(name))}" if nearest(name) else ""
 
 
 def _path_exists(path: Path) -> bool:
@@ -168,10 +162,6 @@ def _path_exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _looks_like_a_path(text: str) -> bool:
-    return text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1
 
 
 def is_hub_id(text: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts import read_data
@@ -18,7 +17,7 @@ _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
 
 def gpu_of_labels(labels: Mapping[str, str]) -> str:
     """The GPU that a set of labels names, as `--gpu` takes it; empty where none does."""
-    data = _label_data()
+    data = read_data("node_labels.json")
     profile = next((labels[row["label"]] for row in data["mig_profile"] if labels.get(row["label"])), "")
     for row in data["product"]:
         if name := _gpu_of_product(labels.get(row["label"], ""), profile):
@@ -36,12 +35,12 @@ def gpu_of_resource(resource: str) -> str:
     """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb`; empty for a whole card. Of two cards with a slice
     of that name, the smaller one is returned."""
     profile = _MIG_RESOURCE.fullmatch(resource)
-    return _label_data()["mig_resource_cards"].get(profile[1], "") if profile else ""
+    return read_data("node_labels.json")["mig_resource_cards"].get(profile[1], "") if profile else ""
 
 
 def gpu_of_profile(profile: str) -> str:
     """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty for an unknown profile."""
-    for row in _label_data()["profile_prefixes"]:
+    for row in read_data("node_labels.json")["profile_prefixes"]:
         if profile.startswith(row["prefix"]):
             return _gpu_of_product(profile.removeprefix(row["prefix"]), "")
     return ""
@@ -49,7 +48,7 @@ def gpu_of_profile(profile: str) -> str:
 
 def naming_labels() -> tuple[str, ...]:
     """Every label that can name a GPU, the most specific first."""
-    data = _label_data()
+    data = read_data("node_labels.json")
     kinds = ("product", "instance_type", "memory_mib", "mig_profile")
     return tuple(row["label"] for kind in kinds for row in data[kind])
 
@@ -58,8 +57,8 @@ def _gpu_of_product(value: str, profile: str) -> str:
     """The GPU that a product label's value names, with its MIG profile where given; empty where unknown."""
     if not value:
         return ""
-    known = _label_data()["products"].get(value, "")
-    dropped = _label_data()["name_words_dropped"]
+    known = read_data("node_labels.json")["products"].get(value, "")
+    dropped = read_data("node_labels.json")["name_words_dropped"]
     words = [word for word in re.split(r"[-_ ]", value) if word.lower() not in dropped]
     for name in (known, value, "-".join(words)):
         if name and _is_known_gpu(whole := f"{name} mig {profile}" if profile else name):
@@ -70,7 +69,7 @@ def _gpu_of_product(value: str, profile: str) -> str:
 def _gpu_of_instance_type(value: str) -> str:
     """The GPU of a cloud's instance type; empty where unknown."""
     name = value.lower()
-    for row in _label_data()["instances"] if name else ():
+    for row in read_data("node_labels.json")["instances"] if name else ():
         if re.fullmatch(row["pattern"], name):
             return str(row["gpu"])
     return ""
@@ -83,7 +82,3 @@ def _is_known_gpu(name: str) -> bool:
     except LegroomError:
         return False
     return True
-
-
-def _label_data() -> Any:
-    return read_data("node_labels.json")

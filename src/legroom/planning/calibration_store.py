@@ -212,9 +212,7 @@ def import_receipts(receipts: Iterable[tuple[str, str]]) -> int:
                 raise ValueError(f"it is no receipt of version {SCHEMA}")
             made = replace(from_json(content), source=f"receipt {name}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise LegroomError(
-                f"{name} is no receipt: {error}", "`legroom calibrate export FOLDER` writes them"
-            ) from None
+            raise LegroomError(f"{name} is no receipt: {error}", "see `legroom calibrate export`") from None
         shared[made.key] = made
     with locked(path):
         stored, _ = open_for_change(path)

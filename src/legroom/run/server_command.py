@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from legroom.deployments.deployment import deployment_from_command
-from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
+from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
@@ -65,11 +65,6 @@ class ServerCommand:
         scheme = "https" if is_given(self.args, "--ssl-certfile") else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}"
-
-    @property
-    def shell_line(self) -> str:
-        """The command with its variables, quoted for a shell; secrets are not masked."""
-        return shlex.join([*assignments(self.env), *self.words])
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:

@@ -33,38 +33,6 @@ _POLICY = (
     "font-src 'self'; connect-src 'self' https://huggingface.co https://*.hf.co; worker-src 'self'; "
     "manifest-src 'self'; base-uri 'none'; form-action 'none'"
 )
-_HEAD = b"""\
-    <meta property="og:title" content="legroom: GPU memory of vLLM" />
-    <meta property="og:description" content="Will vLLM start, where does every byte go, and why did it fail?" />
-    <meta property="og:image" content="./preview.png" />
-    <meta name="twitter:card" content="summary_large_image" />
-    <script src="./link.js"></script>
-  </head>"""
-"""What a link to the page shows elsewhere, and the reader of such links."""
-_HEADERS = """\
-/*
-  Cache-Control: no-cache
-  X-Content-Type-Options: nosniff
-{hashed}"""
-"""Rules of Netlify and Cloudflare Pages: files with a digest in their name never change, others are revalidated."""
-_README = """\
----
-title: legroom
-sdk: static
-app_file: index.html
-license: apache-2.0
----
-The page of legroom {version} for any static web host; it works offline after the first visit. Served over https (or
-from localhost), because browsers keep files for offline use there alone. Nothing is fetched from other hosts, unless a
-visitor asks for a model of the Hugging Face Hub.
-
-engine/ holds Pyodide {pyodide} ({licence}; unchanged files of its npm package, three of them packed with gzip) and
-legroom with PyYAML (MIT) in legroom.tar; where node was there, Python files that every visitor
-loads are compiled. To try it here: python -m http.server --directory THIS_FOLDER
-
-The lines above are for a Hugging Face Space, `_headers` for static hosts that read it. Crawlers want the preview's
-whole address: sed -i 's#"./preview.png"#"https://YOUR.HOST/preview.png"#' index.html
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +78,8 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
     if "index.html" not in page:
         raise LegroomError("this install of legroom has no page", "install it again")
-    html = with_edition(page["index.html"], "static").replace(b"  </head>", _HEAD, 1)
+    texts = _read_scripts("head.html", "headers.txt", "readme.md")
+    html = with_edition(page["index.html"], "static").replace(b"  </head>", texts["head.html"] + b"  </head>", 1)
     page["index.html"] = with_policy(html)
     engine = {f"engine/{name}": body for name, body in python.items() if name not in _PACKED}
     packed = {name: gzip.compress(body, 9, mtime=0) for name, body in python.items() if name in _PACKED}
@@ -127,12 +96,11 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     for name in scripts:
         for placeholder, value in values.items():
             scripts[name] = scripts[name].replace(placeholder.encode(), value.encode())
-    readme = _README.format(
-        version=__version__, pyodide=pinned_pyodide()["version"], licence=pinned_pyodide()["license"]
-    )
+    about = {"version": __version__, "pyodide": pinned_pyodide()["version"], "licence": pinned_pyodide()["license"]}
+    readme = texts["readme.md"].decode().format(**about)
     hashed = (f"/{name}\n  Cache-Control: public, max-age=31536000, immutable\n" for name in page if "-" in name)
-    headers = _HEADERS.format(hashed="".join(hashed))
-    return {**page, **scripts, **engine, "README.md": readme.encode(), "_headers": headers.encode()}
+    headers = texts["headers.txt"] + "".join(hashed).encode()
+    return {**page, **scripts, **engine, "README.md": readme.encode(), "_headers": headers}
 
 
 def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:

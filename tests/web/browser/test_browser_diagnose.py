@@ -72,7 +72,7 @@ def test_what_the_command_line_says_beside_the_command_is_said_here_too(served, 
     page.locator("textarea").fill(line)
     page.get_by_role("button", name="Diagnose", exact=True).click()
     wait_for_finding(page)
-    assert "the log does not show the command" in page.inner_text(".finding.first .fix .note")
+    assert "keep your command and change only" in page.inner_text(".finding.first .fix .note")
 
 
 def test_a_log_that_is_being_read_can_be_cancelled(served, open_page):

@@ -385,7 +385,7 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
     if startup.args.model:
         comment = "the log shows what the engine resolved, not the flags that were given; keep your other flags"
         return RebuiltCommand(args, comment)
-    return RebuiltCommand(args, "the log does not show the command; keep yours and change only", is_unknown=True)
+    return RebuiltCommand(args, "keep your command and change only", is_unknown=True)
 
 
 def _unknown(names: tuple[str, ...], startup: Startup) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.endpoint import Endpoint, endpoint, masked_url
+from legroom.live.metrics.endpoint import Endpoint, masked_url
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
 from legroom.live.metrics.sample import FailureKind, Sample, ScrapeFailure, ScrapeResult
 from legroom.memo import Memo
@@ -160,17 +160,6 @@ def _ssl_context(ca_file: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
         raise LegroomError(f"{ca_file} holds no certificates that could be read", "give a PEM file") from error
-
-
-def scrape_once(address: str | Endpoint, timeout_s: float = TIMEOUT_S) -> Sample:
-    """Scrapes a server without an event loop."""
-    target = endpoint(address) if isinstance(address, str) else address
-
-    async def once() -> Sample:
-        async with open_session() as session:
-            return await scrape(session, target, timeout_s)
-
-    return asyncio.run(once())
 
 
 async def scrape_fleet(

@@ -1,0 +1,61 @@
+"""A command that is pasted with a log, in each of the forms in which people write one."""
+
+from __future__ import annotations
+
+import pytest
+
+from legroom.diagnosis.log_diagnosis import read_log
+from legroom.diagnosis.pasted_command import pasted_command
+
+ERROR = "torch.OutOfMemoryError: CUDA out of memory."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$ vllm serve Qwen/Qwen3-8B --max-model-len 8192 --enforce-eager",
+        "vllm serve Qwen/Qwen3-8B \\\n    --max-model-len 8192 \\\n    --enforce-eager",
+        "It dies when I run `vllm serve Qwen/Qwen3-8B --max-model-len 8192 --enforce-eager` here.",
+        "$ python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B --max-model-len=8192 --enforce-eager",
+        "$ --model Qwen/Qwen3-8B --max-model-len 8192 --enforce-eager",
+        'llm = LLM(model="Qwen/Qwen3-8B", max_model_len=8192, enforce_eager=True)',
+        "model: Qwen/Qwen3-8B\nmax_model_len: 8192\nenforce_eager: true",
+        "command:\n  - --model\n  - Qwen/Qwen3-8B\n  - --max-model-len\n  - '8192'\n  - --enforce-eager",
+        'command: ["--model", "Qwen/Qwen3-8B", "--max-model-len", "8192", "--enforce-eager"]',
+    ],
+)
+def test_every_form_gives_the_same_settings(text: str) -> None:
+    args = pasted_command(f"{text}\n{ERROR}", None, None).args
+    assert (args.model, args.max_model_len, args.enforce_eager) == ("Qwen/Qwen3-8B", 8192, True)
+
+
+def test_the_last_of_two_equal_flags_counts() -> None:
+    text = "$ vllm serve ... --gpu-memory-utilization 0.9 --max-num-seqs 8 --gpu-memory-utilization 0.7"
+    assert pasted_command(text, None, None).args.gpu_memory_utilization == 0.7
+
+
+def test_a_sentence_with_two_values_gives_none() -> None:
+    text = "With --max-model-len 4096 it fails, with --max-model-len 2048 it starts."
+    assert pasted_command(text, None, None).args.max_model_len is None
+
+
+def test_advice_of_vllm_is_no_setting() -> None:
+    line = "INFO 01-02 10:00:00 [gpu_worker.py:1] Desired: use `--kv-cache-memory-bytes=1073741824` to fit."
+    assert pasted_command(line, None, None).args.kv_cache_memory_bytes is None
+
+
+def test_the_command_above_the_failure_is_used() -> None:
+    text = f"vllm serve Qwen/Qwen3-8B --max-num-seqs 64\n{ERROR}\nvllm serve Qwen/Qwen3-8B --max-num-seqs 8 works"
+    assert pasted_command(text, 2, None).args.max_num_seqs == 64
+
+
+def test_the_fix_repeats_the_pasted_command() -> None:
+    text = (
+        "$ vllm serve Qwen/Qwen3-8B --max-model-len 40960 --seed 7\n"
+        "ValueError: To serve at least one request with the models's max seq len (40960), (5.62 GiB KV cache is needed"
+        ", which is larger than the available KV cache memory (2.00 GiB). Based on the available memory, the estimated "
+        "maximum model length is 14560."
+    )
+    command = " ".join(read_log([text.encode()]).runs[0].findings[0].fixes[0].command)
+    assert "Qwen/Qwen3-8B" in command
+    assert "--seed 7" in command
