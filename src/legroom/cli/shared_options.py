@@ -166,6 +166,15 @@ def add_latency_goals(group: Any, unit: str) -> None:
     group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
 
 
+def add_disaggregate_option(group: Any) -> None:
+    """Adds --disaggregate, the pools of prefill and decode servers."""
+    group.add_argument(
+        "--disaggregate",
+        metavar="prefill=N,decode=N,link=GB/S",
+        help="prefill and decode on servers of their own, and the rate at which each decode server gets KV cache",
+    )
+
+
 def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:
     """The executor of a sweep: the Ray cluster of `--ray`, else `--workers` or `workers` processes."""
     if args.workers is not None and args.workers < 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, progress_bar
 from legroom.cli.shared_options import (
+    add_disaggregate_option,
     add_latency_goals,
     add_policy_option,
     add_sweep_options,
@@ -74,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
     group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
     add_latency_goals(group, "seconds")
+    add_disaggregate_option(group)
     parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
@@ -144,7 +146,7 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
 
 def _is_rate(args: argparse.Namespace) -> bool:
     """Whether the load is a rate or a trace, and not a number of requests at once."""
-    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot")
+    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and args.rate is None and args.trace is None:
         raise LegroomError(f"--{given[0]} needs a rate of requests", _EXAMPLE)
@@ -186,6 +188,7 @@ def _run_rate(
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
     """The requests, their rate and the latency goals that the options describe."""
+    from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal
 
@@ -193,8 +196,9 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
         if limit is not None and not limit > 0:
             raise LegroomError(f"{option} {limit:g}: a limit is above 0", _EXAMPLE)
     goal = Goal(args.ttft, None, None, None if args.tpot is None else args.tpot / 1000)
+    pools = Disaggregation.parse(args.disaggregate) if args.disaggregate else None
     if args.trace is None:
-        return ServingLoad(_synthetic_load(args), goal, args.rate)
+        return ServingLoad(_synthetic_load(args), goal, args.rate, pools)
     for name in ("rate", "prompt", "answer"):
         if getattr(args, name) is not None:
             raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
@@ -202,7 +206,7 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
 
     trace = read_trace(args.trace).checked()
     duration = trace.arrivals[-1] - trace.arrivals[0]
-    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0)
+    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
 
 
 def _synthetic_load(args: argparse.Namespace) -> Trace:
