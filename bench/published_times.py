@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """legroom's seconds against measurements of vLLM that others published, and its error beside what they say of theirs.
 
-    python bench/published_times.py [--runs FILE] [--all] [--json] [--fit-link] [--fit-band]
+    python bench/published_times.py [--runs FILE] [--all] [--json] [--fit-link] [--fit-band] [--aiconfigurator PYTHON]
 
 Every run of `tests/fixtures/published_times.json` (or FILE) is a server under a fixed number of requests at once. The
 same load is replayed with legroom's step times on the plan of that server: decodes first, prompts in chunks of what is
@@ -10,7 +10,8 @@ a token, and of the whole answer, and how many of the whole answers lie in the b
 every run. `--fit-link` fits what cards send each other to the split servers of dense models on H200 alone and writes
 `step_link.json`: for the others, the figures are a forecast. `--fit-band` writes `step_band.json`: the band of every
 class, as wide as it takes for nine of ten loads of a model that took no part (`known` cards), or of a card that did
-not.
+not. `--aiconfigurator` names the interpreter of an environment with NVIDIA's aiconfigurator: the loads that it answers
+are printed by class with its error beside legroom's.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import subprocess
 import sys
+import tempfile
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from bench_harness import ROOT, arguments
@@ -39,6 +43,33 @@ WIDENED = tuple(1 + step / 10 for step in range(31))
 FITTED_ON = "h200"
 LATENCIES_S = tuple(step / 1e6 for step in range(4, 15, 2))
 RATIOS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+AIC_SYSTEMS = {
+    "a100 80gb": "a100_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "h100": "h100_sxm",
+    "h100 pcie": "h100_pcie",
+    "h200": "h200_sxm",
+    "l4": "l4",
+    "l40s": "l40s",
+    "rtx pro 6000 server": "rtx_pro_6000_server",
+}
+AIC_SCRIPT = """
+import json, sys, time
+began = time.perf_counter()
+from aiconfigurator.cli.api import cli_estimate
+for line in sys.stdin:
+    question, answer = json.loads(line), {}
+    try:
+        result = cli_estimate(backend_name="vllm", database_mode="HYBRID", **question)
+        answer = {"ttft": result.ttft / 1000, "tpot": result.tpot / 1000}
+    except BaseException as error:
+        answer = {"error": repr(error)[:200]}
+    print("answer:" + json.dumps({**answer, "after_s": round(time.perf_counter() - began, 1)}), flush=True)
+"""
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -97,6 +128,49 @@ def write_band(rows: Sequence[dict[str, Any]]) -> None:
     BAND.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def ask_aiconfigurator(python: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print its median error of the whole answers beside legroom's, by class, on the loads that it answers."""
+    asked = [row for row in rows if row["gpu"] in AIC_SYSTEMS and row["end_to_end_error"] is not None]
+    questions = []
+    folder = tempfile.TemporaryDirectory()
+    for row in asked:
+        model = Path(folder.name, row["model"].replace("/", "--"))
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps(dict(row["config"])), encoding="utf-8")
+        clients, prompt, answer = row["load"]
+        parts = {name: row[name] for name in ("tp_size", "pp_size", "moe_tp_size", "moe_ep_size")}
+        load = {"batch_size": clients, "isl": prompt, "osl": answer, **parts}
+        questions.append({"model_path": str(model), "system_name": AIC_SYSTEMS[row["gpu"]], **load})
+    said = subprocess.run(
+        [python, "-W", "ignore", "-c", AIC_SCRIPT],
+        input="".join(json.dumps(question) + "\n" for question in questions),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    folder.cleanup()
+    answers = [json.loads(line[7:]) for line in said.splitlines() if line.startswith("answer:")]
+    both: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    refused: Counter[str] = Counter()
+    for row, answer in zip(asked, answers, strict=True):
+        if "error" in answer:
+            refused[answer["error"]] += 1
+            continue
+        theirs = (answer["ttft"] + answer["tpot"] * (row["load"][2] - 1)) / row["measured"][2]
+        both[row["class"]].append((1 / theirs, row["factor"]))
+    answered, first_s = sum(map(len, both.values())), answers[0]["after_s"]
+    print(f"aiconfigurator answers {answered} of {len(rows)} loads, the first after {first_s} s")
+    for name, pairs in sorted(both.items()):
+        figures = []
+        for factors in zip(*pairs, strict=True):
+            errors = statistics.median(abs(1 / factor - 1) for factor in factors)
+            spread = statistics.median(math.exp(abs(math.log(factor))) for factor in factors)
+            figures.append(f"error {errors:.1%}, factor {spread:.2f}, took {statistics.median(factors):.2f} x")
+        print(f"{name:10} {len(pairs):4} loads: aiconfigurator {figures[0]}; legroom {figures[1]}")
+    for why, count in refused.most_common(5):
+        print(f"no answer for {count}: {why}")
+
+
 def fit_link(runs: Sequence[dict[str, Any]]) -> LinkEfficiency:
     """The least mean error of the whole answers, of split servers on one kind of card."""
     plans = [(plan_of_run(run), run) for run in runs if run["gpu"] == FITTED_ON]
@@ -123,7 +197,8 @@ def write_link(document: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    args = arguments(__doc__, runs=PUBLISHED, all=False, json=False, fit_link=False, fit_band=False)
+    options = {"all": False, "json": False, "fit_link": False, "fit_band": False, "aiconfigurator": str}
+    args = arguments(__doc__, runs=PUBLISHED, **options)
     document = json.loads(args.runs.read_text("utf-8"))
     if args.fit_link:
         write_link(document)
@@ -138,6 +213,9 @@ def main() -> int:
             rows += predictions(plan, run)
     if args.fit_band:
         write_band(rows)
+        return 0
+    if args.aiconfigurator:
+        ask_aiconfigurator(args.aiconfigurator, rows)
         return 0
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.drawing.terminal import Style
-from legroom.explain.catalog_entries import best_entry, bundled
-from legroom.explain.catalog_search import search
+from legroom.explain.catalog_entries import best_entry, bundled, search
 from legroom.render.explain_text import explain_text
 
 

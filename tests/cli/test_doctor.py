@@ -129,6 +129,7 @@ def test_what_another_process_holds_makes_the_next_start_fail_and_the_log_is_rea
     wrong = [each["message"] for each in seen["findings"] if each["rank"] == "wrong" and each["about"] == f"PID {pid}"]
     assert any(message.startswith("memory: the next start: vLLM would stop with") for message in wrong)
     assert any("kv_too_small_for_max_len" in message for message in wrong)
+    assert seen["servers"][0]["planned_bytes"] < 22 << 30  # without what the other holds
     assert "s3cr3t-word" not in json.dumps(seen)
 
 

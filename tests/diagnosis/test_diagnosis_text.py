@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -11,6 +12,7 @@ from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.drawing.terminal import Style
 from legroom.render.diagnosis_text import readings_text
+from legroom.web.endpoints import answer
 
 LONG = (
     "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 65536 --max-num-seqs 64 --max-num-batched-tokens 4096 "
@@ -61,3 +63,16 @@ def test_a_short_command_stays_on_one_line() -> None:
 def test_no_line_is_wider_than_the_terminal(what: str) -> None:
     text = readings_text([read_log([CAUSES[what][1].encode()])], Style(width=80))
     assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["parameters that do not fit", "less free than asked for", "a budget below the weights", "repacking for a kernel"],
+)
+def test_a_diagnosis_is_chinese_where_it_is_asked_for_in_chinese(name):
+    finding = answer("diagnose", {"log": CAUSES[name][1], "gpu": "h100", "language": "zh"})["findings"][0]
+    told = [finding["why"], *(text for fix in finding["fixes"] for text in (fix["why"], fix["trades"]) if text)]
+    assert [text for text in told if not re.search("[\u4e00-\u9fff]", text)] == []
+    english = answer("diagnose", {"log": CAUSES[name][1], "gpu": "h100"})["findings"][0]
+    assert sorted(re.findall(r"\d[\d.,]*\d", finding["why"])) == sorted(re.findall(r"\d[\d.,]*\d", english["why"]))
+    assert finding["evidence"] == english["evidence"]

@@ -11,9 +11,8 @@ import pytest
 from running_gate import RunningGate, deployment, review
 
 from legroom.exports.gate_certificates import new_authority, new_certificate
-from legroom.gate import verdict_cache
-from legroom.gate.verdict import Verdict
-from legroom.gate.verdict_cache import CacheOptions, NoVerdict, VerdictCache
+from legroom.gate import verdict as verdict_cache
+from legroom.gate.verdict import CacheOptions, NoVerdict, Verdict, VerdictCache
 from legroom.gate.webhook import CertificateFiles, GateApp, GateMetrics, GatePolicy, reload_certificates
 
 FITS = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")

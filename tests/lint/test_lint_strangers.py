@@ -99,3 +99,35 @@ def test_a_variable_that_no_release_reads_is_reported_unless_the_files_read_it(n
     assert judged(f"export {name}=1\n{SERVE} --port ${name}") == []
     assert judged(f"{name}=1 {SERVE}", "start.sh", ("entry.py", f'import os\nos.environ["{name}"]\n')) == []
     assert judged(f"docker run -e {name}=1 acme/vllm-fork:prod --model Qwen/Qwen3-8B") == []
+
+
+GUARDED = """\
+start() {{
+  if supports_arg "{tested}"; then
+    ARGS+=(--swap-space 4 --max-num-seqs 8)
+  fi
+  vllm serve Qwen/Qwen3-8B "${{ARGS[@]}}"
+}}
+start
+"""
+
+
+@pytest.mark.parametrize(("tested", "found"), [("--swap-space", []), ("--other", [("flag-removed", "warning")])])
+def test_a_flag_that_the_script_asks_vllm_for_first_is_no_mistake(tested, found):
+    assert judged(GUARDED.format(tested=tested)) == found
+
+
+def test_two_flags_of_a_feature_that_no_release_has_are_a_forks():
+    assert judged(f"{SERVE} --tiered-moe-backend uva --tiered-moe-strict --my-profile x") == []
+    assert judged(f"{SERVE} --kv-cache-size 4 --kv-cache-place x") != []  # vLLM has flags about the KV cache
+
+
+def test_amds_kernels_take_blocks_of_one():
+    assert judged(f"export VLLM_ROCM_USE_AITER=1\n{SERVE} --block-size 1") == []
+    assert judged(f"{SERVE} --block-size 1") == [("block-size", "warning")]
+
+
+def test_the_version_of_a_distribution_is_no_month():
+    install = "RUN git clone https://github.com/vllm-project/vllm && pip install -e vllm\n"
+    file = f"FROM nvidia/cuda:12.9.1-devel-ubuntu24.04\n{install}CMD {SERVE} --chat-template-content-format openai"
+    assert judged(file, "Dockerfile") == []

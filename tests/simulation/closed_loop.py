@@ -155,6 +155,8 @@ def _row(
     predicted: tuple[float, float, float],
     band: StepBand,
 ) -> dict[str, Any]:
+    settings = plan.settings
+    is_split = settings.enable_expert_parallel
     errors = [None if truth is None else guess / truth - 1 for guess, truth in zip(predicted, measured, strict=True)]
     truth, guess = next((truth, guess) for truth, guess in zip(measured[::-1], predicted[::-1], strict=True) if truth)
     return {
@@ -163,7 +165,12 @@ def _row(
         "gpu": run["gpu"],
         "card": plan.target.gpu.name,
         "is_elsewhere": bool(why_elsewhere(plan)),
-        "tensor_parallel_size": plan.settings.tensor_parallel_size,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "config": plan.target.model.config,
+        "tp_size": settings.tensor_parallel_size,
+        "pp_size": settings.pipeline_parallel_size,
+        "moe_tp_size": 1 if is_split else settings.tensor_parallel_size,
+        "moe_ep_size": settings.tensor_parallel_size if is_split else 1,
         "load": load,
         "measured": measured,
         "predicted": predicted,

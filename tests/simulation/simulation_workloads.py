@@ -29,6 +29,7 @@ def workloads(draw: st.DrawFn, in_seconds: bool = False) -> tuple[Trace, Schedul
         watermark=draw(st.sampled_from([0.0, 0.0, 0.2])),
         reserve_full_isl=draw(st.booleans()),
         async_scheduling=draw(st.booleans()),
+        remote_prefill=draw(st.sampled_from([False, False, False, True])),
     )
     trace = Trace("random", in_seconds=in_seconds)
     arrival = 0.0

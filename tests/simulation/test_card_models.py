@@ -10,7 +10,7 @@ from legroom.facts.gpus import gpu
 from legroom.facts.releases import latest
 from legroom.planning.search_space import CapacityGoal
 from legroom.simulation.card_models import CardModels, CardQuestion, models_on_card
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor
 from legroom.vllm.args import ServeArgs
 
 NAMES = ("llama-3.1-8b", "llama-3.1-8b-nvidia-fp8", "qwen3-0.6b", "qwen3-14b", "bge-large-en-v1.5", "deepseek-v3")

@@ -23,7 +23,7 @@ from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.simulation.traces import synthetic
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor
 
 
 def _outcome(seats: int = 1, **figures: float) -> ReplayOutcome:

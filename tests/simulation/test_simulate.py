@@ -11,7 +11,7 @@ from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.step_time import Hardware, calibrated, roofline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor
 
 
 def _trace(*rows: tuple[int, int, int]) -> Trace:

@@ -11,7 +11,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor
 from legroom.sweeps.ray_cluster import RayExecutor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
+from legroom.facts import read_data
+from legroom.render.translation import in_language
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
 from legroom.web.endpoints.plans import plan_of_request
 from legroom.web.schemas import request_name, response_name, schemas
 
 ROOT = Path(__file__).parents[2]
+GAP = re.compile(r"\{\w+\}")
 SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
 PLAN = {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 8192}}
 LLAMA = {
@@ -308,3 +312,11 @@ def test_a_memory_snapshot_is_answered_with_its_picture():
 def test_a_file_that_is_no_snapshot_is_an_input_error(file):
     with pytest.raises(LegroomError):
         answer("fragments", {"file": file})
+
+
+def test_every_gap_of_a_chinese_sentence_is_one_of_the_english():
+    sentences = read_data("sentences_zh.json")["sentences"]
+    assert [
+        text for text, chinese in sentences.items() if not set(GAP.findall(chinese)) <= set(GAP.findall(text))
+    ] == []
+    assert in_language("No such sentence is known; 3 users.", "zh") == "No such sentence is known; 3 users."

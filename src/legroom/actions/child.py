@@ -73,7 +73,14 @@ class Child:
             self._streams.append(OutputRelay(source, target, log, on_line))
         for stream in self._streams:
             stream.start()
-        self._await_start()
+        # Blocks until the keeper reports the server's PID; LegroomError where it could not be started.
+        while self.pid is None and not self.gone:
+            self.read()
+        if self.pid is None:
+            self.close()
+            reason = os.strerror(self._refusal) if self._refusal else "its keeper died"
+            hint = "is it installed, and on the PATH?" if self._refusal == errno.ENOENT else ""
+            raise LegroomError(f"{self.words[0]} could not be started: {reason}", hint, UNREACHABLE)
 
     @property
     def keeper_pid(self) -> int:
@@ -155,16 +162,6 @@ class Child:
         for stream in self._streams:
             stream.join(1.0)
         self._control.close()
-
-    def _await_start(self) -> None:
-        """Blocks until the keeper reports the server's PID; LegroomError where it could not be started."""
-        while self.pid is None and not self.gone:
-            self.read()
-        if self.pid is None:
-            self.close()
-            reason = os.strerror(self._refusal) if self._refusal else "its keeper died"
-            hint = "is it installed, and on the PATH?" if self._refusal == errno.ENOENT else ""
-            raise LegroomError(f"{self.words[0]} could not be started: {reason}", hint, UNREACHABLE)
 
     def _parse_keeper_line(self, line: str) -> None:
         """Stores what the keeper reports: PID, exit status, all processes gone, or the errno of a failed start."""

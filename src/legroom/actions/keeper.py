@@ -38,7 +38,12 @@ def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str])
         signal.signal(number, signal.SIG_IGN)
     server = _execute_server(words, control)
     if server:
-        _close_output()
+        # Redirects the keeper's output to /dev/null, so that the pipes close when the server's processes have
+        # ended.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        os.close(nothing)
         _write_control(control, f"pid {server}")
         _relay_until_exit(control, server, ended, leftover_grace_s)
     _write_control(control, "gone")
@@ -73,14 +78,6 @@ def _execute_server(words: list[str], control: int) -> int:
     os.waitpid(pid, 0)
     _write_control(control, f"failed {reason}")
     return 0
-
-
-def _close_output() -> None:
-    """Redirects the keeper's output to /dev/null, so that the pipes close when the server's processes have ended."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
-    os.close(nothing)
 
 
 def _relay_until_exit(control: int, server: int, ended: int, leftover_grace_s: float) -> None:

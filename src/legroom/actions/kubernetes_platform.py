@@ -137,9 +137,10 @@ class Workload:
 
         def call(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
-            return _as_json_values(
-                api, method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
+            plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(
+                method(self.workload, self.namespace, _request_timeout=platform.QUERY_TIMEOUT_S)
             )
+            return plain
 
         return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", call)
 
@@ -186,7 +187,10 @@ class KubernetesLease:
                 raise
             made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
             return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
-        if lease.spec.holder_identity not in (None, "", holder) and not _has_expired(lease.spec, now):
+        if lease.spec.holder_identity not in (None, "", holder) and not (
+            lease.spec.renew_time is None
+            or bool(lease.spec.renew_time + datetime.timedelta(seconds=lease.spec.lease_duration_seconds or 0) < now)
+        ):
             return False
         lease.spec = spec  # the API server refuses an outdated resourceVersion
         return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
@@ -231,12 +235,6 @@ def _call_api(context: str | None, doing: str, call: Callable[[Any], _Answer]) -
         raise platform.ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
 
 
-def _as_json_values(api: Any, model: Any) -> dict[str, Any]:
-    """An API object as JSON values with Kubernetes' own names."""
-    plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(model)
-    return plain
-
-
 def _template_annotations(template: dict[str, Any]) -> dict[str, str]:
     return (template.get("metadata") or {}).get("annotations") or {}
 
@@ -250,13 +248,6 @@ def _template_identity(template: dict[str, Any]) -> str:
     annotations = _template_annotations(template)
     restarted = annotations.get(RESTARTED_BY, "") + annotations.get("kubectl.kubernetes.io/restartedAt", "")
     return f"{restarted or 'first'}@{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
-
-
-def _has_expired(spec: Any, now: datetime.datetime) -> bool:
-    """Whether the Lease's last renewal is longer ago than its duration, or there was none."""
-    if spec.renew_time is None:
-        return True
-    return bool(spec.renew_time + datetime.timedelta(seconds=spec.lease_duration_seconds or 0) < now)
 
 
 def _unless_conflict(api: Any, call: Callable[[], object]) -> bool:

@@ -53,7 +53,10 @@ class ServerLog:
             try:
                 self._write_buffered()
             except OSError:
-                self._drop_oldest_unwritten()
+                over = len(self._unwritten) - UNWRITTEN_BYTES
+                if over > 0:
+                    cut = self._unwritten.find(b"\n", over) + 1 or over
+                    self._unwritten, self._dropped = self._unwritten[cut:], self._dropped + cut
 
     def started(self) -> None:
         """Marks the end of the start-up, whose lines are never dropped."""
@@ -114,23 +117,13 @@ class ServerLog:
         if self._head is None and self.size > HEAD_BYTES:
             self._head = HEAD_BYTES
         if self._head is not None and self.size > max(self._head + 2 * TAIL_BYTES, self._shorten_at):
-            self._shorten(self._head)
-
-    def _drop_oldest_unwritten(self) -> None:
-        """Drops whole lines from the front of the waiting bytes down to their limit, and counts the bytes."""
-        over = len(self._unwritten) - UNWRITTEN_BYTES
-        if over > 0:
-            cut = self._unwritten.find(b"\n", over) + 1 or over
-            self._unwritten, self._dropped = self._unwritten[cut:], self._dropped + cut
-
-    def _shorten(self, head: int) -> None:
-        """Rewrites the file with its head and newest lines; on a full disk, truncates it in place."""
-        self._shorten_at = self.size + TAIL_BYTES  # the next attempt, if both fail
-        try:
-            self._rewrite(head)
-        except OSError:
-            self._cut_in_place(head)
-        self._shorten_at = 0
+            # Rewrites the file with its head and newest lines; on a full disk, truncates it in place.
+            self._shorten_at = self.size + TAIL_BYTES  # the next attempt, if both fail
+            try:
+                self._rewrite(self._head)
+            except OSError:
+                self._cut_in_place(self._head)
+            self._shorten_at = 0
 
     def _rewrite(self, head: int) -> None:
         """Replaces the file by its first `head` bytes and its tail, to bound its size."""

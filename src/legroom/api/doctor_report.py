@@ -206,8 +206,9 @@ def _with_plan(
             found.append(DoctorFinding(rank, about, f"{check.name}: {when}{check.message}"))
     if answer.plan is None:
         return checkup
-    peak = answer.plan.layout.peak_used_bytes * max(deployment.args.gpus_needed, 1)
-    return replace(checkup, planned_bytes=peak, verdict=answer.plan.verdict)
+    layout, gpus = answer.plan.layout, max(deployment.args.gpus_needed, 1)
+    own_bytes = layout.peak_used_bytes - layout.held_by_others_bytes
+    return replace(checkup, planned_bytes=own_bytes * gpus, verdict=answer.plan.verdict)
 
 
 def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:

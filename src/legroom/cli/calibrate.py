@@ -63,11 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return _share_receipts(args.logs[0], [Path(word) for word in args.logs[1:]], args.json)
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
-    return _calibrate_from_logs(args)
-
-
-def _calibrate_from_logs(args: argparse.Namespace) -> int:
-    """Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured."""
+    # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 

@@ -42,7 +42,20 @@ def run(args: argparse.Namespace) -> int:
     if sum((args.id is not None, args.list, args.search is not None)) != 1:
         raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
     if args.search is not None:
-        return _print_search_hits(args)
+        # Print the entries that match --search; the exit code says whether there are any.
+        from legroom.explain.catalog_entries import entries, search, search_json
+        from legroom.render.explain_text import hits_text
+
+        hits = search(args.search, entries())
+        if args.json or hits:
+            print_answer(
+                args.json,
+                lambda: search_json(args.search, hits, args.lang),
+                lambda style: hits_text(hits, style, args.lang),
+            )
+        else:
+            note(f"nothing in the catalog fits {args.search!r}; legroom explain --list shows all of it")
+        return OK if hits else ANSWER_IS_NO
     if args.list:
         print_answer(
             args.json,
@@ -55,21 +68,3 @@ def run(args: argparse.Namespace) -> int:
             args.json, lambda: entry_json(chosen, args.lang), lambda style: explain_text(chosen, style, args.lang)
         )
     return OK
-
-
-def _print_search_hits(args: argparse.Namespace) -> int:
-    """Print the entries that match --search; the exit code says whether there are any."""
-    from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search, search_json
-    from legroom.render.explain_text import hits_text
-
-    hits = search(args.search, entries())
-    if args.json or hits:
-        print_answer(
-            args.json,
-            lambda: search_json(args.search, hits, args.lang),
-            lambda style: hits_text(hits, style, args.lang),
-        )
-    else:
-        note(f"nothing in the catalog fits {args.search!r}; legroom explain --list shows all of it")
-    return OK if hits else ANSWER_IS_NO

@@ -75,7 +75,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """The namespace of the format's own options, with its module and vLLM's words."""
     if words and words[0] in ("-h", "--help"):
-        _list_formats(parser)
+        table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
+        for name in FORMATS:
+            table.add_argument(name, nargs="?", help=_format_module(name).HELP)
         parser.parse_args(["--help"])
     module = _format_module(words[0] if words else "")
     chosen = _format_parser(module)
@@ -126,14 +128,9 @@ def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
         named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
         print_json({"format": args.module.NAME, "files": named})
     elif not is_written:
-        sys.stdout.write(_joined(files))
-
-
-def _joined(files: Sequence[ExportedFile]) -> str:
-    """The text of one file, or of several with their paths."""
-    if len(files) == 1:
-        return files[0].text
-    return "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
+        sys.stdout.write(
+            files[0].text if len(files) == 1 else "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
+        )
 
 
 def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> None:
@@ -190,13 +187,6 @@ def _format_module(name: str) -> Any:
     near = difflib.get_close_matches(name, FORMATS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the formats are {', '.join(FORMATS)}"
     raise LegroomError(f"there is no export format {name!r}", hint)
-
-
-def _list_formats(parser: argparse.ArgumentParser) -> None:
-    """Add the export formats to the help text as positional arguments."""
-    table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
-    for name in FORMATS:
-        table.add_argument(name, nargs="?", help=_format_module(name).HELP)
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         gpu(args.default_gpu)
     if args.try_file is not None:
         return _print_verdicts(args)
-    from legroom.gate.verdict_cache import CacheOptions
+    from legroom.gate.verdict import CacheOptions
     from legroom.gate.webhook import CertificateFiles, GatePolicy, serve
 
     files = CertificateFiles.in_folder(args.tls_dir)

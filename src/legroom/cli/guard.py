@@ -58,29 +58,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """`legroom guard`: runs the admission proxy in front of a server; returns the exit status."""
     if args.check is not None or args.print_policy:
-        return _print_policy(args)
+        from dataclasses import asdict
+
+        from legroom.guard.policy import Policy, policy_toml, read_policy
+
+        path = args.check if args.check is not None else args.policy
+        policy = read_policy(Path(path)) if path is not None else Policy()
+        if args.check is not None:
+            document: dict[str, Any] = {"file": path, "valid": True, "policy": asdict(policy)}
+            print_answer(args.json, lambda: document, lambda _: f"{path}: fine\n")
+        else:
+            print_answer(args.json, lambda: asdict(policy), lambda _: policy_toml(policy))
+        return OK
     if not args.upstream:
         raise LegroomError(
             "--upstream is missing: which server should the guard protect?",
             "legroom guard --upstream http://127.0.0.1:8000",
         )
     return _serve_proxy(args)
-
-
-def _print_policy(args: argparse.Namespace) -> int:
-    """Prints whether the file of `--check` is valid, or the policy in force."""
-    from dataclasses import asdict
-
-    from legroom.guard.policy import Policy, policy_toml, read_policy
-
-    path = args.check if args.check is not None else args.policy
-    policy = read_policy(Path(path)) if path is not None else Policy()
-    if args.check is not None:
-        document: dict[str, Any] = {"file": path, "valid": True, "policy": asdict(policy)}
-        print_answer(args.json, lambda: document, lambda _: f"{path}: fine\n")
-    else:
-        print_answer(args.json, lambda: asdict(policy), lambda _: policy_toml(policy))
-    return OK
 
 
 def _serve_proxy(args: argparse.Namespace) -> int:

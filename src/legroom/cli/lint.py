@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.lint.lint_report import LintReport
 
 USAGE = "legroom lint FILE ... [options] | --rules"
 DESCRIPTION = """\
@@ -66,7 +62,15 @@ def run(args: argparse.Namespace) -> int:
     from legroom.planning.plan_document import read_plan
 
     if args.rules:
-        return _list_rules(args.json)
+        from legroom.lint.rules import rules_by_id
+
+        every = rules_by_id().values()
+        print_answer(
+            args.json,
+            lambda: [{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every],
+            lambda _: "".join(f"{rule.id:18} {rule.severity:8} {rule.title}\n" for rule in every),
+        )
+        return OK
     if not args.files:
         raise LegroomError("lint what?", "legroom lint FILE...: rules, dashboards, scripts, units, manifests")
     unknown = sorted(set(args.ignore) - set(rules_by_id()))
@@ -80,22 +84,7 @@ def run(args: argparse.Namespace) -> int:
     report = lint_files(
         args.files, LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
     )
-    _print_report(report, args)
-    if report.unread:
-        return BAD_INPUT
-    return ANSWER_IS_NO if _has_failing_finding(report, args.fail_on) else OK
-
-
-def _has_failing_finding(report: LintReport, fail_on: str) -> bool:
-    """Whether any finding is at least as severe as `fail_on`."""
-    from legroom.lint.rule import SEVERITIES
-
-    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
-    return any(finding.severity in failing for finding in report.findings)
-
-
-def _print_report(report: LintReport, args: argparse.Namespace) -> None:
-    """Print the findings as text, JSON or SARIF; SARIF may go to a file beside them."""
+    # Print the findings as text, JSON or SARIF; SARIF may go to a file beside them.
     from legroom.lint.lint_report import report_json, report_sarif
     from legroom.render.lint_text import report_text
 
@@ -105,15 +94,9 @@ def _print_report(report: LintReport, args: argparse.Namespace) -> None:
         print_json(report_sarif(report))
     else:
         print_answer(args.json, lambda: report_json(report), lambda style: report_text(report, style))
+    if report.unread:
+        return BAD_INPUT
+    from legroom.lint.rule import SEVERITIES
 
-
-def _list_rules(as_json: bool) -> int:
-    from legroom.lint.rules import rules_by_id
-
-    every = rules_by_id().values()
-    print_answer(
-        as_json,
-        lambda: [{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every],
-        lambda _: "".join(f"{rule.id:18} {rule.severity:8} {rule.title}\n" for rule in every),
-    )
-    return OK
+    failing = SEVERITIES[: SEVERITIES.index(args.fail_on) + 1]
+    return ANSWER_IS_NO if any(finding.severity in failing for finding in report.findings) else OK

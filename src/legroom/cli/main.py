@@ -190,7 +190,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_output()
             _print_error(LegroomError(f"the output could not be written: {error.strerror}"))
             return UNREACHABLE
-        _report_bug(words)
+        import shlex
+        import traceback
+
+        from legroom.masking import masked
+        from legroom.vllm.command_line import without_secrets
+
+        print(
+            f"{masked(traceback.format_exc())}\n"
+            f"This is a bug in legroom {__version__}, not in your input. Please report it with the lines above and the "
+            f"command: legroom {masked(shlex.join(without_secrets(words)))}",
+            file=sys.stderr,
+        )
         return _BUG
 
 
@@ -273,19 +284,3 @@ def _print_error(error: LegroomError) -> None:
     print(f"{style.paint('error:', 'red', 'bold')} {message}", file=sys.stderr)
     if hint:
         print(f"{style.paint('hint:', 'blue', 'bold')} {hint}", file=sys.stderr)
-
-
-def _report_bug(words: Sequence[str]) -> None:
-    """Print the current traceback and the command to stderr, secrets masked."""
-    import shlex
-    import traceback
-
-    from legroom.masking import masked
-    from legroom.vllm.command_line import without_secrets
-
-    print(
-        f"{masked(traceback.format_exc())}\n"
-        f"This is a bug in legroom {__version__}, not in your input. Please report it with the lines above and the "
-        f"command: legroom {masked(shlex.join(without_secrets(words)))}",
-        file=sys.stderr,
-    )

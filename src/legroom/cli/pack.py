@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_answer
-from legroom.cli.shared_options import described_server, gpu_count, split_words
+from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -69,12 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="who is awake at the same time; everyone else sleeps",
     )
     how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
-    how.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="safe",
-        help="how much of the error bands to keep free (default: safe, all of them)",
-    )
+    add_policy_option(how, "safe")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--format", choices=("compose", "systemd", "llama-swap"), help="write files instead of commands")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.cli.output import note, print_answer, write_file
 from legroom.cli.shared_options import (
     add_machine_options,
+    add_policy_option,
     add_source_options,
     described_machine,
     described_server,
@@ -19,7 +20,6 @@ from legroom.cli.shared_options import (
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
     from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
@@ -69,12 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     goal = parser.add_argument_group("wishes (search for flags instead)")
     goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     goal.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
-    goal.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="balanced",
-        help="how much of the error band to keep as headroom (default: balanced)",
-    )
+    add_policy_option(goal, "balanced")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")
@@ -104,41 +99,33 @@ def run(args: argparse.Namespace) -> int:
         from legroom.planning.plan import cold_start
 
         made = cold_start(made)
-    _print_plan(PlanReport(made), args)
-    return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
-
-
-def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep_mode import FLAG
-    from legroom.vllm.args import is_given
-
-    return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
-
-
-def _print_plan(report: PlanReport, args: argparse.Namespace) -> None:
-    """Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it."""
+    # Print the plan as text or JSON, or with --sleep what sleep mode frees; --svg is written beside it.
+    report = PlanReport(made)
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
     if args.sleep:
-        _print_sleep_plan(report, args)
+        from legroom.planning.plan_json import plan_states, states_json
+        from legroom.render.plan_text import sleep_text
+        from legroom.units import parse_speed
+
+        states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
+        print_answer(
+            args.json,
+            lambda: report.json(args.explain_math) | ({"states": states_json(states)} if states else {}),
+            lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
+        )
     else:
         print_answer(
             args.json, lambda: report.json(args.explain_math), lambda style: report.text(style, args.explain_math)
         )
+    return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
 
 
-def _print_sleep_plan(report: PlanReport, args: argparse.Namespace) -> None:
-    """Prints the plan, and the memory that the server holds in each state of sleep mode."""
-    from legroom.planning.plan_json import plan_states, states_json
-    from legroom.render.plan_text import sleep_text
-    from legroom.units import parse_speed
+def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
+    from legroom.facts.release_support import FLAG
+    from legroom.vllm.args import is_given
 
-    states = plan_states(report.plan, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
-    print_answer(
-        args.json,
-        lambda: report.json(args.explain_math) | ({"states": states_json(states)} if states else {}),
-        lambda style: report.text(style, args.explain_math) + (f"\n{sleep_text(states, style)}" if states else ""),
-    )
+    return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
 
 
 def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:

@@ -10,7 +10,6 @@ from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.planning.card_store import CardRecord
-    from legroom.probe.card_probe import ProbeOutcome
 
 DESCRIPTION = """\
 Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
@@ -66,7 +65,18 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         store_card(outcome.record)
         if outcome.profile is not None:
-            _store_deployment(args.served, outcome)
+            import shlex
+
+            from legroom.deployments.deployment import deployment_from_command
+            from legroom.facts.releases import release
+            from legroom.planning.calibration import probed_observation
+            from legroom.planning.calibration_store import store_observations
+
+            deployment = deployment_from_command(shlex.join(args.served), release(outcome.vllm))
+            profile = outcome.profile or {}
+            observation = probed_observation(deployment.args, deployment.release, outcome.record.name, profile)
+            if remark := store_observations([observation]):
+                note(f"note: {remark}")
     print_answer(
         args.json,
         lambda: {**outcome.record.to_json(), "deployment": outcome.profile},
@@ -84,22 +94,6 @@ def _served_words(command: list[str]) -> list[str]:
             "what follows -- is not a `vllm serve MODEL ...`", "legroom probe -- vllm serve MODEL [flags]"
         )
     return command[2:]
-
-
-def _store_deployment(command: list[str], outcome: ProbeOutcome) -> None:
-    """Store the memory that vLLM's probed start took, for later plans of this command."""
-    import shlex
-
-    from legroom.deployments.deployment import deployment_from_command
-    from legroom.facts.releases import release
-    from legroom.planning.calibration import probed_observation
-    from legroom.planning.calibration_store import store_observations
-
-    deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
-    profile = outcome.profile or {}
-    observation = probed_observation(deployment.args, deployment.release, outcome.record.name, profile)
-    if remark := store_observations([observation]):
-        note(f"note: {remark}")
 
 
 def _record_lines(record: CardRecord, *, kept: bool) -> list[str]:

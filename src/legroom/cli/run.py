@@ -99,7 +99,14 @@ def run(args: argparse.Namespace) -> int:
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 
-    _open_closed_streams()
+    # Opens closed standard streams (`>&-`) on /dev/null, so that no other file gets their descriptors.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
     options = _run_options(args)
     question = {
         "words": options.words,
@@ -110,7 +117,10 @@ def run(args: argparse.Namespace) -> int:
     }
     prepared = run_task("prepare", question)
     with Announcer() as announcer:
-        for line in _plan_lines(prepared):
+        where = prepared["gpus"]["name"] or "no GPU"
+        head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
+        plan_lines = [head + prepared["expected"]["text"], *prepared["notes"]]
+        for line in plan_lines:
             announcer.say(line)
         return (
             _print_dry_run(prepared, args.json)
@@ -148,24 +158,6 @@ def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer:
 def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
     names = ("model", "vllm", "gpus", "url", "expected", "notes")
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
-
-
-def _open_closed_streams() -> None:
-    """Opens closed standard streams (`>&-`) on /dev/null, so that no other file gets their descriptors."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
-
-
-def _plan_lines(prepared: dict[str, Any]) -> list[str]:
-    """The memory plan of the server and its notes, to print before vLLM starts."""
-    where = prepared["gpus"]["name"] or "no GPU"
-    head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
-    return [head + prepared["expected"]["text"], *prepared["notes"]]
 
 
 def _run_options(args: argparse.Namespace) -> RunOptions:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
-    from legroom.sweeps.executors import SweepExecutor
+    from legroom.sweeps import SweepExecutor
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -60,6 +60,12 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
     )
     where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
     where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
+
+
+def add_policy_option(group: argparse._ArgumentGroup, default: str) -> None:
+    """Adds --policy."""
+    about = f"how much of the error bands to keep free: safe keeps all of them (default: {default})"
+    group.add_argument("--policy", choices=("safe", "balanced", "tight"), default=default, help=about)
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +166,15 @@ def add_latency_goals(group: Any, unit: str) -> None:
     group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
 
 
+def add_disaggregate_option(group: Any) -> None:
+    """Adds --disaggregate, the pools of prefill and decode servers."""
+    group.add_argument(
+        "--disaggregate",
+        metavar="prefill=N,decode=N,link=GB/S",
+        help="prefill and decode on servers of their own, and the rate at which each decode server gets KV cache",
+    )
+
+
 def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:
     """The executor of a sweep: the Ray cluster of `--ray`, else `--workers` or `workers` processes."""
     if args.workers is not None and args.workers < 1:
@@ -168,6 +183,6 @@ def sweep_executor(args: argparse.Namespace, workers: int | None = None) -> Swee
         from legroom.sweeps.ray_cluster import RayExecutor
 
         return RayExecutor(args.ray, args.workers, announce=note)
-    from legroom.sweeps.executors import ProcessExecutor
+    from legroom.sweeps import ProcessExecutor
 
     return ProcessExecutor(args.workers or workers)

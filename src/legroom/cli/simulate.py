@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
 from legroom.cli.shared_options import (
+    add_disaggregate_option,
     add_latency_goals,
     add_machine_options,
     add_source_options,
@@ -20,8 +21,9 @@ from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
+    from legroom.simulation.disaggregation import DisaggregatedTimeline
     from legroom.simulation.fast.rows import StepCost
-    from legroom.simulation.flag_search import Candidate, Choice, HoldingFleet
+    from legroom.simulation.flag_search import Candidate, HoldingFleet
     from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
@@ -72,7 +74,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_pool_options(parser)
     _add_scheduler_options(parser)
     _add_choose_options(parser)
-    _add_fleet_options(parser)
+    group = parser.add_argument_group("a fleet that is scaled")
+    group.add_argument(
+        "--autoscale",
+        type=int,
+        metavar="N",
+        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
+    )
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
+    group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
+    add_disaggregate_option(group)
     _add_tier_options(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -133,18 +144,6 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     add_sweep_options(group, "one per core")
 
 
-def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a fleet that is scaled")
-    group.add_argument(
-        "--autoscale",
-        type=int,
-        metavar="N",
-        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
-    )
-    group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
-    group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
-
-
 def _add_tier_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a second tier of KV cache (vLLM's --kv-offloading-size)")
     group.add_argument(
@@ -176,9 +175,11 @@ def run(args: argparse.Namespace) -> int:
     """`legroom simulate`: replays a trace against vLLM's scheduler; returns the exit status."""
     trace = _trace_of_options(args)
     from legroom.cli.simulate_pool import pool_of
-    from legroom.render.simulation_text import timeline_svg, timeline_text
+    from legroom.render.simulation_text import disaggregation_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
 
+    if args.disaggregate and (args.choose or args.tier or args.timeline or args.autoscale is not None):
+        raise LegroomError("--disaggregate replays fixed pools", "leave out --choose, --tier, --timeline, --autoscale")
     if args.tier and args.autoscale is not None:
         raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
     if args.tier_curve and (not args.tier or args.choose):
@@ -197,12 +198,15 @@ def run(args: argparse.Namespace) -> int:
         from legroom.cli.simulate_tier import run_tier
 
         return run_tier(args, trace, pool)
-    timeline = _replay_with_progress(args, trace, pool.settings, pool.cost)
+    pools = _replay_disaggregated(args, trace, pool) if args.disaggregate else None
+    timeline = pools.timeline if pools else _replay_with_progress(args, trace, pool.settings, pool.cost)
     load = load_verdict(timeline)
     if args.svg:
         write_file(args.svg, timeline_svg(timeline, load), "picture")
     print_answer(
-        args.json, lambda: {**timeline.as_json(), **load.as_json()}, lambda style: timeline_text(timeline, load, style)
+        args.json,
+        lambda: {**timeline.as_json(), **load.as_json(), **({"disaggregation": pools.as_json()} if pools else {})},
+        lambda style: timeline_text(timeline, load, style) + (disaggregation_text(pools) if pools else ""),
     )
     if timeline.interrupted:
         return INTERRUPTED
@@ -234,6 +238,16 @@ def _replay_with_progress(
         return simulate(trace, settings, write, cost=cost, progress=bar)
 
 
+def _replay_disaggregated(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> DisaggregatedTimeline:
+    """The replay over the prefill and decode servers of --disaggregate."""
+    from legroom.simulation.disaggregation import Disaggregation, replay_disaggregated
+
+    pools, plan = Disaggregation.parse(args.disaggregate), pool.plan()
+    if plan is None:
+        raise LegroomError("--blocks does not say how many bytes a token has", "give --model and --gpu")
+    return replay_disaggregated(trace, pool.settings, pool.cost, pools.with_plan(plan))
+
+
 def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Prints the flags that serve the trace best; the exit status says whether they meet the goals."""
     from legroom.render.simulation_text import choice_text
@@ -250,7 +264,14 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
         choice = choose(trace, candidates, goal, executor=sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
-                fleets = _fleets(args, trace, pool, choice, candidates)
+                # Fleets that hold the load: replicas of this server, and one server on a larger card.
+                from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
+
+                few = promising_candidates(trace, choice, candidates)
+                larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
+                cards = ((name, _with_kv_tier(args, pool, on_card)) for name, on_card in larger)
+                found = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
+                fleets = [fleet for fleet in found if fleet is not None]
             except KeyboardInterrupt:
                 choice = replace(choice, interrupted=True)
     command = pool.command(choice.best.flags)
@@ -273,19 +294,6 @@ def _with_kv_tier(args: argparse.Namespace, pool: PoolChoice, candidates: list[C
     from legroom.cli.simulate_tier import with_tier
 
     return with_tier(args, pool, candidates)
-
-
-def _fleets(
-    args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
-) -> list[HoldingFleet]:
-    """Fleets that hold the load: replicas of this server, and one server on a larger card."""
-    from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
-
-    few = promising_candidates(trace, choice, candidates)
-    larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
-    cards = ((name, _with_kv_tier(args, pool, on_card)) for name, on_card in larger)
-    fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
-    return [fleet for fleet in fleets if fleet is not None]
 
 
 def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:

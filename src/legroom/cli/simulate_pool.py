@@ -224,7 +224,13 @@ def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str,
             prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
         )
     if flags.get("engine") == "V0":
-        _default_to_v0(args, flags)
+        # Sets V0's defaults: no chunked prefill, no prefix caching, a token budget of the longest prompt.
+        flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
+        flags["enable_prefix_caching"] = bool(args.enable_prefix_caching)
+        flags["async_scheduling"] = bool(args.async_scheduling)
+        flags.setdefault("watermark", 0.01)
+        if args.max_num_batched_tokens is None:
+            flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], flags["max_model_len"])
     for name in ("watermark", "num_speculative_tokens"):
         if getattr(args, name) is not None:
             flags[name] = getattr(args, name)
@@ -237,16 +243,6 @@ def _scheduler_settings(args: argparse.Namespace, trace: Trace, flags: dict[str,
         speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
         **flags,
     )
-
-
-def _default_to_v0(args: argparse.Namespace, flags: dict[str, Any]) -> None:
-    """Sets V0's defaults: no chunked prefill, no prefix caching, a token budget of the longest prompt."""
-    flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
-    flags["enable_prefix_caching"] = bool(args.enable_prefix_caching)
-    flags["async_scheduling"] = bool(args.async_scheduling)
-    flags.setdefault("watermark", 0.01)
-    if args.max_num_batched_tokens is None:
-        flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], flags["max_model_len"])
 
 
 def _measured_step(text: str) -> tuple[float, float, float]:

@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, progress_bar
-from legroom.cli.shared_options import add_latency_goals, add_sweep_options, gpu_count, split_words, sweep_executor
+from legroom.cli.shared_options import (
+    add_disaggregate_option,
+    add_latency_goals,
+    add_policy_option,
+    add_sweep_options,
+    gpu_count,
+    split_words,
+    sweep_executor,
+)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -61,31 +69,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens a request may have (default: 4k, which is 4,096; of a rate: its longest)",
     )
     load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
-    _add_rate_options(parser)
-    where = parser.add_argument_group("where it may run")
-    where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
-    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    where.add_argument(
-        "--policy",
-        choices=("safe", "balanced", "tight"),
-        default="balanced",
-        help="how much of the error band to keep as headroom (default: balanced)",
-    )
-    add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
-    out = parser.add_argument_group("output")
-    out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
-    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
-
-
-def _add_rate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a load over time, in place of --concurrency")
     group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
     group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
     group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
     group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
     add_latency_goals(group, "seconds")
+    add_disaggregate_option(group)
     parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
+    where = parser.add_argument_group("where it may run")
+    where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
+    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
+    add_policy_option(where, "balanced")
+    add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
+    out = parser.add_argument_group("output")
+    out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -146,7 +146,7 @@ def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
 
 def _is_rate(args: argparse.Namespace) -> bool:
     """Whether the load is a rate or a trace, and not a number of requests at once."""
-    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot")
+    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "disaggregate")
     given = [name for name in named if getattr(args, name) is not None]
     if given and args.rate is None and args.trace is None:
         raise LegroomError(f"--{given[0]} needs a rate of requests", _EXAMPLE)
@@ -188,6 +188,7 @@ def _run_rate(
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
     """The requests, their rate and the latency goals that the options describe."""
+    from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal
 
@@ -195,8 +196,9 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
         if limit is not None and not limit > 0:
             raise LegroomError(f"{option} {limit:g}: a limit is above 0", _EXAMPLE)
     goal = Goal(args.ttft, None, None, None if args.tpot is None else args.tpot / 1000)
+    pools = Disaggregation.parse(args.disaggregate) if args.disaggregate else None
     if args.trace is None:
-        return ServingLoad(_synthetic_load(args), goal, args.rate)
+        return ServingLoad(_synthetic_load(args), goal, args.rate, pools)
     for name in ("rate", "prompt", "answer"):
         if getattr(args, name) is not None:
             raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
@@ -204,7 +206,7 @@ def _serving_load(args: argparse.Namespace) -> ServingLoad:
 
     trace = read_trace(args.trace).checked()
     duration = trace.arrivals[-1] - trace.arrivals[0]
-    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0)
+    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0, pools)
 
 
 def _synthetic_load(args: argparse.Namespace) -> Trace:

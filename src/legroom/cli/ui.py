@@ -70,7 +70,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """`legroom ui`: serves the web page and API, or writes a static page; returns the exit status."""
     if args.static is not None:
-        return _write_static(args)
+        # Write the web page as static files and print what was written; returns the exit code.
+        from legroom.web.static_edition import write_static
+
+        written = write_static(args.static, args.runtime)
+        if args.json:
+            print_json_line(written.as_json())
+        else:
+            print(written.text(), end="")
+        return OK
     if (args.workers is not None and not 1 <= args.workers <= 256) or not 0.1 <= args.timeout <= 3600:
         raise LegroomError(
             "--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", "the defaults suit most machines"
@@ -159,15 +167,3 @@ def listening_socket(host: str, port: int) -> socket.socket:
         hint = "another program has it: give another --port, or 0 for any" if port else "check --host"
         raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", hint) from None
     return listening
-
-
-def _write_static(args: argparse.Namespace) -> int:
-    """Write the web page as static files and print what was written; returns the exit code."""
-    from legroom.web.static_edition import write_static
-
-    written = write_static(args.static, args.runtime)
-    if args.json:
-        print_json_line(written.as_json())
-    else:
-        print(written.text(), end="")
-    return OK

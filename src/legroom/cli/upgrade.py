@@ -72,7 +72,14 @@ def run(args: argparse.Namespace) -> int:
     """`legroom upgrade`: says what another vLLM release changes for a server; returns the exit status."""
     from legroom.render.upgrade_text import upgrade_text
 
-    _check_words(args)
+    sources = (args.command_words, args.line, args.file, args.python, args.url)
+    stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
+    if any(sources) and stray is not None:
+        raise LegroomError(f"{stray!r} is not a vLLM release", f"write releases like 0.32.0: {_CALL}")
+    if not args.releases:
+        raise LegroomError("to which release?", _CALL)
+    if not any(sources) and not args.vllm_words:
+        raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
     target = _release(args.releases[-1])
     current = _release(args.releases[0]) if len(args.releases) == 2 else None
     made = [_upgrade(*server, target, args.all) for server in _servers(args, current)]
@@ -83,18 +90,6 @@ def run(args: argparse.Namespace) -> int:
         lambda style: "\n".join(upgrade_text(each, _silenced_alerts(each), style) for each in made),
     )
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
-
-
-def _check_words(args: argparse.Namespace) -> None:
-    """Raises LegroomError where a word is no release, or no release or server is given."""
-    sources = (args.command_words, args.line, args.file, args.python, args.url)
-    stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
-    if any(sources) and stray is not None:
-        raise LegroomError(f"{stray!r} is not a vLLM release", f"write releases like 0.32.0: {_CALL}")
-    if not args.releases:
-        raise LegroomError("to which release?", _CALL)
-    if not any(sources) and not args.vllm_words:
-        raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
 
 
 def _release(text: str) -> Release:

@@ -83,7 +83,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """`legroom watch`: watches running servers and reports incidents; returns the exit status."""
     if args.record:
-        _check_record(args)
+        # Raise where --record goes with a sidecar option or would overwrite the file of --replay.
+        if args.daemon or args.rehearse:
+            raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
+        if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
+            raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
     if args.rehearse:
         return _print_dry_run(args)
     if args.daemon:
@@ -107,14 +111,6 @@ def run(args: argparse.Namespace) -> int:
 def _has_terminal() -> bool:
     """Textual reads stdin and draws on stderr; a closed stream is None."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-
-
-def _check_record(args: argparse.Namespace) -> None:
-    """Raise where --record goes with a sidecar option or would overwrite the file of --replay."""
-    if args.daemon or args.rehearse:
-        raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
-    if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
-        raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
 
 
 def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> int:

@@ -83,7 +83,17 @@ def deployment_from_arguments(
         close = difflib.get_close_matches(unknown[0], _ARGUMENTS, n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", hint)
-    _refuse_later_arguments(arguments, release)
+    # LegroomError for the first argument that the release does not have, as its command line would say it.
+    from legroom.facts.flags import flags_of
+
+    known = {flag.dest for flag in flags_of(release).values()}
+    if "speculative_model" in known:
+        known.add("speculative_config")  # separate flags until 0.8.2
+    for name in (name for name, value in arguments.items() if value is not None and name not in known):
+        from legroom.vllm.flag_problems import explain_unknown
+
+        problem = explain_unknown(f"--{name.replace('_', '-')}", release)
+        raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")
     return Deployment(ServeArgs(model=model, usage=usage, env=dict(env or {}), **arguments), release)
 
 
@@ -117,17 +127,3 @@ def _refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None
         message = "; ".join(problem.message for problem in fatal)
         hints = [f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead]
         raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")
-
-
-def _refuse_later_arguments(arguments: Mapping[str, Any], release: Release) -> None:
-    """LegroomError for the first argument that the release does not have, as its command line would say it."""
-    from legroom.facts.flags import flags_of
-
-    known = {flag.dest for flag in flags_of(release).values()}
-    if "speculative_model" in known:
-        known.add("speculative_config")  # separate flags until 0.8.2
-    for name in (name for name, value in arguments.items() if value is not None and name not in known):
-        from legroom.vllm.flag_problems import explain_unknown
-
-        problem = explain_unknown(f"--{name.replace('_', '-')}", release)
-        raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")

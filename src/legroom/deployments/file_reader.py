@@ -195,7 +195,11 @@ def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, It
 def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
     """The servers and commands of a YAML or JSON file, and the files embedded in it, yet to be read."""
     if kind == "json":
-        _check_json(source)
+        try:
+            json.loads(source.text)
+        except (ValueError, RecursionError) as error:
+            line = f" at line {source.place(error.pos).line}" if isinstance(error, json.JSONDecodeError) else ""
+            raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
         if "vllm" not in source.text.lower() or '"panels"' in source.text:
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
@@ -221,14 +225,6 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
             return tuple(load_nodes(source.with_text(template_as_yaml(source.text)))), error
         except LegroomError:
             raise error from None
-
-
-def _check_json(source: Text) -> None:
-    try:
-        json.loads(source.text)
-    except (ValueError, RecursionError) as error:
-        line = f" at line {source.place(error.pos).line}" if isinstance(error, json.JSONDecodeError) else ""
-        raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
 
 
 def _document_subjects(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from itertools import islice, product
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
-from legroom.deployments.server_words import KSERVE, expand_variables, launcher_command, server_start
+from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
-from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
+from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
 
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _KSERVE_FLAGS = ("--backend", "--task", "--model-dir")
@@ -169,10 +169,9 @@ def container_servers(
     if at is not None:
         place = owner.source.place
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
-    elif engine := launcher_command(words):
+    elif engine := dynamo_as_serve(words):
         place = owner.source.place
-        at_word = place(engine.words[0].offset)
-        yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
+        yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from script_commands(node, env, runs) if node is not None else ()
@@ -229,19 +228,22 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 def gpu_limit(container: Node) -> int | None:
     """The number of GPUs or MIG slices that a container requests."""
-    for side in ("limits", "requests"):
-        amounts = container.get("resources", side)
-        for name, amount in amounts.items() if amounts else ():
-            if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
-                return int(amount.scalar or 0)
+    for name, amount in _resource_amounts(container):
+        if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
+            return int(amount.scalar or 0)
     return None
 
 
 def other_device(container: Node) -> str:
     """The resource of other hardware than GPUs that a container requests; empty without one."""
-    sides = (container.get("resources", side) for side in ("limits", "requests"))
-    names = (name for amounts in sides if amounts is not None for name, _ in amounts.items())
-    return next(filter(_OTHER_DEVICE.fullmatch, names), "")
+    return next((name for name, _ in _resource_amounts(container) if _OTHER_DEVICE.fullmatch(name)), "")
+
+
+def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
+    """The resources among the container's limits, then requests."""
+    for side in ("limits", "requests"):
+        amounts = container.get("resources", side)
+        yield from amounts.items() if amounts is not None else ()
 
 
 def start_limit(container: Node) -> TimeLimit | None:
@@ -281,22 +283,12 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
         if written:
             return tuple(name.strip() for name in written.split(",") if name.strip())
     named = tuple(dict.fromkeys(filter(None, map(gpu_of_labels, _label_sets(pod)))))
-    part = _mig_slice(container)
+    part = next((part for name, _ in _resource_amounts(container) if (part := gpu_of_resource(name))), "")
     if not part:
         return named
     profile = _MIG_PROFILE.match(part)
     whole = [f"{name} mig {profile[1]}" for name in named if profile and " mig " not in name.lower()]
     return tuple(name for name in whole if gpu_of_labels({"nvidia.com/gpu.product": name})) or (part,)
-
-
-def _mig_slice(container: Node) -> str:
-    """The MIG slice among the container's resource limits, then requests; empty where it asks for none."""
-    for side in ("limits", "requests"):
-        amounts = container.get("resources", side)
-        for name, _ in amounts.items() if amounts else ():
-            if part := gpu_of_resource(name):
-                return part
-    return ""
 
 
 def _label_sets(pod: Node) -> Iterator[dict[str, str]]:

@@ -11,7 +11,7 @@ from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_profile
+from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
 
 _PARALLEL = (
     ("tensor", "--tensor-parallel-size"),
@@ -64,7 +64,10 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
     if container is not None and container.get("command") is not None:
         return None  # it is read like any other container
     env = env_list(container.get("env")) if container else {}
-    given = [item.word() for item in _scalar_items(container, "args")]
+    # The scalars of the list below the key; empty where node or list is absent.
+    inner = container.get("args") if container is not None else None
+    scalar_items = [item for item in inner.list() if item.scalar is not None] if inner is not None else []
+    given = [item.word() for item in scalar_items]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += words_of_variable(more, document.source)
     served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
@@ -131,12 +134,6 @@ def _dropped_parallelism(requested: Sequence[tuple[str, Word]], given: Sequence[
             f"{flag} {size}".rstrip()
             + " into VLLM_ADDITIONAL_ARGS, which is always passed on."
         )
-
-
-def _scalar_items(node: Node | None, key: str) -> list[Node]:
-    """The scalars of the list below the key; empty where node or list is absent."""
-    inner = node.get(key) if node is not None else None
-    return [item for item in inner.list() if item.scalar is not None] if inner is not None else []
 
 
 def _kubeai_model(document: Node) -> Iterator[StartedServer]:

@@ -16,7 +16,7 @@ from legroom.deployments.shell.shell_script import read_shell, subjects_of
 from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
-from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
+from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
 from legroom.vllm.flag_problems import explain_unknown, nearest_flags
@@ -125,7 +125,11 @@ class _Program(ast.NodeVisitor):
                 self._lists[key].extend(self._item_words(node.args[0]))
                 return
         if (name := self._engine_class(called)) is not None:
-            words, call = tuple(self._call_as_command(node)), EngineCall(name, *self._literal_arguments(node))
+            model = [ast.keyword("model", node.args[0])] if node.args and not _names_no_model(node.args[0]) else []
+            given = [pair for keyword in (*model, *node.keywords) for pair in self._keyword_values(keyword)]
+            values = {name: value for name, value in given if value is not _NOT_KNOWN}
+            literal_arguments = values, tuple(name for name, value in given if value is _NOT_KNOWN)
+            words, call = tuple(self._call_as_command(node)), EngineCall(name, *literal_arguments)
             place = self._source.place
             read_as = f"Python {name}(...)"
             self._calls.append(
@@ -232,13 +236,6 @@ class _Program(ast.NodeVisitor):
                 words = [f"{flag}={_UNKNOWN}"] if value is _NOT_KNOWN else _flag_words(flag, value)
                 yield from (Word(text, offset) for text in words)
 
-    def _literal_arguments(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The arguments with literal values, and the names of the others."""
-        model = [ast.keyword("model", node.args[0])] if node.args and not _names_no_model(node.args[0]) else []
-        given = [pair for keyword in (*model, *node.keywords) for pair in self._keyword_values(keyword)]
-        values = {name: value for name, value in given if value is not _NOT_KNOWN}
-        return values, tuple(name for name, value in given if value is _NOT_KNOWN)
-
     def _keyword_values(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
         """A keyword argument, or those of `**{...}`, with `_NOT_KNOWN` for values that are not literals."""
         value = keyword.value
@@ -328,21 +325,16 @@ def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
         if flag is None:
             reading.problems.append(explain_unknown(flag_name(name), release))
         else:
-            _store_literal(reading, flag, value)
+            kind = FIELDS.get(flag.dest, "")
+            if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
+                reading.convert_and_store(flag, flag.dest, value)
+            elif kind.startswith("Mapping") and isinstance(value, int) and not isinstance(value, bool):
+                reading.store(flag, {"level": value})
+            elif _has_type(kind, value):
+                reading.store(flag, tuple(value) if isinstance(value, list) and kind.startswith("tuple") else value)
+            else:
+                reading.problem(flag.name, "bad_value", f"{flag.dest}={value!r} is not what {flag.name} takes")
     return ParsedArgs(reading.to_args(_ENGINES[call.name], {}), tuple(reading.problems))
-
-
-def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
-    """Stores a literal of an engine call under its flag, or records a `bad_value` problem."""
-    kind = FIELDS.get(flag.dest, "")
-    if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
-        reading.convert_and_store(flag, flag.dest, value)
-    elif kind.startswith("Mapping") and isinstance(value, int) and not isinstance(value, bool):
-        reading.store(flag, {"level": value})
-    elif _has_type(kind, value):
-        reading.store(flag, tuple(value) if isinstance(value, list) and kind.startswith("tuple") else value)
-    else:
-        reading.problem(flag.name, "bad_value", f"{flag.dest}={value!r} is not what {flag.name} takes")
 
 
 def _has_type(kind: str, value: Any) -> bool:

@@ -66,7 +66,16 @@ class Node:
             return {key: value.plain() for key, value in self.items()}
         if isinstance(self.values, list):
             return [item.plain() for item in self.list()]
-        return _plain_scalar(self.scalar, self.tag.rpartition(":")[2])
+        # The scalar as bool, int, float or text by its YAML kind; as text where it does not convert.
+        kind = self.tag.rpartition(":")[2]
+        if self.scalar is None:
+            return None
+        try:
+            if kind == "bool":
+                return self.scalar.lower() in ("true", "yes", "on")
+            return int(self.scalar, 0) if kind == "int" else float(self.scalar) if kind == "float" else self.scalar
+        except ValueError:
+            return self.scalar
 
     def word(self) -> Word:
         """The scalar's text with its offset; an empty text for other nodes."""
@@ -86,18 +95,6 @@ class Node:
         place = self.source.place(self.offset)
         quote = 1 if self.style in ("'", '"') else 0
         return Text(self.source.path, text, place.line, (place.column - 1 + quote,))
-
-
-def _plain_scalar(text: str | None, kind: str) -> object:
-    """The scalar as bool, int, float or text by its YAML kind; as text where it does not convert."""
-    if text is None:
-        return None
-    try:
-        if kind == "bool":
-            return text.lower() in ("true", "yes", "on")
-        return int(text, 0) if kind == "int" else float(text) if kind == "float" else text
-    except ValueError:
-        return text
 
 
 def load_nodes(source: Text) -> list[Node]:

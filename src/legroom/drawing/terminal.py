@@ -52,8 +52,10 @@ def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
     """The style of a stream, by its terminal and NO_COLOR, FORCE_COLOR, COLUMNS and TERM=dumb."""
     env = os.environ if env is None else env
     dumb = env.get("TERM") == "dumb"
+    columns = env.get("COLUMNS", "")
+    width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
     return Style(
-        width=_terminal_width(stream, env),
+        width=max(_NARROWEST, min(width, _WIDEST)),
         colour=_has_colour(stream, env, dumb),
         unicode=not dumb and _has_unicode(stream),
     )
@@ -75,13 +77,6 @@ def _has_unicode(stream: TextIO) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _terminal_width(stream: TextIO, env: Mapping[str, str]) -> int:
-    """Columns of COLUMNS or of the terminal, between the narrowest and the widest that is drawn."""
-    columns = env.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
-    return max(_NARROWEST, min(width, _WIDEST))
 
 
 def _columns_of(stream: TextIO) -> int:

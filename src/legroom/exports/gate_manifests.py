@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NAME = "gate"
 HELP = "the admission webhook: Deployment, Service, webhook configuration, certificates"
 NAME_IN_CLUSTER = "legroom-gate"
+_SELECTOR = {"app.kubernetes.io/name": NAME_IN_CLUSTER}
+"""The label of every object of the gate, by which its pods are found."""
 _PORT = 9443
 _USER = 65532
 """`nonroot` of the usual minimal images."""
@@ -99,13 +101,13 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     own, about = _self_signed_certificates(options, namespace), _metadata(namespace)
     no_token = Commented("It asks the API server for nothing, and has no rights.", False)
     ports = [{"name": "https", "port": 443, "targetPort": "https"}]
-    budget = {"maxUnavailable": 1, "selector": {"matchLabels": _gate_labels()}}
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": _SELECTOR}}
     documents = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {_LABEL: "off"}}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about, "automountServiceAccountToken": no_token},
         *(_tls_secret(namespace, own[1]) if own else _cert_manager_objects(namespace)),
         _deployment(options, namespace),
-        manifest("v1", "Service", about, {"selector": _gate_labels(), "ports": ports}),
+        manifest("v1", "Service", about, {"selector": _SELECTOR, "ports": ports}),
         manifest("policy/v1", "PodDisruptionBudget", about, budget),
         _network_policy(namespace),
     ]
@@ -149,11 +151,7 @@ def gate_dns_names(namespace: str) -> tuple[str, ...]:
 
 
 def _metadata(namespace: str, name: str = NAME_IN_CLUSTER) -> dict[str, Any]:
-    return {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": NAME_IN_CLUSTER}}
-
-
-def _gate_labels() -> dict[str, str]:
-    return {"app.kubernetes.io/name": NAME_IN_CLUSTER}
+    return {"name": name, "namespace": namespace, "labels": _SELECTOR}
 
 
 def _tls_secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
@@ -183,7 +181,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": _gate_labels()},
+        "labelSelector": {"matchLabels": _SELECTOR},
     }
     pod = {
         "serviceAccountName": NAME_IN_CLUSTER,
@@ -208,8 +206,8 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     spec = {
         "replicas": options["replicas"],
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "selector": {"matchLabels": _gate_labels()},
-        "template": {"metadata": {"labels": _gate_labels(), "annotations": scrape}, "spec": pod},
+        "selector": {"matchLabels": _SELECTOR},
+        "template": {"metadata": {"labels": _SELECTOR, "annotations": scrape}, "spec": pod},
     }
     return manifest("apps/v1", "Deployment", _metadata(namespace), spec)
 
@@ -251,7 +249,7 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
 def _network_policy(namespace: str) -> dict[str, Any]:
     """A NetworkPolicy that allows ingress to the webhook's port from anywhere and no egress."""
     spec = {
-        "podSelector": {"matchLabels": _gate_labels()},
+        "podSelector": {"matchLabels": _SELECTOR},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": Commented(
             "API servers have no labels to name them by; what they send is all that is answered.",
@@ -264,7 +262,7 @@ def _network_policy(namespace: str) -> dict[str, Any]:
 
 def _webhook_config(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
     """The ValidatingWebhookConfiguration; namespace labels choose between enforcing and warning."""
-    metadata: dict[str, Any] = {"name": NAME_IN_CLUSTER, "labels": _gate_labels()}
+    metadata: dict[str, Any] = {"name": NAME_IN_CLUSTER, "labels": _SELECTOR}
     if authority is None:
         metadata["annotations"] = {"cert-manager.io/inject-ca-from": f"{namespace}/{NAME_IN_CLUSTER}"}
     other = "warn" if options["mode"] == "enforce" else "enforce"

@@ -1,13 +1,14 @@
-"""Fields of vLLM's config classes, interfaces of its model classes, names it knows. Data: `tools/import_vllm.py`."""
+"""vLLM's config classes, model interfaces, names and attention backends, by release. Data: `tools/import_vllm.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from legroom.facts import DATA_FOLDER, read_data
 from legroom.facts.releases import Release
+from legroom.records import dataclass
 
 
 @cache
@@ -61,3 +62,127 @@ def accepted_quantizations(kind: str, release: Release) -> tuple[str, ...] | Non
     """Values of --quantization that a kind of checkpoint accepts, () for every value; None where not known."""
     row = release_facts("quantization_overrides", release).get(kind)
     return None if row is None else () if row["every_flag"] else tuple(row["flags"])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNeeds:
+    """What one attention layer asks of a backend: vLLM's AttentionSelectorConfig."""
+
+    head_size: int
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int | None = None
+    """As given by --block-size."""
+    mla: bool = False
+    sparse: bool = False
+    sinks: bool = False
+    mm_prefix: bool = False
+    attention_type: str = "decoder"
+    sliding_window: bool = False
+    kv_connector: bool = False
+    prefill_context_parallel: bool = False
+    decode_context_parallel: bool = False
+    shape: str = ""
+    """The shape of latent attention: deepseek, glm, small, no_rope."""
+
+
+_SWITCHES = {
+    "mm_prefix": "partial multimodal token full attention not supported",
+    "sinks": "attention sinks not supported",
+    "sliding_window": "sliding window not supported",
+    "kv_connector": "KV connector not supported",
+    "prefill_context_parallel": "PCP not supported",
+    "decode_context_parallel": "DCP not supported",
+}
+
+
+@dataclass(frozen=True)
+class BackendTable:
+    """The attention backends of one release on cards of one compute capability."""
+
+    facts: Mapping[str, Any]
+    capability: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every attention backend in the table, whether or not it runs on the card."""
+        return tuple(self.facts["backends"])
+
+    def in_order(self, needs: LayerNeeds) -> tuple[str, ...]:
+        """The backends that vLLM tries, the preferred first."""
+        kind = "mla" if needs.mla else "mm_prefix" if needs.mm_prefix else "plain"
+        return tuple(self._group_of_card(self.facts["order"].get(kind, self.facts["order"]["plain"])))
+
+    def reasons_against(self, name: str, needs: LayerNeeds) -> list[str]:
+        """Why a backend does not take the layer, in vLLM's words; empty where it does."""
+        return list(
+            self._reasons_of_backend(
+                {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}, needs
+            )
+        )
+
+    def runs(self, name: str) -> bool:
+        """Whether a backend has kernels for the card."""
+        return bool(self._value_for_card(self.facts["backends"][name]["runs"]))
+
+    def shares_contexts(self, name: str) -> bool:
+        """Whether a backend supports decode context parallelism; True where the facts do not say."""
+        return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
+
+    def masks_images(self, name: str) -> bool:
+        """Whether a backend lets the tokens of one image see each other."""
+        return bool(self._value_for_card(self.facts["backends"][name]["mm_prefix"]))
+
+    def _reasons_of_backend(self, backend: Mapping[str, Any], needs: LayerNeeds) -> Iterator[str]:
+        """Why a backend cannot serve the layer, in vLLM's own phrases; nothing where it can."""
+        if not any(
+            first <= needs.head_size <= last and not (needs.head_size - first) % step
+            for first, last, step in backend["head_sizes"]
+        ):
+            yield "head_size not supported"
+        if needs.dtype not in backend["dtypes"]:
+            yield "dtype not supported"
+        if needs.kv_cache_dtype not in backend["kv_cache_dtypes"]:
+            yield "kv_cache_dtype not supported"
+        if needs.block_size is not None and needs.block_size % backend["block_sizes"][0]:
+            yield "block_size not supported"
+        for key, name in (("mla", "MLA"), ("sparse", "sparse")):
+            wanted = getattr(needs, key)
+            if wanted != backend[key]:
+                yield f"{name} not supported" if wanted else f"non-{name} not supported"
+        if not backend["runs"]:
+            yield "compute capability not supported"
+        if needs.attention_type not in backend["attention_types"]:
+            yield f"attention type {needs.attention_type} not supported"
+        for key, reason in _SWITCHES.items():
+            # Releases without the question have no backend with prefill context parallelism.
+            unable = backend[key] is False or (key == "prefill_context_parallel" and not backend[key])
+            if getattr(needs, key) and unable:
+                yield reason
+        for row in backend["refused_combinations"]:
+            if _row_applies(row, needs):
+                yield row["reason"]
+
+    def _value_for_card(self, entry: Any) -> Any:
+        """The entry itself, or the value for this compute capability where the entry is grouped by capability."""
+        return self._group_of_card(entry["of"]) if isinstance(entry, dict) else entry
+
+    def _group_of_card(self, groups: list[list[Any]]) -> Any:
+        """The value of the group that lists this compute capability."""
+        return next(value for capabilities, value in groups if self.capability in capabilities)
+
+
+def _row_applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
+    """Whether a refused combination covers the layer: shape, sinks, mm_prefix, head size and KV cache dtype."""
+    same = row["shape"] == needs.shape and row["sinks"] == needs.sinks and row["mm_prefix"] == needs.mm_prefix
+    heads, dtypes = row["head_sizes"], row["kv_cache_dtypes"]
+    return same and (not heads or needs.head_size in heads) and (not dtypes or needs.kv_cache_dtype in dtypes)
+
+
+@cache
+def backend_table(release: Release, capability: tuple[int, int]) -> BackendTable | None:
+    """The table of the newest release up to this one; None where neither the release nor the card was asked."""
+    facts = release_facts("attention_backends", release)
+    card = f"{capability[0]}.{capability[1]}"
+    known = {name for cards, _ in next(iter(facts["order"].values())) for name in cards} if facts else set()
+    return BackendTable(facts, card) if card in known else None

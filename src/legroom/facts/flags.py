@@ -66,10 +66,6 @@ class FlagAdvice:
     renamed: bool = False
 
 
-def _flag_entries() -> Any:
-    return read_data("flags.json")["flags"]
-
-
 def _is_in_spans(spans: list[list[int]], release: Release) -> bool:
     """Whether a span of release indexes, both ends included, holds the release."""
     return any(first <= release.index <= last for first, last in spans)
@@ -88,7 +84,7 @@ _shared_flag = cache(Flag)
 def flags_of(release: Release) -> dict[str, Flag]:
     """Every flag that a release's server accepts, by its long name and by each short name."""
     table: dict[str, Flag] = {}
-    for name, entry in _flag_entries().items():
+    for name, entry in read_data("flags.json")["flags"].items():
         if not _is_in_spans(entry["in"], release):
             continue
         short_names = tuple(entry.get("aliases", ()))
@@ -104,7 +100,7 @@ def flags_of(release: Release) -> dict[str, Flag]:
 
 def flag_history(name: str) -> FlagHistory | None:
     """The releases that have a flag; None for a name that no known release has."""
-    entry = _flag_entries().get(name)
+    entry = read_data("flags.json")["flags"].get(name)
     return FlagHistory(name, _release_ranges(entry["in"])) if entry else None
 
 
@@ -116,7 +112,7 @@ def _release_ranges(spans: list[list[int]]) -> tuple[tuple[str, str], ...]:
 
 def flag_kind_ever(name: str) -> Kind | None:
     """The value kind of a flag in the last release that has it."""
-    entry = _flag_entries().get(name)
+    entry = read_data("flags.json")["flags"].get(name)
     return entry["kinds"][-1][2] if entry else None
 
 
@@ -124,7 +120,7 @@ def flag_kind_ever(name: str) -> Kind | None:
 def flags_ever() -> dict[str, Flag]:
     """Every flag of any known release, in its last form, by its long name and each short name."""
     table: dict[str, Flag] = {}
-    for name, entry in _flag_entries().items():
+    for name, entry in read_data("flags.json")["flags"].items():
         short_names = tuple(entry.get("aliases", ()))
         flag = Flag(name, _entry_dest(name, entry), entry["kinds"][-1][2], short_names)
         table |= dict.fromkeys((name, *short_names), flag)
@@ -171,7 +167,7 @@ def advice(name: str) -> FlagAdvice | None:
 
 def all_flag_names() -> tuple[str, ...]:
     """Every flag of any known release."""
-    return tuple(_flag_entries())
+    return tuple(read_data("flags.json")["flags"])
 
 
 def env_default(name: str, release: Release) -> Any:

@@ -1,4 +1,6 @@
-"""GPUs: the total that CUDA reports, bandwidth, compute capability, price. Data in `data/gpus.json`, `prices.json`.
+"""GPUs: the total that CUDA reports, bandwidth, compute capability, price; and the GPU that a node's labels name.
+
+Data in `data/gpus.json`, `prices.json` and `node_labels.json`.
 
 `gpu("h100")` accepts every usual spelling. A name that several cards share means the smallest of them and carries a
 `note`; an unknown name is an error with the nearest names.
@@ -123,7 +125,7 @@ def gpu(name: str) -> Gpu:
 
 def other_platform(text: str) -> str:
     """The accelerators of vLLM's hardware plugins that a card's name, an image or a resource names; else empty."""
-    named = _gpu_data()["other_platforms"].items()
+    named = read_data("gpus.json")["other_platforms"].items()
     return next((name for name, words in named if re.search(rf"(?<![a-z])({words})(?![a-z])", text, re.IGNORECASE)), "")
 
 
@@ -151,13 +153,14 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
 
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
-    return tuple(_gpu_of_entry(entry) for entry in _gpu_data()["gpus"])
+    return tuple(_gpu_of_entry(entry) for entry in read_data("gpus.json")["gpus"])
 
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
     """The short names of each GPU that `--gpu` accepts."""
     return {
-        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _gpu_data()["gpus"]
+        entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"])
+        for entry in read_data("gpus.json")["gpus"]
     }
 
 
@@ -175,8 +178,8 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 def _exactly_named(name: str) -> Gpu | None:
     """The card of an exactly spelled name, without building the index of all spellings."""
     wanted = name.strip().lower()
-    known, note, larger = _gpu_data()["ambiguous"].get(wanted, (wanted, "", ""))
-    for entry in _gpu_data()["gpus"]:
+    known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
+    for entry in read_data("gpus.json")["gpus"]:
         if entry["name"] == known or entry["name"].lower() == known or known in entry["aliases"]:
             return _gpu_of_entry(entry, note, larger)
     return None
@@ -217,7 +220,9 @@ def _card_of_size(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
-    known = _gpu_data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")  # the only card with this total in logs
+    known = read_data("gpus.json")["logged_totals"].get(
+        f"{total_bytes / GIB:.2f}"
+    )  # the only card with this total in logs
     if known and (card := _exactly_named(known)):
         note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
         return replace(with_total(card, total_bytes), note=note)
@@ -230,19 +235,15 @@ def _check_size(total_bytes: int, text: str) -> None:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 
 
-def _gpu_data() -> Any:
-    return read_data("gpus.json")
-
-
 @lru_cache(maxsize=1)
 def _cards_by_name() -> dict[str, tuple[Mapping[str, Any], str, str]]:
     """Normalized name -> the card's entry, and the note and the larger card of an ambiguous name."""
     index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
-    by_name = {entry["name"]: entry for entry in _gpu_data()["gpus"]}
+    by_name = {entry["name"]: entry for entry in read_data("gpus.json")["gpus"]}
     for entry in by_name.values():
         for alias in (entry["name"], *entry["aliases"]):
             index.setdefault(_normalized_name(alias), (entry, "", ""))
-    for alias, (name, note, larger) in _gpu_data()["ambiguous"].items():
+    for alias, (name, note, larger) in read_data("gpus.json")["ambiguous"].items():
         index[_normalized_name(alias)] = (by_name[name], note, larger)
     return index
 
@@ -287,3 +288,77 @@ class GpuPrice:
 def list_prices() -> dict[str, GpuPrice]:
     """List prices by GPU name."""
     return {entry["gpu"]: GpuPrice(**entry) for entry in read_data("prices.json")["prices"]}
+
+
+GPU_ANNOTATION = "legroom/gpu"
+"""An annotation that names the GPU, where no node label does."""
+_MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
+
+
+def gpu_of_labels(labels: Mapping[str, str]) -> str:
+    """The GPU that a set of labels names, as `--gpu` takes it; empty where none does."""
+    data = read_data("node_labels.json")
+    profile = next((labels[row["label"]] for row in data["mig_profile"] if labels.get(row["label"])), "")
+    for row in data["product"]:
+        if name := _gpu_of_product(labels.get(row["label"], ""), profile):
+            return name
+    for row in data["instance_type"]:
+        if name := _gpu_of_instance_type(labels.get(row["label"], "")):
+            return name
+    for row in data["memory_mib"]:
+        if (text := labels.get(row["label"], "")).isdecimal():
+            return f"{int(text[:9])}MiB"
+    return ""
+
+
+def gpu_of_resource(resource: str) -> str:
+    """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb`; empty for a whole card. Of two cards with a slice
+    of that name, the smaller one is returned."""
+    profile = _MIG_RESOURCE.fullmatch(resource)
+    return read_data("node_labels.json")["mig_resource_cards"].get(profile[1], "") if profile else ""
+
+
+def gpu_of_profile(profile: str) -> str:
+    """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty for an unknown profile."""
+    for row in read_data("node_labels.json")["profile_prefixes"]:
+        if profile.startswith(row["prefix"]):
+            return _gpu_of_product(profile.removeprefix(row["prefix"]), "")
+    return ""
+
+
+def naming_labels() -> tuple[str, ...]:
+    """Every label that can name a GPU, the most specific first."""
+    data = read_data("node_labels.json")
+    kinds = ("product", "instance_type", "memory_mib", "mig_profile")
+    return tuple(row["label"] for kind in kinds for row in data[kind])
+
+
+def _gpu_of_product(value: str, profile: str) -> str:
+    """The GPU that a product label's value names, with its MIG profile where given; empty where unknown."""
+    if not value:
+        return ""
+    known = read_data("node_labels.json")["products"].get(value, "")
+    dropped = read_data("node_labels.json")["name_words_dropped"]
+    words = [word for word in re.split(r"[-_ ]", value) if word.lower() not in dropped]
+    for name in (known, value, "-".join(words)):
+        if name and _is_known_gpu(whole := f"{name} mig {profile}" if profile else name):
+            return whole
+    return ""
+
+
+def _gpu_of_instance_type(value: str) -> str:
+    """The GPU of a cloud's instance type; empty where unknown."""
+    name = value.lower()
+    for row in read_data("node_labels.json")["instances"] if name else ():
+        if re.fullmatch(row["pattern"], name):
+            return str(row["gpu"])
+    return ""
+
+
+@cache
+def _is_known_gpu(name: str) -> bool:
+    try:
+        gpu(name)
+    except LegroomError:
+        return False
+    return True

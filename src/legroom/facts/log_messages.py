@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from legroom.facts import read_data
 from legroom.records import dataclass
@@ -110,24 +110,20 @@ def message_patterns() -> tuple[MessagePattern, ...]:
         MessagePattern(
             entry["id"], entry["role"], tuple(entry["marks"]), entry.get("pattern"), entry.get("phase") or None
         )
-        for entry in _evidence_data()["messages"]
+        for entry in read_data("evidence.json")["messages"]
     )
 
 
 @cache
 def message_openings() -> tuple[str, ...]:
     """The first words of the errors that decide a diagnosis, with `#` for every number."""
-    return tuple(_evidence_data()["openings"])
+    return tuple(read_data("evidence.json")["openings"])
 
 
 @cache
 def oom_parts() -> OomParts:
     """The patterns of the figures and of the process in torch's out-of-memory message."""
-    return OomParts(tuple(_evidence_data()["oom_parts"]), _evidence_data()["oom_process"])
-
-
-def _evidence_data() -> Any:
-    return read_data("evidence.json")
+    return OomParts(tuple(read_data("evidence.json")["oom_parts"]), read_data("evidence.json")["oom_process"])
 
 
 def trainer_setting(line: str) -> str | None:

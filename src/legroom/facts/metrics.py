@@ -251,7 +251,12 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
             return str(instead)
     if any(colon + ending in all_exposed_names() for ending in ("", "_total", "_info", "_bucket")):
         return None  # a name of another release: a similarly spelled one measures something else
-    return _closest_spelling(colon, known)
+    # The known series of most similar spelling; None where none is similar.
+    import difflib
+
+    candidates = sorted(series for series in known if not series.endswith("_created"))
+    matches = difflib.get_close_matches(colon, candidates, n=1, cutoff=0.8)
+    return matches[0] if matches else None
 
 
 def _name_in_release(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
@@ -266,12 +271,3 @@ def _name_in_release(name: str, ending: str, release: Release, engine: str | Non
             with_ending = series.removesuffix("_total") + ending
             return with_ending if with_ending in known else series
     return None
-
-
-def _closest_spelling(name: str, known: frozenset[str]) -> str | None:
-    """The known series of most similar spelling; None where none is similar."""
-    import difflib  # only where a name was wrong
-
-    candidates = sorted(series for series in known if not series.endswith("_created"))
-    matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.8)
-    return matches[0] if matches else None

@@ -16,7 +16,7 @@ from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
 from legroom.facts.model import Model, Quantization
-from legroom.isolation import Isolation, isolation
+from legroom.isolation import isolation
 
 
 def load(
@@ -35,13 +35,17 @@ def load(
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
     if limits := isolation():
-        return _load_without_files(text, limits, overrides)
+        # The model of a request that may read neither files nor the Hub: the caller's config or a bundled
+        # one.
+        given = limits.models.get(text)
+        brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
+        return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
-    if _path_exists(path):
+    if path_exists(path):
         return _from_path(path, overrides)
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
-    if _looks_like_a_path(text):
+    if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
         raise LegroomError(f"there is no file or folder {text}", f"check the path; {_near(text)}".rstrip("; "))
@@ -95,13 +99,6 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
         inside = isinstance(inner, Mapping) and isinstance(value, Mapping) and key.endswith("_config")
         changed[key] = overridden(inner, value) if inside and isinstance(inner, Mapping) else value
     return changed
-
-
-def _load_without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a request that may read neither files nor the Hub: the caller's config or a bundled one."""
-    given = limits.models.get(text)
-    brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
-    return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
 
 
 @lru_cache(maxsize=64)
@@ -160,15 +157,12 @@ def _near(name: str) -> str:
     return f"nearest bundled: {', '.join(nearest(name))}" if nearest(name) else ""
 
 
-def _path_exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
+    """Whether the file exists; False for a text too long for a name, or with a zero byte."""
     try:
         return path.exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
-
-
-def _looks_like_a_path(text: str) -> bool:
-    return text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1
 
 
 def is_hub_id(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What each vLLM release supports: GPU generations, CUDA and driver of its wheels, and quantization methods."""
+"""What each vLLM release supports: GPU generations, CUDA and driver of its wheels, quantization methods, sleep mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from functools import cache
 from typing import Any, Literal
 
 from legroom.facts import read_data
+from legroom.facts.fit import by_release
+from legroom.facts.gpus import Gpu
 from legroom.facts.releases import Release, release
+from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 
 
@@ -93,10 +96,6 @@ class QuantizationMethod:
     """With an unquantized checkpoint: quantizes while loading, lacks its config file, or its config class raises."""
 
 
-def _method_data() -> Any:
-    return read_data("quantization_methods.json")
-
-
 def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
     """The last of rows [first release, ...] that applies to a release."""
     begun = [row for row in rows if release.at_least(row[0])]
@@ -105,7 +104,7 @@ def _row_of_release(rows: Sequence[Sequence[Any]], release: Release) -> Sequence
 
 def quantization_method(name: str, release: Release) -> QuantizationMethod | None:
     """A method as the release has it; None where it has none of that name."""
-    row = _row_of_release(_method_data()["methods"].get(name, ()), release)
+    row = _row_of_release(read_data("quantization_methods.json")["methods"].get(name, ()), release)
     if row is None or row[1] is None:
         return None
     return QuantizationMethod(name, row[1], tuple(row[2]), row[3])
@@ -113,28 +112,79 @@ def quantization_method(name: str, release: Release) -> QuantizationMethod | Non
 
 def quantization_methods(release: Release) -> tuple[str, ...]:
     """Every value that the release accepts for --quantization."""
-    return tuple(name for name in _method_data()["methods"] if quantization_method(name, release))
+    return tuple(
+        name for name in read_data("quantization_methods.json")["methods"] if quantization_method(name, release)
+    )
 
 
 def plugin_of(name: str, release: Release) -> str | None:
     """The package that provides a method which an earlier release had built in."""
-    since, package = _method_data()["plugins"].get(name, (None, ""))
+    since, package = read_data("quantization_methods.json")["plugins"].get(name, (None, ""))
     return str(package) if since and release.at_least(since) else None
 
 
 def is_deprecated(name: str, release: Release) -> bool:
     """Whether the method needs --allow-deprecated-quantization."""
-    span = _method_data()["deprecated"].get(name)
+    span = read_data("quantization_methods.json")["deprecated"].get(name)
     return bool(span) and release.within(span[0], span[1])
 
 
 def amd_methods(release: Release) -> tuple[str, ...] | None:
     """The methods that run on AMD cards; None where the release does not check."""
-    row = _row_of_release(_method_data()["amd"], release)
+    row = _row_of_release(read_data("quantization_methods.json")["amd"], release)
     return tuple(row[1]) if row else None
 
 
 def scheme_capability(scheme: str, release: Release) -> int | None:
     """Ten times the lowest compute capability for a compressed-tensors scheme; None where the release lacks it."""
-    row = _row_of_release(_method_data()["schemes"][scheme], release)
+    row = _row_of_release(read_data("quantization_methods.json")["schemes"][scheme], release)
     return int(row[1]) if row else None
+
+
+FLAG = "--enable-sleep-mode"
+ENDPOINTS_SWITCH = "VLLM_SERVER_DEV_MODE"
+"""Set to 1, `vllm serve` answers /sleep, /wake_up and /is_sleeping."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepRules:
+    """What leaves the card during sleep in one release. Data in `data/sleep.json`."""
+
+    buffers_saved: bool
+    """Level 2 copies the model's buffers to the host."""
+    sampler_pooled: bool
+    """The sampler tables of model runner V2 are allocated in the pool of the weights."""
+    runtime_offloaded: bool
+    """Block tables and input buffers leave the card."""
+    scratch_discarded: bool
+    """The experts' workspace leaves the card."""
+    graphs_flag: str | None
+    """The flag that frees CUDA graphs; None where the release has none."""
+    communication_flag: str | None
+    """The flag that frees NCCL buffers; None where the release has none."""
+
+
+def sleep_rules(version: str) -> SleepRules | None:
+    """The rules of a release; None where it has no sleep mode."""
+    data, release = read_data("sleep.json"), known_release(version)
+    if release.before(first_release_with_sleep()):
+        return None
+    row = {name: value for name, value in by_release(data["releases"], version).items() if name in _SWITCHES}
+    flags: dict[str, Any] = {
+        name: data[name]["name"] if release.at_least(data[name]["since"]) else None for name in _FLAGS
+    }
+    return SleepRules(**row, **flags)
+
+
+_SWITCHES = ("buffers_saved", "sampler_pooled", "runtime_offloaded", "scratch_discarded")
+_FLAGS = ("graphs_flag", "communication_flag")
+
+
+def first_release_with_sleep() -> str:
+    return str(read_data("sleep.json")["releases"][0]["since"])
+
+
+def host_bandwidth_bytes_s(gpu: Gpu) -> float:
+    """The usual copy speed from pinned host memory to this card."""
+    speeds = read_data("sleep.json")["host_bandwidth_gb_s"]
+    return float(speeds["by_capability"].get(str(gpu.compute_capability[0]), speeds["unknown"]) * 10**9)

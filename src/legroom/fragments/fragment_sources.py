@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.fragments.allocator_reading import AllocatorReading, KvSlots
+from legroom.fragments.fragment_report import AllocatorReading, KvSlots
 from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
 from legroom.memory.allocator_replay import RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings

@@ -17,7 +17,7 @@ from typing import Any
 
 from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
 from legroom.errors import LegroomError
-from legroom.fragments.allocator_reading import AllocatorReading, CallSite
+from legroom.fragments.fragment_report import AllocatorReading, CallSite
 from legroom.memory.allocator_replay import AllocatorEvent, AllocatorHistory, RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass
@@ -148,26 +148,21 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         hint = "write one with torch.cuda.memory._dump_snapshot"
         raise NotPlainData("the pickle is no memory snapshot of torch", hint)
     try:
-        _check_entries(document)
+        traces = document.get("device_traces")
+        lists = traces if isinstance(traces, list) else []
+        count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
+        for segment in _checked_entries(document["segments"]):
+            count += 1 + len(segment["blocks"])
+            if count > MAX_ENTRIES:
+                break
+        if count > MAX_ENTRIES:
+            raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
         readings = [_device_reading(document, device, segments) for device, segments in _segments_by_device(document)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
         raise LegroomError("the memory snapshot has no segment", "torch had reserved nothing when it was taken")
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
-
-
-def _check_entries(document: Mapping[str, Any]) -> None:
-    """Refuses snapshots with too many entries before any list is walked."""
-    traces = document.get("device_traces")
-    lists = traces if isinstance(traces, list) else []
-    count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
-    for segment in _checked_entries(document["segments"]):
-        count += 1 + len(segment["blocks"])
-        if count > MAX_ENTRIES:
-            break
-    if count > MAX_ENTRIES:
-        raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
 
 
 def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
@@ -215,7 +210,18 @@ def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapp
     for segment in sorted(raw, key=lambda entry: _size_or_zero(entry["address"])):
         segments.append(_read_segment(segment, live))
     settings = _allocator_settings(document.get("allocator_settings"), segments)
-    state = _allocator_state(segments, live, settings)
+    private = [segment for segment in segments if segment.pool]
+    state = AllocatorState(
+        allocated_bytes=sum(block.size for block in live),
+        reserved_bytes=sum(segment.size_bytes for segment in segments),
+        inactive_split_bytes=sum(s.size_bytes - s.allocated_bytes for s in segments if s.allocated_bytes),
+        largest_free_bytes=max((s.largest_free_bytes for s in segments if not s.pool), default=0),
+        private_pool_bytes=sum(segment.size_bytes for segment in private),
+        private_free_bytes=sum(segment.size_bytes - segment.allocated_bytes for segment in private),
+        settings=settings.as_text() or None,
+        has_expandable_segments=settings.expandable_segments,
+        segments=tuple(segments),
+    )
     traces = document.get("device_traces") or []
     trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
     history, refused = _allocator_history(trace, live, state, settings)
@@ -257,23 +263,6 @@ def _read_segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> Allocat
         segment.get("segment_type") == "small",
         bool(segment.get("is_expandable", False)),
         tuple(blocks),
-    )
-
-
-def _allocator_state(
-    segments: Sequence[AllocatorSegment], live: Sequence[_LiveBlock], settings: AllocatorSettings
-) -> AllocatorState:
-    private = [segment for segment in segments if segment.pool]
-    return AllocatorState(
-        allocated_bytes=sum(block.size for block in live),
-        reserved_bytes=sum(segment.size_bytes for segment in segments),
-        inactive_split_bytes=sum(s.size_bytes - s.allocated_bytes for s in segments if s.allocated_bytes),
-        largest_free_bytes=max((s.largest_free_bytes for s in segments if not s.pool), default=0),
-        private_pool_bytes=sum(segment.size_bytes for segment in private),
-        private_free_bytes=sum(segment.size_bytes - segment.allocated_bytes for segment in private),
-        settings=settings.as_text() or None,
-        has_expandable_segments=settings.expandable_segments,
-        segments=tuple(segments),
     )
 
 

@@ -27,8 +27,7 @@ from legroom.gate.admission_review import (
     review_response,
     startup_fields,
 )
-from legroom.gate.verdict import Verdict
-from legroom.gate.verdict_cache import CacheOptions, NoVerdict, VerdictCache
+from legroom.gate.verdict import CacheOptions, NoVerdict, VerdictCache
 from legroom.records import dataclass
 from legroom.web.uvicorn_server import serve_asgi
 
@@ -224,31 +223,26 @@ class GateApp:
             return self._fail_open(request, "error")
         if not verdict.is_searched:
             self._metrics.answered_before_search.inc()
-        return _verdict_response(request.uid, verdict, mode)
+        sentences = verdict.sentences
+        if not verdict.is_searched and not verdict.has_fixes:
+            sentences = (*sentences, _BEING_SEARCHED)
+        match verdict.outcome:
+            case "does_not_fit" if mode == "enforce":
+                return "refused", review_response(request.uid, False, " ".join(sentences))
+            case "does_not_fit":
+                return "would_refuse", review_response(request.uid, True, warnings=sentences)
+            case "not_understood":
+                return "not_understood", review_response(request.uid, True, warnings=sentences)
+            case "tight":
+                return "warned", review_response(request.uid, True, warnings=sentences)
+            case outcome:
+                return "no_server" if outcome == "no_server" else "allowed", review_response(request.uid, True)
 
     def _fail_open(self, request: AdmissionRequest, reason: str) -> tuple[str, bytes]:
         """Admit an object that got no verdict, with the reason as a warning."""
         self._metrics.failed_open.labels(reason).inc()
         warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
         return "failed_open", review_response(request.uid, True, warnings=[warning])
-
-
-def _verdict_response(uid: str, verdict: Verdict, mode: Mode) -> tuple[str, bytes]:
-    """The outcome's label for the metrics and the AdmissionReview response body."""
-    sentences = verdict.sentences
-    if not verdict.is_searched and not verdict.has_fixes:
-        sentences = (*sentences, _BEING_SEARCHED)
-    match verdict.outcome:
-        case "does_not_fit" if mode == "enforce":
-            return "refused", review_response(uid, False, " ".join(sentences))
-        case "does_not_fit":
-            return "would_refuse", review_response(uid, True, warnings=sentences)
-        case "not_understood":
-            return "not_understood", review_response(uid, True, warnings=sentences)
-        case "tight":
-            return "warned", review_response(uid, True, warnings=sentences)
-        case outcome:
-            return "no_server" if outcome == "no_server" else "allowed", review_response(uid, True)
 
 
 async def _respond(send: Send, status: int, body: bytes, media_type: bytes = b"text/plain; charset=utf-8") -> None:

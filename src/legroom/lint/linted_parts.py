@@ -115,7 +115,16 @@ def _linted_part(part: FilePart) -> LintedPart | None:
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
-        return _linted_json(part)
+        # A Grafana dashboard's queries, or the part as YAML where it holds documents; else why nothing is
+        # linted.
+        expressions = dashboard_expressions(part.source)
+        if expressions is None:
+            if part.documents:
+                return _linted_yaml(part)
+            return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
+        if not any("vllm" in expression.text for expression in expressions):
+            return LintedPart(nothing="a dashboard without any vLLM metric")
+        return LintedPart((*part.subjects, *expressions), is_monitoring=True)
     if part.kind == "yaml":
         return _linted_yaml(part)
     if part.kind == "promql":
@@ -125,18 +134,6 @@ def _linted_part(part: FilePart) -> LintedPart | None:
     if part.kind == "document":
         return LintedPart(part.subjects)
     return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
-
-
-def _linted_json(part: FilePart) -> LintedPart:
-    """A Grafana dashboard's queries, or the part as YAML where it holds documents; else why nothing is linted."""
-    expressions = dashboard_expressions(part.source)
-    if expressions is None:
-        if part.documents:
-            return _linted_yaml(part)
-        return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
-    if not any("vllm" in expression.text for expression in expressions):
-        return LintedPart(nothing="a dashboard without any vLLM metric")
-    return LintedPart((*part.subjects, *expressions), is_monitoring=True)
 
 
 def _linted_yaml(part: FilePart) -> LintedPart:

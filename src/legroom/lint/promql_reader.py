@@ -132,22 +132,17 @@ def comparisons(expression: str) -> Iterator[Comparison]:
             yield Comparison(token.text, _number_of_token(after[0]), after[0].offset, scaled)
         elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
+            texts = (token.text for token in stream[i + 1 :])
             yield Comparison(
                 _REVERSED.get(token.text, token.text),
                 _number_of_token(number),
                 number.offset,
-                _has_arithmetic(stream[i + 1 :]),
+                any(text in _ARITHMETIC for text in takewhile(lambda text: text not in _SET_OPERATORS, texts)),
             )
 
 
 def _number_of_token(token: Token) -> float:
     return float(int(token.text, 0)) if token.text.lower().startswith("0x") else float(token.text)
-
-
-def _has_arithmetic(stream: tuple[Token, ...]) -> bool:
-    """Whether an arithmetic operator comes before the first `and`, `or` or `unless`."""
-    texts = (token.text for token in stream)
-    return any(text in _ARITHMETIC for text in takewhile(lambda text: text not in _SET_OPERATORS, texts))
 
 
 NO_LEVEL = frozenset(
@@ -209,7 +204,13 @@ def operands(expression: str) -> Iterator[Operand]:
     pending = [tokens(expression)]
     while pending:
         stream = _without_parentheses(pending.pop())
-        pieces = _split_at_set_operators(stream)
+        pieces, first, depth = [], 0, 0
+        for i, token in enumerate(stream):
+            depth += _DEPTH.get(token.text, 0)
+            if depth == 0 and token.kind == "name" and token.text.lower() in _SET_OPERATORS:
+                pieces.append(stream[first:i])
+                first = i + 1
+        pieces = [*pieces, stream[first:]]
         if len(pieces) > 1:
             pending += reversed(pieces)
         elif stream:
@@ -227,17 +228,6 @@ def _without_parentheses(stream: tuple[Token, ...]) -> tuple[Token, ...]:
         else:
             break
     return stream
-
-
-def _split_at_set_operators(stream: tuple[Token, ...]) -> list[tuple[Token, ...]]:
-    """The operands of `and`, `or` and `unless` outside brackets."""
-    pieces, first, depth = [], 0, 0
-    for i, token in enumerate(stream):
-        depth += _DEPTH.get(token.text, 0)
-        if depth == 0 and token.kind == "name" and token.text.lower() in _SET_OPERATORS:
-            pieces.append(stream[first:i])
-            first = i + 1
-    return [*pieces, stream[first:]]
 
 
 def _functions(stream: tuple[Token, ...]) -> Iterator[str]:

@@ -285,8 +285,7 @@ def search_catalog(
     lang: Language = "en",
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search, search_json
+    from legroom.explain.catalog_entries import entries, search, search_json
 
     return search_json(query, search(query, entries(), limit), lang)  # type: ignore[return-value]
 

@@ -52,7 +52,15 @@ def replay_serves_request(
         for address, size, stream in history.first:
             live[address] = allocator.allocate(size, stream)
         for event in history.events[:last]:
-            _apply(allocator, live, event)
+            # Repeats one recorded event on the allocator; `live` maps recorded addresses to blocks.
+            if event.action == "allocate":
+                live[event.address] = allocator.allocate(event.size_bytes, event.stream)
+            elif event.action == "free":
+                block = live.pop(event.address, None)
+                if block is not None:
+                    allocator.free(block)
+            elif event.action == "empty_cache":
+                allocator.empty_cache()
     except RequestRefused:
         return None
     request = history.events[last]
@@ -61,18 +69,6 @@ def replay_serves_request(
     except RequestRefused:
         return False
     return True
-
-
-def _apply(allocator: CachingAllocator, live: dict[int, Block], event: AllocatorEvent) -> None:
-    """Repeats one recorded event on the allocator; `live` maps recorded addresses to blocks."""
-    if event.action == "allocate":
-        live[event.address] = allocator.allocate(event.size_bytes, event.stream)
-    elif event.action == "free":
-        block = live.pop(event.address, None)
-        if block is not None:
-            allocator.free(block)
-    elif event.action == "empty_cache":
-        allocator.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)

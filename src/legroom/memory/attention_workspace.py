@@ -33,7 +33,10 @@ def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
         return 0
     splits = by_release(constants()["attention_scratch"]["splits"], settings.release)["count"]
-    return int(splits * sequences * _split_width(model, settings, gpu) * FLOAT32_BYTES)
+    plain, latents = cached_by_model(_widest_outputs, model, settings.tensor_parallel_size)
+    splits_latents = latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA"
+    split_width = max(plain, latents) if splits_latents else plain
+    return int(splits * sequences * split_width * FLOAT32_BYTES)
 
 
 def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:
@@ -50,13 +53,6 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
     if given.isdigit() and known_release(settings.release).at_least("0.11.1"):
         return int(given)
     return int(by_release(constants()["attention_scratch"]["flashinfer"], settings.release)["mib"] * MIB)
-
-
-def _split_width(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Elements per token of the partial output and its softmax sum in the widest layer that splits."""
-    plain, latents = cached_by_model(_widest_outputs, model, settings.tensor_parallel_size)
-    splits_latents = latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA"
-    return max(plain, latents) if splits_latents else plain
 
 
 def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from legroom.memory.weights.storage import kernels_unmeasured
 from legroom.records import dataclass
 from legroom.units import MIB
 from legroom.vllm.args import EngineSettings, draft_method
-from legroom.vllm.traits import is_moe, is_pooling
+from legroom.vllm.traits import is_pooling, traits
 
 _ADA = (8, 9)
 _CARDS = {6: "pascal", 7: "turing-volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}
@@ -66,7 +66,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     """The properties of one deployment."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     # Data-parallel ranks share their experts; a dense model's are servers of their own.
-    several = several or (settings.data_parallel_size > 1 and is_moe(model))
+    several = several or (settings.data_parallel_size > 1 and traits(model).moe)
     card, weights = card_family(gpu), _stored_as(model, settings, gpu)
     multimodal = encoder_profile(model, settings, gpu) is not None
     counted = settings.graph_estimate_applied and settings.cudagraph_mode != "NONE"

@@ -181,7 +181,7 @@ class CachingAllocator:
         """The block that serves a request; raises RequestRefused."""
         wanted = self.settings.rounded(request_bytes)
         is_small = wanted <= SMALL_REQUEST_BYTES
-        pool = self._pools.get((stream, is_small)) or self._new_pool(stream, is_small)
+        pool = self._pools.get((stream, is_small)) or self._pools.setdefault((stream, is_small), BlockPool(is_small))
         block = self._best_fit(pool, wanted) or self._reserve(pool, wanted)
         if block.size_bytes > wanted and self.settings.may_split(block.size_bytes, wanted, is_small=is_small):
             self._split(block, wanted)
@@ -228,10 +228,6 @@ class CachingAllocator:
             empty = {address for size, address, _ in pool.free if pool.segments.get(address) == size}
             used += [size for address, size in pool.segments.items() if address not in empty]
         return used + [SMALL_SEGMENT_BYTES] * cdiv(small_bytes, SMALL_SEGMENT_BYTES)
-
-    def _new_pool(self, stream: int, is_small: bool) -> BlockPool:
-        """The pool of this stream and size class, created where it does not exist yet."""
-        return self._pools.setdefault((stream, is_small), BlockPool(is_small))
 
     def _best_fit(self, pool: BlockPool, wanted: int) -> Block | None:
         """The smallest free block that may serve the request, taken off the pool; None where there is none."""

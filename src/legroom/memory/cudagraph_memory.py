@@ -115,10 +115,13 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
     rest += (full - 1) * max(1.0, each * fit["full_mib"]) if full else 0.0
     activations = fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     first = fit["first_mib"] * MIB + max(fit["pool_per_split_byte"] * splits, activations)
+    # The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first.
+    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
+    counted_sizes = [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
     return (
         Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
         Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
-        *_all_reduce_terms(model, settings, gpu, _counted_sizes(settings)),
+        *_all_reduce_terms(model, settings, gpu, counted_sizes),
         *_beside_terms(model, settings, gpu),
     )
 
@@ -182,12 +185,6 @@ def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: l
     size = captured_all_reduce(model, settings, gpu, sizes)
     ranks = settings.tensor_parallel_size
     return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
-
-
-def _counted_sizes(settings: EngineSettings) -> list[int]:
-    """The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first."""
-    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
-    return [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
 
 
 def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:

@@ -48,20 +48,16 @@ def head_token_bytes(
     if kv_cache_dtype.startswith("nvfp4"):
         return sum(dim // 2 + dim // 16 for dim in (head_dim, v_head_dim))
     if kv_cache_dtype.startswith("turboquant_"):
-        return _turboquant_bytes(head_dim, kv_cache_dtype)
+        # TurboQuant: packed keys and values of one head, with 16-bit scales and zero points.
+        key_bits, value_bits = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}[
+            kv_cache_dtype.removeprefix("turboquant_")
+        ]
+        key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
+        value = -(-head_dim * value_bits // 8) + 4
+        return key + value + (key + value) % 2
     return (head_dim + v_head_dim) * cache_element_bytes(kv_cache_dtype, model_dtype)
 
 
 def latent_token_bytes(width: int, kv_cache_dtype: str, model_dtype: str) -> int:
     """Bytes of the MLA latent of one token."""
     return _PACKED_LATENT_BYTES.get(kv_cache_dtype) or width * cache_element_bytes(kv_cache_dtype, model_dtype)
-
-
-def _turboquant_bytes(head_dim: int, kv_cache_dtype: str) -> int:
-    """TurboQuant: packed keys and values of one head, with 16-bit scales and zero points."""
-    key_bits, value_bits = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}[
-        kv_cache_dtype.removeprefix("turboquant_")
-    ]
-    key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
-    value = -(-head_dim * value_bits // 8) + 4
-    return key + value + (key + value) % 2

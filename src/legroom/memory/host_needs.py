@@ -20,7 +20,7 @@ from legroom.memory.weights.loaded import SHARD_BYTES, offloaded_tensors, on_one
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, other_value
-from legroom.vllm.traits import is_moe
+from legroom.vllm.traits import traits
 
 if TYPE_CHECKING:
     from legroom.memory.deployment_memory import DeploymentMemory
@@ -117,7 +117,7 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     parallelism."""
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
-    if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
+    if traits(model).moe and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
         return weights(model, on_one_card(settings), gpu).bytes
     return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
 

@@ -14,7 +14,7 @@ from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import EngineSettings
-from legroom.vllm.traits import builds_encoders, is_compressed_mla, is_encoder_decoder, is_pooling
+from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling, traits
 
 _KERNEL_BLOCK = 16
 """The kernel block size of FlashAttention."""
@@ -22,9 +22,9 @@ _KERNEL_BLOCK = 16
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Sampler tables, block tables and input buffers of one rank."""
-    return (
-        sampler_tables(model, settings) + _block_tables(model, settings, gpu) + _latent_workspace(model, settings, gpu)
-    )
+    widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
+    latent_workspace = 0 if not widths else latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
+    return sampler_tables(model, settings) + _block_tables(model, settings, gpu) + latent_workspace
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
@@ -79,18 +79,10 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     return copies * settings.max_num_seqs * (sum(rows) or plain) * INT32_BYTES
 
 
-def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """MLA's chunked-prefill workspace for the latents of cached context."""
-    widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
-    if not widths:
-        return 0
-    return latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
-
-
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """MLA's chunked_prefill_workspace_size: eight full requests or four blocks per sequence, at most 64 Ki tokens.
     DeepSeek-V4's attention is no MLAAttention and has none."""
-    if is_compressed_mla(model):
+    if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block
     wanted = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)

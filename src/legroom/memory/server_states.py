@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
-from legroom.facts.sleep_mode import SleepRules, first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
+from legroom.facts.release_support import SleepRules, first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
 from legroom.figures import Figure, Term, exact
 from legroom.memory.activation.layer_peaks import expert_scratch
 from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling

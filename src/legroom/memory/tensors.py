@@ -75,7 +75,19 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
         yield from _layer_tensors(layer, model, settings)
     yield from _shared_workspaces(model, settings, gpu)
     if not is_pooling(settings.given, model):
-        yield from _sampler_tensors(model, settings)
+        # Tensors that grow with the vocabulary: logits, the sampler's copies, log-probabilities of prompts.
+        sequences = (min(settings.max_num_seqs, settings.max_num_batched_tokens), "sequences")
+        tokens = (settings.max_num_batched_tokens, "batched tokens")
+        for columns in {model.vocab_size, round_up(model.vocab_size, _VOCAB_PADDING)}:
+            vocabulary = (columns, "vocabulary")
+            for name, each in {"logits": element_bytes(settings), **_SAMPLER_BYTES}.items():
+                yield Tensor(name, (sequences, vocabulary, (each, "bytes")), "sampling", "max_num_seqs")
+            yield Tensor(
+                "log-probabilities of prompts",
+                (tokens, vocabulary, (FLOAT32_BYTES, "bytes")),
+                "serving",
+                "max_num_batched_tokens",
+            )
     yield from _encoder_tensors(model, settings)
     if kv is not None:
         setting = "num_gpu_blocks_override" if settings.num_gpu_blocks_override else "gpu_memory_utilization"
@@ -144,22 +156,6 @@ def _shared_workspaces(model: Model, settings: EngineSettings, gpu: Gpu) -> Iter
             yield Tensor("latents of cached context", (tokens, (mixer.latent_width, ""), (width, "bytes")), "load")
             name = "keys and values expanded from latents"
             yield Tensor(name, (tokens, (expanded, "(heads x width)"), (width, "bytes")), "forward")
-
-
-def _sampler_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:
-    """Tensors that grow with the vocabulary: logits, the sampler's copies, log-probabilities of prompts."""
-    sequences = (min(settings.max_num_seqs, settings.max_num_batched_tokens), "sequences")
-    tokens = (settings.max_num_batched_tokens, "batched tokens")
-    for columns in {model.vocab_size, round_up(model.vocab_size, _VOCAB_PADDING)}:
-        vocabulary = (columns, "vocabulary")
-        for name, each in {"logits": element_bytes(settings), **_SAMPLER_BYTES}.items():
-            yield Tensor(name, (sequences, vocabulary, (each, "bytes")), "sampling", "max_num_seqs")
-        yield Tensor(
-            "log-probabilities of prompts",
-            (tokens, vocabulary, (FLOAT32_BYTES, "bytes")),
-            "serving",
-            "max_num_batched_tokens",
-        )
 
 
 def _encoder_tensors(model: Model, settings: EngineSettings) -> Iterator[Tensor]:

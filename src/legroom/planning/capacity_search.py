@@ -29,7 +29,7 @@ from legroom.planning.search_space import (
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
-from legroom.vllm.traits import is_moe
+from legroom.vllm.traits import traits
 
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
@@ -83,7 +83,7 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     gpus_enough = math.inf
     for number, target in enumerate(targets):
         fewest = min(gpus_for_weights(target, base_args), max(goal.gpus))
-        for parallel in parallel_sizes(args, goal, is_moe(target.model)):
+        for parallel in parallel_sizes(args, goal, traits(target.model).moe):
             gpus = gpu_count_of(parallel)
             if gpus >= gpus_enough:
                 break  # fewer GPUs meet the goal with unchanged outputs
@@ -109,7 +109,10 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
     plans = [(laid_out, option.losses) for option, laid_out in _starting_plans(state.options, base_args, max_answers)]
     if not plans:
         if state.options:  # memory was not what stopped them
-            return SearchAnswer(goal, None, (), (), state.considered, _refusal_of(state.options[0], base_args))
+            # Why a candidate with enough memory does not start: a check that is not part of the search.
+            failure = plan(state.options[0].target, replace(base_args, **dict(state.options[0].flags))).memory.failure
+            refusal_of = failure.message if failure else "it does not start"
+            return SearchAnswer(goal, None, (), (), state.considered, refusal_of)
         if state.closest is None:
             return SearchAnswer(goal, None, (), (), state.considered, _refusal_reason(targets[0], base_args, goal))
         lacking = max(state.closest.shortfall_bytes(goal), 0)
@@ -125,16 +128,10 @@ def gpus_for_weights(target: Target, args: ServeArgs) -> int:
     return math.ceil(weights(target.model, one_card, target.gpu).bytes / target.gpu.total_bytes)
 
 
-def _refusal_of(option: SearchCandidate, base_args: ServeArgs) -> str:
-    """Why a candidate with enough memory does not start: a check that is not part of the search."""
-    failure = plan(option.target, replace(base_args, **dict(option.flags))).memory.failure
-    return failure.message if failure else "it does not start"
-
-
 def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
     """Why the release refuses every combination."""
     reasons: list[str] = []
-    for parallel in ({}, *parallel_sizes(base_args, goal, is_moe(target.model))):
+    for parallel in ({}, *parallel_sizes(base_args, goal, traits(target.model).moe)):
         try:
             resolve(replace(base_args, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:

@@ -226,7 +226,15 @@ def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument
 def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
     """A plan's JSON document, checked. `needs` names the keys that must be there: `kv.num_blocks`, `command`."""
     try:
-        _check(document, needs)
+        if not isinstance(document, dict):
+            raise _NotAPlan("it is not a JSON object")
+        for need in needs:
+            part, _, name = need.partition(".")
+            value = document.get(part)
+            if value is None or value == []:
+                raise _NotAPlan(f"it has no {part!r}")
+            if name and not (isinstance(value, dict) and _is_number(value.get(name))):
+                raise _NotAPlan(f"{need} is not a number")
         plan = _read(PlanDocument, "", document | {"source": source})
     except _NotAPlan as wrong:
         raise LegroomError(f"{source} is no plan of legroom: {wrong}", HOW_TO_WRITE_A_PLAN) from None
@@ -237,19 +245,6 @@ def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ..
 
 class _NotAPlan(Exception):
     pass
-
-
-def _check(document: Any, needs: tuple[str, ...]) -> None:
-    """Raise unless it is an object that has the needed parts ("kv") and numbers ("kv.tokens")."""
-    if not isinstance(document, dict):
-        raise _NotAPlan("it is not a JSON object")
-    for need in needs:
-        part, _, name = need.partition(".")
-        value = document.get(part)
-        if value is None or value == []:
-            raise _NotAPlan(f"it has no {part!r}")
-        if name and not (isinstance(value, dict) and _is_number(value.get(name))):
-            raise _NotAPlan(f"{need} is not a number")
 
 
 def _is_number(value: Any) -> bool:

@@ -30,7 +30,7 @@ from legroom.planning.plan_document import (
 )
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.resolve import served_model
-from legroom.vllm.traits import is_moe
+from legroom.vllm.traits import traits
 
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -51,14 +51,16 @@ def replan(document: PlanDocument) -> Plan:
 def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
     """The document of a plan, with the terms of every figure where `explain_math`."""
     target, kv, layout = plan.target, plan.memory.kv, plan.layout
+    settings = plan.settings
+    named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
     return PlanDocument(
         model=target.model.name,
         vllm=target.release.version,
         gpu=PlannedGpu(target.gpu.name, target.gpus, target.gpu.total_bytes),
         modalities=tuple(modality.kind for modality in target.model.modalities),
-        moe=is_moe(target.model),
+        moe=traits(target.model).moe,
         checkpoint_bytes=target.model.checkpoint_bytes,
-        args=_args(plan),
+        args={**named, "block_size": plan.memory.kv.block_size},
         layout=planned_layout(layout),
         kv=PlannedKv(
             kv.block_size,
@@ -90,13 +92,6 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
 def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
     """What `legroom plan --json` prints."""
     return plan_document(plan, explain_math).to_json()
-
-
-def _args(plan: Plan) -> dict[str, Any]:
-    """The resolved engine settings by name, with the block size that the KV cache got."""
-    settings = plan.settings
-    named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
-    return {**named, "block_size": plan.memory.kv.block_size}
 
 
 def _host(plan: Plan) -> PlannedHost:

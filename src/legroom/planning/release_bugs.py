@@ -8,7 +8,7 @@ from legroom.facts.model import LatentAttention, Model, StateSpace
 from legroom.facts.releases import Release
 from legroom.memory.deployment_memory import DeploymentMemory
 from legroom.vllm.args import EngineSettings
-from legroom.vllm.traits import is_moe
+from legroom.vllm.traits import traits
 
 
 def bugs_of(
@@ -31,11 +31,11 @@ def start_up_bug(
 def traits_of(model: Model) -> set[str]:
     """The model traits that known bugs are restricted to."""
     mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
-    traits = {
+    present = {
         "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),
-        "experts": is_moe(model),
+        "experts": traits(model).moe,
         "no state layers": not any(isinstance(mixer, StateSpace) for mixer in mixers),
         "multimodal": bool(model.modalities),
         "encoder-decoder": bool(model.encoder_layers),
     }
-    return {name for name, has in traits.items() if has}
+    return {name for name, has in present.items() if has}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from legroom.planning.plan import Plan, Target, ready_command
 from legroom.planning.plan_json import layout_json
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
-from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import served_model
 
@@ -97,13 +96,7 @@ def size_models(
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
     task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)
     cells = [(number, gpu) for number in range(len(models)) for gpu in gpus]
-    rows: dict[int, Fit] = {}
-    with closing((executor or ProcessExecutor(1)).run(fit_cell, task, cells)) as results:
-        for number, row in results:
-            rows[number] = row
-            if progress:
-                progress(len(rows) / len(cells))
-    return [rows[number] for number in sorted(rows)]
+    return sweep(fit_cell, task, cells, executor or ProcessExecutor(1), progress)
 
 
 def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> Fit:

@@ -63,7 +63,13 @@ def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: S
         output = _run_script([python, str(_SCRIPTS / "torch_stage.py"), *words], _TORCH_LIMIT_S)
         results_by_name = _read_results(results)
         _check_card(results_by_name, python, output)
-        _check_ranks(results_by_name["card"], ranks)
+        cards = results_by_name["card"].get("count", ranks)
+        if ranks > cards:
+            raise LegroomError(
+                f"--ranks {ranks} needs {ranks} GPUs on this machine, and torch sees {cards}",
+                "run it where they are, or leave --ranks out: what one card takes is measured without",
+                UNREACHABLE,
+            )
         if with_vllm:
             output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
             results_by_name = _read_results(results)
@@ -133,17 +139,6 @@ def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, o
         )
     if "error" in card:
         raise LegroomError(f"the GPU could not be asked: {card['error']}", "is another program using it?", UNREACHABLE)
-
-
-def _check_ranks(card: Mapping[str, Any], ranks: int) -> None:
-    """An error where more ranks are asked for than torch sees GPUs."""
-    cards = card.get("count", ranks)
-    if ranks > cards:
-        raise LegroomError(
-            f"--ranks {ranks} needs {ranks} GPUs on this machine, and torch sees {cards}",
-            "run it where they are, or leave --ranks out: what one card takes is measured without",
-            UNREACHABLE,
-        )
 
 
 def _probe_outcome(

@@ -118,7 +118,10 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
         whose = _user_of_unreadable(snapshot, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
-    outside = {peer for member in group for peer in member.peers} - inside - _daemon_and_tracker_pids(snapshot)
+    daemon_and_tracker_pids = _resource_tracker_pids(snapshot) | {
+        process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
+    }
+    outside = {peer for member in group for peer in member.peers} - inside - daemon_and_tracker_pids
     if outside:
         named = ", ".join(_process_name(snapshot, pid) for pid in sorted(outside)[:3])
         return "in use", f"its parent is gone, but {named} talks to it", top.pid
@@ -152,13 +155,6 @@ def _state_with_python_parent(
     ):
         return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
     return "in use", f"belongs to {_process_name(snapshot, above.pid)}, which lives", top.pid
-
-
-def _daemon_and_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
-    """PIDs of system daemons and multiprocessing resource trackers, whose connections say nothing."""
-    return _resource_tracker_pids(snapshot) | {
-        process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
-    }
 
 
 def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:

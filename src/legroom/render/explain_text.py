@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
-from legroom.explain.catalog_search import Hit
+from legroom.explain.catalog_entries import Hit
 from legroom.explain.entry import Count, Entry, Language, Localized, example_text
 
 _HEADINGS = {

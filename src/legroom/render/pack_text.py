@@ -150,7 +150,7 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 def _is_set_by_pack(name: str) -> bool:
     """Whether pack itself sets this environment variable."""
-    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
+    from legroom.facts.release_support import ENDPOINTS_SWITCH
 
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 

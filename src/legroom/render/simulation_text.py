@@ -12,6 +12,7 @@ from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
+from legroom.simulation.disaggregation import DisaggregatedTimeline
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
 from legroom.simulation.replay_outcome import LoadVerdict
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
@@ -216,6 +217,14 @@ def _scaling_events(scaled: ScaledReplay) -> Iterator[str]:
 
 
 _BAR = 30
+
+
+def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
+    """Where the time to the first token goes, and how busy the link is."""
+    return (
+        f"\nprefill ends {replayed.prefill_p99_s:.2f} s after arrival (p99), the transfer takes "
+        f"{replayed.transfer_p99_s:.3f} s (p99), the busiest link is {replayed.link_busy_ratio:.0%} in use\n"
+    )
 
 
 def tier_text(report: TierReport) -> str:

@@ -141,7 +141,7 @@ def _fleet_title(report: FleetReport) -> str:
 def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     fleets = [card.fleets[0] for card in cards if card.fleets]
-    holding = [fleet for fleet in fleets if fleet.holds]
+    holding = report.by_cost(cards)
     best = report.best(cards)
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
     header = ["", "GPU", "GPUs", "split", "TTFT s", "TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
@@ -197,6 +197,8 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
         source = f"~ {names}, not measured" if band.basis == "data_sheet" else names
         why = f": {'; '.join(band.why_wide)}" if band.why_wide else ""
         remarks.append(f"{source}: steps may take {band.low:g} to {band.high:g} times as long{why}")
+    if holding and (pools := report.load.pools):
+        remarks.append(f"GPUs are in sets of {pools.prefill} prefill and {pools.decode} decode servers")
     if any(fleet.replicas.high is None for fleet in holding):
         remarks.append(f"? more than {report.most_gpus} GPUs, or no number of them, if steps are that long")
     prices = [price for fleet in holding if (price := report.price_of(fleet))]

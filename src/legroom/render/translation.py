@@ -11,8 +11,10 @@ from legroom.facts import read_data
 from legroom.facts.diagnosis_texts import Language
 
 _GAP = re.compile(r"\{(\w+)\}")
-_BREAKS = re.compile(r"(?<=[.;:]) |(?<=,) ")
-"""Where a text without a template of its own is taken apart."""
+_INSIDE_A_SENTENCE = r"(?:(?![.!?] [^a-z]).)+?"
+"""What fills a gap: a number, a name or a clause, and never the end of one sentence and the begin of the next."""
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[^a-z])")
+_CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
 def in_language(value: Any, language: Language, only: Collection[str] = ()) -> Any:
@@ -39,15 +41,24 @@ def _templates() -> Sequence[tuple[re.Pattern[str], str]]:
 def _pattern(english: str) -> re.Pattern[str]:
     """A template as a regular expression; each gap is a group."""
     pieces = _GAP.split(english)
-    named = (re.escape(piece) if number % 2 == 0 else f"(?P<{piece}>.+?)" for number, piece in enumerate(pieces))
+    named = (
+        re.escape(piece) if number % 2 == 0 else f"(?P<{piece}>{_INSIDE_A_SENTENCE})"
+        for number, piece in enumerate(pieces)
+    )
     return re.compile("".join(named), re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
-    """The Chinese text of the first template that matches, its gaps translated too; else that of its parts."""
+    """The Chinese text of the first template that matches, its gaps translated too; else of its sentences, or of its
+    clauses where all of them have a template."""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):
             return _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
-    parts = _BREAKS.split(text)
-    return " ".join(map(_in_chinese, parts)) if len(parts) > 1 else text
+    if len(sentences := _SENTENCE_END.split(text)) > 1:
+        return " ".join(map(_in_chinese, sentences)).replace("。 ", "。")
+    for mark in _CLAUSE_ENDS:
+        parts = [part.rstrip(";:,") for part in mark.split(text)]
+        if len(parts) > 1 and all(_in_chinese(part) != part or not part.isascii() for part in parts):
+            return {";": "；", ":": "：", ",": "，"}[mark.pattern[4]].join(map(_in_chinese, parts))
+    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from legroom.records import dataclass
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import roofline, step_band, why_untrusted
-from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
 from legroom.vllm.resolve import served_model
 from legroom.vllm.traits import is_pooling
 
@@ -148,12 +147,7 @@ def models_on_card(
     """Every model that the cards serve at the wanted context, and those that are too large for them."""
     total = question.gpus * question.gpu.total_bytes
     near = [each for each in models if _least_weights_bytes(each) <= 1.5 * total]
-    answers: list[CardModel] = []
-    with closing((executor or ProcessExecutor()).run(card_model, question, near)) as results:
-        for _, answer in results:
-            answers.append(answer)
-            if progress:
-                progress(len(answers) / len(near))
+    answers = sweep(card_model, question, near, executor or ProcessExecutor(), progress)
     fitting = sorted((each for each in answers if each.fit.plan), key=_largest_first)
     too_large = sorted((each for each in answers if each.fit.short_bytes), key=lambda each: each.fit.short_bytes)
     return CardModels(question, tuple(fitting), tuple(too_large))

@@ -10,13 +10,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.simulation.disaggregation import Disaggregation, replay_disaggregated
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import ReplayEngine, simulate
-from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.sweeps import ProcessExecutor, SweepExecutor
 
 if TYPE_CHECKING:
     from legroom.simulation.tiers.host_tier import TierSettings
@@ -193,6 +194,8 @@ class ReplayTask:
     goal: Goal
     replicas: int = 1
     """Servers that share the load, round robin."""
+    pools: Disaggregation | None = None
+    """Set where each of them is a set of prefill and decode servers."""
 
 
 def choose(
@@ -280,7 +283,10 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
     timelines = []
     for part in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
-        timelines.append(_candidate_timeline(part, candidate))
+        if task.pools:
+            timelines.append(replay_disaggregated(part, candidate.settings, candidate.cost, task.pools).timeline)
+        else:
+            timelines.append(_candidate_timeline(part, candidate))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
     return outcome_of(candidate.flags, timelines, task.goal, task.replicas)

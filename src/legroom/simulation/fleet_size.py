@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.planning.plan import Target, plan_on_named_card, ready_command
+from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
 from legroom.simulation.trace import Trace
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps import ProcessExecutor, sweep
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu, GpuPrice
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
-    from legroom.sweeps.executors import SweepExecutor
+    from legroom.sweeps import SweepExecutor
     from legroom.vllm.args import ServeArgs
 
 _SPLITS = (1, 2, 4, 8)
@@ -37,6 +38,8 @@ class ServingLoad:
     trace: Trace
     goal: Goal
     requests_per_s: float
+    pools: Disaggregation | None = None
+    """Set where a replica is a set of prefill and decode servers."""
 
     @property
     def longest(self) -> int:
@@ -57,7 +60,7 @@ class ServingLoad:
         return self.requests_per_s * self.mean_output_tokens
 
     def with_step_factor(self, factor: float) -> ServingLoad:
-        """The load for steps that take `factor` times as long: arrivals and goals shrink by that factor instead."""
+        """The load for steps that take `factor` times as long: arrivals, goals and transfers shrink by it instead."""
         goal = self.goal
         first, each = goal.first_token_p99, goal.time_per_token_p99
         return ServingLoad(
@@ -68,6 +71,7 @@ class ServingLoad:
                 time_per_token_p99=None if each is None else each / factor,
             ),
             self.requests_per_s * factor,
+            self.pools and replace(self.pools, link_bytes_per_s=self.pools.link_bytes_per_s * factor),
         )
 
 
@@ -107,6 +111,8 @@ class SizedFleet:
     """Of the number in the middle."""
     reason: str
     """Why there is no number; empty where there is one."""
+    servers: int = 1
+    """Of each replica."""
 
     @property
     def holds(self) -> bool:
@@ -116,7 +122,7 @@ class SizedFleet:
     @property
     def gpus_per_replica(self) -> int:
         """The GPUs one replica takes by its plan; the tensor-parallel size where there is no plan."""
-        return self.plan.args.gpus_needed if self.plan else self.tensor_parallel_size
+        return self.servers * (self.plan.args.gpus_needed if self.plan else self.tensor_parallel_size)
 
     @property
     def gpus(self) -> int:
@@ -145,13 +151,7 @@ def size_fleets(
     """Every model on every GPU, model after model; of each the layouts, fewest GPUs first."""
     _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
-    rows: dict[int, tuple[SizedFleet, ...]] = {}
-    with closing((executor or ProcessExecutor(1)).run(size_fleet, task, cells)) as results:
-        for number, fleets in results:
-            rows[number] = fleets
-            if progress:
-                progress(len(rows) / len(cells))
-    return [rows[number] for number in sorted(rows)]
+    return sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
@@ -205,7 +205,8 @@ def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gp
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
     """The replicas needed on one GPU model with these flags; where it cannot be sized, `reason` says why."""
     size = args.tensor_parallel_size or 1
-    unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "")
+    servers = load.pools.prefill + load.pools.decode if load.pools else 1
+    unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
     try:
         plan = plan_on_named_card(replace(target, gpus=args.gpus_needed), args)
         unsized = replace(unsized, plan=plan)
@@ -214,6 +215,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         work = hardware(plan)
         if untrusted := why_untrusted(work):
             return replace(unsized, reason=untrusted)
+        load = replace(load, pools=load.pools and load.pools.with_plan(plan))
         candidate = Candidate({}, _scheduler_settings(plan, load.trace), roofline(work))
     except LegroomError as error:
         return replace(unsized, reason=error.message)
@@ -255,7 +257,7 @@ def _fewest_replicas(
     outcomes: dict[int, ReplayOutcome] = {}
 
     def is_held_by(replicas: int) -> bool:
-        task = ReplayTask(load.trace.checked(), load.goal, replicas)
+        task = ReplayTask(load.trace.checked(), load.goal, replicas, load.pools)
         outcome = outcomes[replicas] = replay_candidate(task, candidate)
         if outcome.rejected or not load.goal.is_met(outcome):
             return False
@@ -326,12 +328,17 @@ class FleetReport:
         return low, middle, high
 
     def best(self, cards: Sequence[CardFleets]) -> SizedFleet | None:
-        """The cheapest; without prices the one with the fewest GPUs."""
-        holding = [card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds]
-        priced = [(usd[1] or 0.0, fleet) for fleet in holding if (usd := self.usd_per_hour(fleet))]
-        if priced:
-            return min(priced, key=lambda pair: pair[0])[1]
-        return min(holding, key=lambda fleet: fleet.gpus, default=None)
+        """The cheapest that holds the load even if steps are as slow as they may be, else the cheapest."""
+        return min(self.by_cost(cards), key=lambda fleet: fleet.replicas.high is None, default=None)
+
+    def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
+        """The smallest fleet of each card that holds the load, cheapest first; without prices by GPUs."""
+
+        def cost(fleet: SizedFleet) -> tuple[float, ...]:
+            middle_and_high = (self.usd_per_hour(fleet) or NO_COUNT.times(1))[1:]
+            return (*(inf if usd is None else usd for usd in middle_and_high), fleet.gpus)
+
+        return sorted((card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds), key=cost)
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom size --rate --json`."""
@@ -350,6 +357,7 @@ class FleetReport:
                 "time_per_token_p99_s": load.goal.time_per_token_p99,
             },
             "max_gpus": self.most_gpus,
+            "disaggregation": load.pools and {"prefill": load.pools.prefill, "decode": load.pools.decode},
             "rows": [self._fleet_json(card.model, fleet) for card in self.cards for fleet in card.fleets],
         }
 

@@ -189,6 +189,8 @@ class Scheduler:
         """Start a waiting request; the tokens it gets, 0 if it does not fit."""
         settings = self.settings
         num_computed = request.num_computed_tokens + num_hit_tokens
+        if settings.remote_prefill and request.num_preemptions == 0:
+            num_computed = request.num_tokens - 1
         num_new_tokens = request.num_tokens - num_computed
         if 0 < threshold < num_new_tokens:
             num_new_tokens = threshold
@@ -199,7 +201,7 @@ class Scheduler:
             request,
             num_new_tokens,
             hit,
-            num_hit_tokens,
+            num_computed - request.num_computed_tokens,
             full_prompt_must_fit=settings.reserve_full_isl,
             has_running=bool(self.running),
         )

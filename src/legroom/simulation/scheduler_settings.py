@@ -53,6 +53,8 @@ class SchedulerSettings:
     async_scheduling: bool = False
     """One batch in flight ahead, as on GPUs; False: the synchronous scheduler."""
     engine: Engine = "V1"
+    remote_prefill: bool = False
+    """A decode server: the KV of every prompt but its last token comes from another server."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):

@@ -129,7 +129,7 @@ class Trace:
         arrivals = self.arrivals
         if all(arrivals[i] <= arrivals[i + 1] for i in range(len(arrivals) - 1)):
             return self
-        return self._reordered(sorted(range(len(self)), key=arrivals.__getitem__))
+        return self.reordered(sorted(range(len(self)), key=arrivals.__getitem__))
 
     @property
     def arrives_at_once(self) -> bool:
@@ -143,19 +143,19 @@ class Trace:
             yield self
             return
         for number in range(min(replicas, most, len(self))):
-            yield self._reordered(range(number * replicas // min(replicas, most), len(self), replicas))
+            yield self.reordered(range(number * replicas // min(replicas, most), len(self), replicas))
 
     def repeated(self, times: int) -> Trace:
         """The same arrivals `times` times, every request with its own prompt apart from the shared prefixes."""
         count = len(self)
-        longer = self._reordered([*range(count)] * times)
+        longer = self.reordered([*range(count)] * times)
         # The pause between two rounds is the mean gap within them.
         duration = (self.arrivals[-1] - self.arrivals[0]) * count / max(1, count - 1)
         longer.ids = [f"{name}/{i // count}" for i, name in enumerate(longer.ids or ())]
         longer.arrivals = array("d", (at + i // count * duration for i, at in enumerate(longer.arrivals)))
         return longer
 
-    def _reordered(self, order: Sequence[int]) -> Trace:
+    def reordered(self, order: Sequence[int]) -> Trace:
         """A copy with the requests in this order of indices; each keeps its id."""
         names = ("arrivals", "prompt_lens", "output_lens", "priorities", "prefix_groups", "prefix_lens")
         columns = {name: getattr(self, name) for name in names}

@@ -1,1 +1,81 @@
 """Sweeps: one function over many inputs, in processes of this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any, Protocol, TypeVar
+
+from legroom.records import dataclass
+
+Shared = TypeVar("Shared")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SweepExecutor(Protocol):
+    """Calls `work(shared, item)` for every item, and yields each result with its item's number as soon as it is there.
+
+    `work` is a function of a module and its arguments can be pickled. Closing the iterator, or an exception in it
+    (Ctrl-C), stops what still runs. An error of `work` ends the sweep with that error.
+    """
+
+    def run(
+        self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
+    ) -> Generator[tuple[int, Result], None, None]: ...
+
+
+_shared: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class ProcessExecutor:
+    workers: int | None = None
+    """None: one a core. With one, this process does the work itself, item after item."""
+
+    def run(
+        self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
+    ) -> Generator[tuple[int, Result], None, None]:
+        workers = min(self.workers or os.cpu_count() or 1, len(items))
+        if workers <= 1:
+            for number, item in enumerate(items):
+                yield number, work(shared, item)
+            return
+        from concurrent.futures import ProcessPoolExecutor, as_completed
+
+        pool = ProcessPoolExecutor(workers, initializer=_keep_work, initargs=(work, shared))
+        try:
+            numbers = {pool.submit(_run_kept_work, item): number for number, item in enumerate(items)}
+            for finished in as_completed(numbers):
+                yield numbers[finished], finished.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _keep_work(work: Callable[[Any, Any], Any], shared: Any) -> None:
+    # Ctrl-C reaches every process of the terminal: the one that collects the results decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _shared.update(work=work, shared=shared)
+
+
+def _run_kept_work(item: Any) -> Any:
+    return _shared["work"](_shared["shared"], item)
+
+
+def sweep(
+    work: Callable[[Shared, Item], Result],
+    shared: Shared,
+    items: Sequence[Item],
+    executor: SweepExecutor,
+    progress: Callable[[float], None] | None,
+) -> list[Result]:
+    """The results in the order of the items; `progress` is called with the finished share."""
+    by_number: dict[int, Result] = {}
+    with closing(executor.run(work, shared, items)) as results:
+        for number, result in results:
+            by_number[number] = result
+            if progress:
+                progress(len(by_number) / len(items))
+    return [by_number[number] for number in sorted(by_number)]

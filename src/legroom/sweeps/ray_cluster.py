@@ -20,7 +20,7 @@ from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.records import dataclass
-from legroom.sweeps.executors import Item, Result, Shared
+from legroom.sweeps import Item, Result, Shared
 
 AUTO = "auto"
 """As Ray means it: the cluster that this machine is a node of."""
@@ -82,7 +82,10 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     try:
-        _check_reachable(address)
+        # Connect once to an address that is given: Ray itself takes minutes to say that nobody is there.
+        host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
         ray.init(
             address,
             include_dashboard=False,
@@ -103,13 +106,6 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Connect once to an address that is given: Ray itself takes minutes to say that nobody is there."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
 
 
 def _cluster_text(ray: Any) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.facts.attention_backends import BackendTable, LayerNeeds, backend_table
+from legroom.facts.config_classes import BackendTable, LayerNeeds, backend_table
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Attention, LatentAttention, Model, attending, with_kv_heads
+from legroom.facts.model import LatentAttention, Model, attending, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, is_given, named_backend
 from legroom.vllm.precision import requested_cache_dtype
-from legroom.vllm.traits import has_block_sparse, has_state, masks_images, uses_mla
+from legroom.vllm.traits import masks_images, traits
 
 _OTHER_VENDORS = ("ROCM", "XPU", "CPU", "AMX")
 """Backends that vLLM takes on any card when they are named; what they then do is not known here."""
@@ -23,14 +23,14 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
     table = backend_table(release, gpu.compute_capability) if gpu.vendor == "nvidia" else None
     if table is None:
         return
-    if settings.prefill_context_parallel_size > 1 and has_state(model) and release.at_least("0.28.0"):
+    if settings.prefill_context_parallel_size > 1 and traits(model).has_state and release.at_least("0.28.0"):
         yield (
             "PCP requires attention backend support, but the backend of the recurrent layers does not support PCP.",
             "leave --prefill-context-parallel-size out",
         )
     named = named_backend(settings.given, release) or _forced(model, table)
     if named.startswith(_OTHER_VENDORS):
-        if ("MLA" in named) != uses_mla(model):
+        if ("MLA" in named) != traits(model).mla:
             reason = "non-MLA not supported" if "MLA" in named else "MLA not supported"
             yield _not_valid(named, [reason]), "leave --attention-backend out"
         return
@@ -51,7 +51,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
                     f"during decode, but {chosen} does not.",
                     "leave --decode-context-parallel-size out, or use another --attention-backend",
                 )
-        if has_block_sparse(model) and release.at_least("0.25.0"):
+        if traits(model).block_sparse and release.at_least("0.25.0"):
             # Up to 0.28 the first layer's backend alone sets the block size.
             size = settings.block_size or (128 if release.at_least("0.29.0") else 16)
             small = (named or _runs(table, needs)) == "FLASHINFER" and gpu.compute_capability[0] != 10
@@ -171,7 +171,7 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
                 mixer.head_dim,
                 sinks=mixer.sinks,
                 mm_prefix=prefix,
-                attention_type=_attention_type(mixer),
+                attention_type="encoder_decoder" if mixer.cross else "decoder" if mixer.causal else "encoder_only",
                 sliding_window=mixer.window is not None,
                 **common,
             )
@@ -191,9 +191,3 @@ def _shape(mixer: LatentAttention) -> str:
     if not mixer.qk_rope_head_dim:
         return "no_rope"
     return {128: "deepseek", 192: "glm"}.get(mixer.qk_nope_head_dim, "small")
-
-
-def _attention_type(mixer: Attention) -> str:
-    if mixer.cross:
-        return "encoder_decoder"
-    return "decoder" if mixer.causal else "encoder_only"

@@ -8,16 +8,7 @@ from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, Usage, other_value
-from legroom.vllm.traits import (
-    is_attention_free,
-    is_bidirectional,
-    is_encoder_decoder,
-    is_hybrid,
-    is_moe,
-    is_pooling,
-    slides_everywhere,
-    uses_mla,
-)
+from legroom.vllm.traits import is_encoder_decoder, is_pooling, traits
 
 _MIN_BATCHED_TOKENS = 2048
 """The V0 engine's _DEFAULT_MAX_NUM_BATCHED_TOKENS."""
@@ -80,7 +71,7 @@ def _is_batched_dp_moe(args: ServeArgs, model: Model) -> bool:
     return (
         (args.data_parallel_size or 1) > 1
         and bool(args.enable_expert_parallel)
-        and is_moe(model)
+        and traits(model).moe
         and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
     )
 
@@ -116,7 +107,7 @@ def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool
     """Whether V1 runs with chunked prefill: as given, or where the model supports it."""
     supported = not is_encoder_decoder(model)
     if is_pooling(args, model):
-        supported = supported and not is_bidirectional(model)
+        supported = supported and not traits(model).bidirectional
     elif release.before("0.11.1"):
         # Generative models could not turn it off before 0.11.1.
         return supported
@@ -126,13 +117,13 @@ def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool
 def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
     """Whether V1 runs with prefix caching: as given, or the default for this kind of model and release."""
     if is_pooling(args, model):
-        supported = release.at_least("0.9.2") and not is_bidirectional(model) and not is_encoder_decoder(model)
-    elif is_encoder_decoder(model) or is_attention_free(model):
+        supported = release.at_least("0.9.2") and not traits(model).bidirectional and not is_encoder_decoder(model)
+    elif is_encoder_decoder(model) or traits(model).attention_free:
         supported = False
     else:
         # Hybrid models: not supported up to 0.11.0, off by default up to 0.27.1, on since.
-        supported = not is_hybrid(model) or release.at_least("0.28.0")
-    if (is_hybrid(model) or is_attention_free(model)) and release.before("0.11.1"):
+        supported = not traits(model).hybrid or release.at_least("0.28.0")
+    if (traits(model).hybrid or traits(model).attention_free) and release.before("0.11.1"):
         return False
     if is_encoder_decoder(model) and release.before("0.16.0"):  # later releases say so and keep what is given
         return False
@@ -145,32 +136,19 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
     seqs = args.max_num_seqs if args.max_num_seqs is not None else 256
     tokens = args.max_num_batched_tokens
     if tokens is None:
-        tokens = _default_tokens_v0(args, model, release, max_model_len, chunked)
+        tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
+        steps = other_value(args, "--num-scheduler-steps") or "1"
+        multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
+        if chunked and not multi_step:
+            tokens = _MIN_BATCHED_TOKENS if release.at_least("0.6.5") else 768 if release.version == "0.4.1" else 512
+        pooling = is_pooling(args, model)
+        if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
+            tokens = max(tokens, 32768)
+        if model.modalities and release.at_least("0.6.0"):
+            tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
         if release.at_least("0.9.0"):
             tokens = min(tokens, seqs * max_model_len)
     return Batching(tokens, seqs, chunked, bool(args.enable_prefix_caching))
-
-
-def _default_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_len: int, chunked: bool) -> int:
-    """V0's default of --max-num-batched-tokens."""
-    tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
-    steps = other_value(args, "--num-scheduler-steps") or "1"
-    multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
-    if chunked and not multi_step:
-        tokens = _chunk_tokens_v0(release)
-    pooling = is_pooling(args, model)
-    if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
-        tokens = max(tokens, 32768)
-    if model.modalities and release.at_least("0.6.0"):
-        tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
-    return tokens
-
-
-def _chunk_tokens_v0(release: Release) -> int:
-    """V0's default of --max-num-batched-tokens with chunked prefill, by release."""
-    if release.at_least("0.6.5"):
-        return _MIN_BATCHED_TOKENS
-    return 768 if release.version == "0.4.1" else 512
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
@@ -180,14 +158,14 @@ def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Releas
     if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":
         return False
     exceptions = (
-        slides_everywhere(model) and other_value(args, "--disable-sliding-window") is None,
+        traits(model).slides_everywhere and other_value(args, "--disable-sliding-window") is None,
         bool(args.speculative_config) or other_value(args, "--speculative-model") is not None,
         bool(args.enable_lora),
         other_value(args, "--enable-prompt-adapter") is not None,
         release.before("0.7.0") and bool(args.enable_prefix_caching),
-        release.before("0.7.0") and (is_hybrid(model) or is_attention_free(model)),
+        release.before("0.7.0") and (traits(model).hybrid or traits(model).attention_free),
         release.at_least("0.6.4") and bool(model.modalities),
-        release.at_least("0.8.0") and uses_mla(model),
+        release.at_least("0.8.0") and traits(model).mla,
         release.at_least("0.6.5") and is_pooling(args, model),
     )
     return not any(exceptions)

@@ -17,18 +17,7 @@ from legroom.facts.releases import Release
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, named_backend, other_value
 from legroom.vllm.flag_values import FIELDS
-from legroom.vllm.traits import (
-    attention_heads,
-    built_encoders,
-    has_state,
-    is_attention_free,
-    is_compressed_mla,
-    is_moe,
-    is_pooling,
-    replicates_encoders,
-    uses_mla,
-    uses_sparse_mla,
-)
+from legroom.vllm.traits import built_encoders, is_pooling, replicates_encoders, traits
 
 _VOCABULARY_STEP = 64
 """vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
@@ -194,7 +183,7 @@ def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterato
 def _parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Expert parallelism without experts, and pipeline parallelism for architectures without it."""
     implements = interfaces(model.architecture, release)
-    if settings.enable_expert_parallel and not is_moe(model):
+    if settings.enable_expert_parallel and not traits(model).moe:
         message = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
         yield message, "leave --enable-expert-parallel out: the model has no experts"
     if settings.pipeline_parallel_size > 1 and implements is not None and "pipeline_parallel" not in implements:
@@ -243,9 +232,9 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
 
 def _context_parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Decode context parallelism of grouped-query attention needs copies of the KV heads to split."""
-    context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, attention_heads(model)
+    context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, traits(model).heads
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
-    groups = has_state(model) and not is_attention_free(model)
+    groups = traits(model).has_state and not traits(model).attention_free
     # In 0.20.2 to 0.25.1, not in 0.28.0.
     if groups and context * settings.prefill_context_parallel_size > 1 and release.before("0.26.0"):
         yield (
@@ -255,11 +244,11 @@ def _context_parallel(settings: EngineSettings, model: Model, release: Release) 
         )
     if context <= 1:
         return
-    if is_compressed_mla(model):
+    if traits(model).compressed_mla:
         yield "DCP not support sliding window.", "leave --decode-context-parallel-size out"
-    if uses_mla(model) and settings.prefill_context_parallel_size > 1 and not uses_sparse_mla(model):
+    if traits(model).mla and settings.prefill_context_parallel_size > 1 and not traits(model).sparse_mla:
         yield "MLAAttention does not support PCP+DCP.", "leave --decode-context-parallel-size out"
-    if uses_mla(model) or not attentions or heads is None:
+    if traits(model).mla or not attentions or heads is None:
         return
     kv_heads = attentions[0].kv_heads
     if ranks <= kv_heads:
@@ -323,7 +312,7 @@ def _routed_experts(settings: EngineSettings, model: Model, release: Release) ->
     reasons = (
         (settings.runner != "V2", "requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."),
         (is_pooling(settings.given, model), "only supports generate runners."),
-        (not is_moe(model), "only supports MoE models."),
+        (not traits(model).moe, "only supports MoE models."),
         (not settings.enable_prefix_caching, "requires prefix caching."),
     )
     for holds, reason in reasons:
@@ -400,7 +389,7 @@ def _has_mtp(implements: frozenset[str], model: Model) -> bool:
 def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     if (
         settings.kv_cache_dtype.startswith("nvfp4")
-        and uses_mla(model)
+        and traits(model).mla
         and not settings.kv_cache_dtype.endswith("_ds_mla")
     ):
         message = "nvfp4 KV cache is not supported with MLA (Multi-head Latent Attention) backends."
@@ -409,12 +398,12 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
     if settings.kv_cache_dtype == "fp8_e5m2" and method.startswith(("fp8", "modelopt")):
         yield "fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", "use --kv-cache-dtype fp8"
     named = named_backend(settings.given, release)
-    if is_compressed_mla(model) and settings.kv_cache_dtype != "fp8_ds_mla" and "FLASHINFER" not in named:
+    if traits(model).compressed_mla and settings.kv_cache_dtype != "fp8_ds_mla" and "FLASHINFER" not in named:
         yield (
             f"DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {settings.kv_cache_dtype}.",
             "use --kv-cache-dtype fp8",
         )
-    if is_compressed_mla(model) and settings.prefill_context_parallel_size > 1:
+    if traits(model).compressed_mla and settings.prefill_context_parallel_size > 1:
         message = "PCP requires attention backend support, but DEEPSEEK_SPARSE_SWA does not support PCP."
         yield message, "leave --prefill-context-parallel-size out"
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
@@ -426,12 +415,12 @@ def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator
             f"kv_cache_dtype='{settings.kv_cache_dtype}').",
             "use --kv-cache-dtype fp8",
         )
-    if settings.disable_hybrid_kv_cache_manager and has_state(model) and not is_attention_free(model):
+    if settings.disable_hybrid_kv_cache_manager and traits(model).has_state and not traits(model).attention_free:
         yield (
             "Failed to promote local KV cache specs to one unified type.",
             "leave --disable-hybrid-kv-cache-manager out: attention and recurrent layers need groups of their own",
         )
-    if has_state(model) and settings.enable_prefix_caching:
+    if traits(model).has_state and settings.enable_prefix_caching:
         mode = settings.given.mamba_cache_mode
         keeps_all = "mamba_prefix_caching" in (interfaces(model.architecture, release) or ()) and mode != "align"
         if not settings.enable_chunked_prefill and not (keeps_all and release.before("0.28.0")):

@@ -15,15 +15,7 @@ from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, env_flag, is_given, named_backend, other_values
 from legroom.vllm.precision import activation_dtype, requested_cache_dtype
-from legroom.vllm.traits import (
-    has_chunked_attention,
-    has_state,
-    is_attention_free,
-    is_encoder_decoder,
-    is_pooling,
-    masks_images,
-    uses_mla,
-)
+from legroom.vllm.traits import is_encoder_decoder, is_pooling, masks_images, traits
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 _MODE_NUMBERS = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
@@ -52,7 +44,10 @@ def graph_plan(
     if engine == "V0":
         if args.enforce_eager:
             return GraphPlan("NONE", ())
-        return GraphPlan("FULL_DECODE_ONLY", _sizes_v0(release, max_num_seqs))
+        largest = 8192 if release.at_least("0.6.0") else 256
+        possible = [1, 2, 4, *range(8, largest + 1, 8)]
+        stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
+        return GraphPlan("FULL_DECODE_ONLY", tuple(size for size in possible if size <= stop))
     mode = _mode_v1(args, model, gpu, release)
     if mode == "NONE":
         return GraphPlan("NONE", ())
@@ -134,7 +129,7 @@ def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
 def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
     """Whether the attention backend is captured with prefills: FlashAttention 3, Triton, and FlashInfer's MLA are."""
     major = gpu.compute_capability[0]
-    if uses_mla(model):
+    if traits(model).mla:
         return major == 10
     if requested_cache_dtype(args, model, gpu, release).startswith("nvfp4"):
         return False
@@ -144,17 +139,17 @@ def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Re
 def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
     """Chunked attention, Triton's MLA up to 0.20, speculation over FlashInfer's kernels of old cards, and Gemma-3's
     windows around image masks on the cards with a composite backend (0.32+)."""
-    if has_chunked_attention(model):
+    if traits(model).chunked:
         return release.at_least("0.11.0")
     major = gpu.compute_capability[0]
-    if uses_mla(model) and major not in (9, 10):
+    if traits(model).mla and major not in (9, 10):
         return release.within("0.16.0", "0.20.2")
     if num_speculative_tokens(args) and major in (7, 8) and release.at_least("0.16.0"):
         named = named_backend(args, release)
         half = activation_dtype(args, model, gpu, release)[0] != "float32"
         by_default = major == 7 and half and release.before("0.24.0")
         by_default = by_default or requested_cache_dtype(args, model, gpu, release).startswith("fp8")
-        if named == "FLASHINFER" or (not named and by_default and not is_attention_free(model)):
+        if named == "FLASHINFER" or (not named and by_default and not traits(model).attention_free):
             return True
     composite = gpu.compute_capability[0] in (9, 10) and release.at_least("0.32.0")
     return composite and model.architecture == "Gemma3ForConditionalGeneration" and masks_images(args, model, release)
@@ -175,17 +170,9 @@ def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -
         return by_level.get(2 if args.optimization_level is None else args.optimization_level, "FULL_AND_PIECEWISE")
     if level != 3:
         return "NONE"
-    if release.at_least("0.11.0") or (release.at_least("0.10.2") and has_state(model)):
+    if release.at_least("0.11.0") or (release.at_least("0.10.2") and traits(model).has_state):
         return "FULL_AND_PIECEWISE"
     return "PIECEWISE"
-
-
-def _sizes_v0(release: Release, max_num_seqs: int) -> tuple[int, ...]:
-    """Decode batch sizes up to the first one that covers max_num_seqs."""
-    largest = 8192 if release.at_least("0.6.0") else 256
-    possible = [1, 2, 4, *range(8, largest + 1, 8)]
-    stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
-    return tuple(size for size in possible if size <= stop)
 
 
 def _own_top_size(model: Model, release: Release) -> int | None:

@@ -10,16 +10,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs, draft_method, env_flag, is_given, other_value
-from legroom.vllm.traits import (
-    has_state,
-    is_attention_free,
-    is_bidirectional,
-    is_encoder_decoder,
-    is_hybrid,
-    is_moe,
-    is_pooling,
-    uses_mla,
-)
+from legroom.vllm.traits import is_encoder_decoder, is_pooling, traits
 
 
 def on_cpu(args: ServeArgs) -> ServeArgs:
@@ -169,9 +160,9 @@ def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[
     pooling = is_pooling(args, model)
     if pooling and release.before("0.9.2"):
         yield "a pooling model"
-    if pooling and is_bidirectional(model) and release.before("0.10.1"):
+    if pooling and traits(model).bidirectional and release.before("0.10.1"):
         yield "an encoder-only model"
-    if has_state(model) and release.before("0.10.2"):
+    if traits(model).has_state and release.before("0.10.2"):
         yield "recurrent (Mamba) layers"
     whisper = model.architecture.startswith("Whisper")
     if is_encoder_decoder(model) and (release.before("0.10.2") or (not whisper and release.before("0.11.0"))):
@@ -229,12 +220,12 @@ def _is_v2_model(model: Model, release: Release) -> bool:
         release.within(first, last) and model.architecture in names for first, last, names in _V2_ARCHITECTURES
     )
     if release.before("0.24.0"):
-        return listed and not is_moe(model) and model.quantization is None
+        return listed and not traits(model).moe and model.quantization is None
     if release.before("0.25.0"):
         return listed
-    if is_attention_free(model) or is_hybrid(model):
+    if traits(model).attention_free or traits(model).hybrid:
         return listed and release.at_least("0.27.0")
-    return listed or not is_moe(model)
+    return listed or not traits(model).moe
 
 
 def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> bool:
@@ -247,7 +238,7 @@ def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> 
         return True
     if method == "eagle3" and pipeline:
         return True
-    if (args.prefill_context_parallel_size or 1) > 1 and not uses_mla(model):
+    if (args.prefill_context_parallel_size or 1) > 1 and not traits(model).mla:
         return True
     unsupported = (
         "--enable-dbo",

@@ -140,7 +140,13 @@ class FlagReader:
             key = SPECULATIVE_FIELDS.get(flag.dest) or _SHORT_SPECULATIVE[flag.dest]
             self.values["speculative_config"] = {**(self.values.get("speculative_config") or {}), key: value}
         elif flag.dest == "optimization_level":
-            self._store_level(value)
+            # Stores --optimization-level 0 to 3; anything else is recorded as a problem.
+            text = str(value).removeprefix("O")
+            if text in ("0", "1", "2", "3"):
+                self.values["optimization_level"] = int(text)
+            else:
+                message = f"--optimization-level takes 0, 1, 2 or 3, got {value!r}"
+                self.problem("--optimization-level", "bad_value", message, value=str(value))
         elif flag.dest in FIELDS:
             self.values[flag.dest] = value
         elif flag.name in _REPEATABLE and flag.name in self.others:
@@ -149,15 +155,6 @@ class FlagReader:
             self.others.pop(flag.name, None)
         else:
             self.others[flag.name] = as_words(value)
-
-    def _store_level(self, value: Any) -> None:
-        """Stores --optimization-level 0 to 3; anything else is recorded as a problem."""
-        text = str(value).removeprefix("O")
-        if text in ("0", "1", "2", "3"):
-            self.values["optimization_level"] = int(text)
-        else:
-            message = f"--optimization-level takes 0, 1, 2 or 3, got {value!r}"
-            self.problem("--optimization-level", "bad_value", message, value=str(value))
 
     def store_dotted(self) -> None:
         """Store the dotted keys of a flag as one JSON value, which replaces one given as a whole."""
@@ -206,7 +203,12 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
     while reader.at < len(rest):
         _read_token(reader)
     reader.store_dotted()
-    _take_positionals(reader, positional_model)
+    # Takes the first positional as the model where none is given; the others are recorded as problems.
+    words = reader.positionals
+    if words and positional_model and not reader.values.get("model"):
+        reader.values["model"] = words.pop(0)
+    for word in words:
+        reader.problem(word, "unknown", f"{word!r} belongs to no flag: vLLM leaves it unrecognized")
     return ParsedArgs(reader.to_args(usage, env), tuple(reader.problems))
 
 
@@ -387,12 +389,3 @@ def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -
         content: Any = text.split(",") if path.endswith("+") else dotted_value(text)
         _, before = reader.dotted.get(flag.name, (flag, {}))
         reader.dotted[flag.name] = (flag, merged(before, nested(keys, content)))
-
-
-def _take_positionals(reader: FlagReader, positional_model: bool) -> None:
-    """Takes the first positional as the model where none is given; the others are recorded as problems."""
-    words = reader.positionals
-    if words and positional_model and not reader.values.get("model"):
-        reader.values["model"] = words.pop(0)
-    for word in words:
-        reader.problem(word, "unknown", f"{word!r} belongs to no flag: vLLM leaves it unrecognized")

@@ -8,7 +8,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.traits import is_compressed_mla, is_pooling, uses_sparse_mla
+from legroom.vllm.traits import is_pooling, traits
 
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 
@@ -45,10 +45,10 @@ def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     """The KV cache dtype that is stored: sparse latent attention packs its own formats."""
     dtype = requested_cache_dtype(args, model, gpu, release)
-    if is_compressed_mla(model):
+    if traits(model).compressed_mla:
         packed = dtype.startswith("fp8") or (dtype == "auto" and release.at_least("0.32.0"))
         return "fp8_ds_mla" if packed else dtype
-    return _sparse_dtype(dtype, gpu, release) if uses_sparse_mla(model) else dtype
+    return _sparse_dtype(dtype, gpu, release) if traits(model).sparse_mla else dtype
 
 
 def requested_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
@@ -56,14 +56,14 @@ def requested_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Rele
     dtype = args.kv_cache_dtype or "auto"
     if dtype == "auto":
         dtype = _checkpoint_dtype(model, release)
-        if dtype == "fp8" and uses_sparse_mla(model) and release.at_least("0.32.0"):
+        if dtype == "fp8" and traits(model).sparse_mla and release.at_least("0.32.0"):
             # FlashMLA packs what is called fp8, and leaves e4m3, ModelOpt's name, to FlashInfer.
             dtype = "fp8_e4m3"
     # GLM-5 on data-centre Blackwell: an fp8 cache by default (not in 0.28.0, in 0.32.0).
     glm_dsa = model.architecture == "GlmMoeDsaForCausalLM" and gpu.compute_capability[0] == 10
     if dtype == "auto" and glm_dsa and release.at_least("0.30.0"):
         dtype = "fp8_e4m3"
-    return "auto" if dtype == "bfloat16" and uses_sparse_mla(model) else dtype
+    return "auto" if dtype == "bfloat16" and traits(model).sparse_mla else dtype
 
 
 def _checkpoint_dtype(model: Model, release: Release) -> str:

@@ -31,7 +31,7 @@ from legroom.vllm.cudagraphs import estimate_applied, graph_plan, num_speculativ
 from legroom.vllm.engine_selection import engine_of, runner_of
 from legroom.vllm.precision import activation_dtype, kv_cache_dtype
 from legroom.vllm.setting_checks import check_given, check_length, check_settings
-from legroom.vllm.traits import has_chunked_attention, has_state, is_bidirectional, is_pooling
+from legroom.vllm.traits import is_pooling, traits
 
 
 def served_model(args: ServeArgs) -> Model:
@@ -177,7 +177,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     )
     check_settings(settings, model)
     # The checks take what is given; without a KV cache the engine then turns chunked prefill off.
-    no_cache = is_bidirectional(model) and release.at_least("0.16.0")
+    no_cache = traits(model).bidirectional and release.at_least("0.16.0")
     return replace(settings, enable_chunked_prefill=False) if no_cache else settings
 
 
@@ -206,7 +206,7 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
         pipeline and release.before("0.15.0"),
         pipeline and runner == "V1" and release.at_least("0.29.0"),
         other_value(args, "--distributed-executor-backend") == "ray" and release.before("0.28.0"),
-        has_state(model) and args.mamba_cache_mode in ("align", "all") and release.within("0.15.0", "0.17.1"),
+        traits(model).has_state and args.mamba_cache_mode in ("align", "all") and release.within("0.15.0", "0.17.1"),
     )
     return not any(against)
 
@@ -227,7 +227,7 @@ def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool
         return True
     if args.disable_hybrid_kv_cache_manager:
         return True
-    chunked = has_chunked_attention(model)
+    chunked = traits(model).chunked
     allowed = env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
     eagle = draft_method(args.speculative_config) in ("eagle", "eagle3", "mtp")
     against = (

@@ -9,7 +9,7 @@ from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
 from legroom.vllm.config_rules import config_refusals
-from legroom.vllm.traits import attention_heads, is_bidirectional
+from legroom.vllm.traits import traits
 
 
 class RefusedByVllm(LegroomError):
@@ -107,7 +107,7 @@ def _batched_tokens(settings: EngineSettings, model: Model) -> None:
 
 def _heads(settings: EngineSettings, model: Model) -> None:
     """Raises RefusedByVllm where TP does not divide the attention heads, or decode context parallelism TP."""
-    heads, ranks = attention_heads(model), settings.tensor_parallel_size
+    heads, ranks = traits(model).heads, settings.tensor_parallel_size
     if heads is not None and heads % ranks:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
         raise RefusedByVllm(
@@ -137,14 +137,14 @@ def _stages(settings: EngineSettings, model: Model) -> None:
 def _block_size(settings: EngineSettings, model: Model) -> None:
     """0.18+ lists no sizes; every attention backend needs a multiple of 16."""
     size = settings.block_size
-    if size is not None and size % 16 and size not in (1, 8) and attention_heads(model) is not None:
+    if size is not None and size % 16 and size not in (1, 8) and traits(model).heads is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
 
 
 def _pool(settings: EngineSettings, model: Model) -> None:
     """Raises LegroomError for --num-gpu-blocks-override below 1."""
     blocks = settings.num_gpu_blocks_override
-    if blocks is not None and blocks < 1 and not is_bidirectional(model):
+    if blocks is not None and blocks < 1 and not traits(model).bidirectional:
         message = f"--num-gpu-blocks-override {blocks} is out of range"
         raise LegroomError(message, "--num-gpu-blocks-override takes a whole number from 1 up")
 

@@ -12,35 +12,51 @@ _POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward"}
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerTraits:
+class LayerTraits:
     """The properties of a model's layers."""
 
     has_state: bool
+    """Whether some layer keeps a recurrent state."""
     attention_free: bool
+    """Whether every layer that mixes tokens is recurrent."""
     moe: bool
+    """Whether some layer has experts."""
     mla: bool
+    """Whether some layer is latent attention."""
     sparse_mla: bool
+    """Whether some layer is latent attention with an indexer (DeepSeek V3.2, GLM-5)."""
     compressed_mla: bool
+    """Whether some layer caches compressed latents (DeepSeek V4)."""
     bidirectional: bool
+    """Whether attention sees the whole input (BERT-like)."""
     slides_everywhere: bool
+    """Whether every attention layer has a window: what the V0 engine calls a sliding-window model."""
     chunked: bool
+    """Whether some layer attends within chunks only (Llama 4)."""
     block_sparse: bool
+    """Whether some layer selects blocks of keys and values (MiniMax-M3)."""
     heads: int | None
+    """The head count that tensor parallelism must divide."""
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether attention and recurrent layers are mixed."""
+        return self.has_state and not self.attention_free
 
 
-_known: Memo[_LayerTraits] = Memo(64)
+_known: Memo[LayerTraits] = Memo(64)
 
 
-def _traits(model: Model) -> _LayerTraits:
+def traits(model: Model) -> LayerTraits:
     """The properties of the model's layers, computed once per model."""
     return _known.get((model.layers,), (), lambda: _read(model.layers))
 
 
-def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
+def _read(layers: tuple[Layer, ...]) -> LayerTraits:
     """The properties that vLLM's rules ask of a model, from its layers."""
     mixers = [layer.mixer for layer in layers if layer.mixer is not None]
     attentions, latents, states = with_kv_heads(mixers), latent(mixers), recurrent(mixers)
-    return _LayerTraits(
+    return LayerTraits(
         has_state=bool(states),
         attention_free=bool(mixers) and len(states) == len(mixers),
         moe=any(isinstance(layer.feedforward, Experts) for layer in layers),
@@ -53,41 +69,6 @@ def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
         block_sparse=any(attention.index_head_dim for attention in attentions),
         heads=next((mixer.heads for mixer in attending(mixers)), None),
     )
-
-
-def has_state(model: Model) -> bool:
-    """Whether some layer keeps a recurrent state."""
-    return _traits(model).has_state
-
-
-def is_attention_free(model: Model) -> bool:
-    """Whether every layer that mixes tokens is recurrent."""
-    return _traits(model).attention_free
-
-
-def is_hybrid(model: Model) -> bool:
-    """Whether attention and recurrent layers are mixed."""
-    return _traits(model).has_state and not _traits(model).attention_free
-
-
-def is_moe(model: Model) -> bool:
-    """Whether some layer has experts."""
-    return _traits(model).moe
-
-
-def uses_mla(model: Model) -> bool:
-    """Whether some layer is latent attention."""
-    return _traits(model).mla
-
-
-def uses_sparse_mla(model: Model) -> bool:
-    """Whether some layer is latent attention with an indexer (DeepSeek V3.2, GLM-5)."""
-    return _traits(model).sparse_mla
-
-
-def is_compressed_mla(model: Model) -> bool:
-    """Whether some layer caches compressed latents (DeepSeek V4)."""
-    return _traits(model).compressed_mla
 
 
 def is_encoder_decoder(model: Model) -> bool:
@@ -134,31 +115,6 @@ def replicates_encoders(args: ServeArgs, model: Model) -> bool:
     return other_value(args, "--mm-encoder-tp-mode") == "data" or (
         falls_back and any(encoder.heads % ranks for encoder in model.modalities)
     )
-
-
-def is_bidirectional(model: Model) -> bool:
-    """Whether attention sees the whole input (BERT-like)."""
-    return _traits(model).bidirectional
-
-
-def slides_everywhere(model: Model) -> bool:
-    """Whether every attention layer has a window: what the V0 engine calls a sliding-window model."""
-    return _traits(model).slides_everywhere
-
-
-def has_chunked_attention(model: Model) -> bool:
-    """Whether some layer attends within chunks only (Llama 4)."""
-    return _traits(model).chunked
-
-
-def has_block_sparse(model: Model) -> bool:
-    """Whether some layer selects blocks of keys and values (MiniMax-M3)."""
-    return _traits(model).block_sparse
-
-
-def attention_heads(model: Model) -> int | None:
-    """The head count that tensor parallelism must divide."""
-    return _traits(model).heads
 
 
 _IMAGE_MASKS = {

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from legroom.facts.attention_backends import backend_table
-from legroom.facts.config_classes import accepted_quantizations, interfaces, is_asked, known_names
+from legroom.facts.config_classes import accepted_quantizations, backend_table, interfaces, is_asked, known_names
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Dense, Experts, Model, Quantization
 from legroom.facts.release_support import (
@@ -27,7 +26,7 @@ from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.attention_selection import backend_refusals
-from legroom.vllm.traits import built_encoders, is_compressed_mla, is_hybrid, is_moe, replicates_encoders, uses_mla
+from legroom.vllm.traits import built_encoders, replicates_encoders, traits
 
 _UNKNOWN = (0, 0)
 
@@ -90,7 +89,7 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
     """An FP8 KV cache on cards without FP8: FlashInfer reads it, Triton and FlexAttention do not."""
     if not settings.kv_cache_dtype.startswith("fp8") or not _lacks(gpu, (8, 9)):
         return
-    if settings.engine == "V0" or release.before("0.11.0") or uses_mla(model):
+    if settings.engine == "V0" or release.before("0.11.0") or traits(model).mla:
         return
     if release.at_least("0.24.0") and backend_table(release, gpu.compute_capability) is not None:
         return  # `_attention` knows
@@ -112,7 +111,7 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
 
 def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """A model that a later release of vLLM introduced."""
-    if is_hybrid(model) and interfaces(model.architecture, release) is None and is_asked(release):
+    if traits(model).hybrid and interfaces(model.architecture, release) is None and is_asked(release):
         message = f"Model architectures ['{model.architecture}'] are not supported for now."
         yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
     if release.version == latest().version:
@@ -121,7 +120,7 @@ def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
     if since is None or not release.before(since):
         return
     # The Transformers backend (0.7.1+) runs dense text models, and others from 0.11.1 on.
-    dense_text = not (is_moe(model) or is_hybrid(model) or uses_mla(model) or model.modalities)
+    dense_text = not (traits(model).moe or traits(model).hybrid or traits(model).mla or model.modalities)
     yield Unsupported(
         "unsupported_architecture",
         f"Model architectures ['{model.architecture}'] are not supported for now.",
@@ -241,7 +240,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
         )
     yield from _on_card(method, model, gpu, release)
     yield from _in_dtype(method, settings.dtype, release, online=model.quantization is None)
-    if declared and is_moe(model) and (settings.given.quantization or "").startswith(_REQUANTIZING):
+    if declared and traits(model).moe and (settings.given.quantization or "").startswith(_REQUANTIZING):
         message = "Requantizing checkpoint-quantized MoE layers is not supported."
         yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
     yield from _mx_groups(method, settings, model, release)
@@ -381,7 +380,7 @@ def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> I
 
 def _eplb(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
     """Expert methods whose experts cannot be moved between ranks."""
-    if not (is_given(settings.given, "--enable-eplb") and is_moe(model)):
+    if not (is_given(settings.given, "--enable-eplb") and traits(model).moe):
         return
     scheme = model.quantization
     if method == "compressed-tensors":
@@ -482,7 +481,7 @@ def _is_own_config(model: Model) -> bool:
 
 def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """DeepSeek-V4 names its backend itself, so that a card without the kernels is noticed when they first run."""
-    table = backend_table(release, gpu.compute_capability) if is_compressed_mla(model) else None
+    table = backend_table(release, gpu.compute_capability) if traits(model).compressed_mla else None
     if table is not None and not any(table.runs(name) for name in table.names if name.endswith("_DSV4")):
         message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
         yield Unsupported("unsupported_gpu", message, "it may not run there: use Hopper or Blackwell", certain=False)

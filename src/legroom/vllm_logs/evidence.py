@@ -114,7 +114,14 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )
-    return _drop_general_readings(items)
+    ids = {evidence.id for evidence in items}
+    covered = {weak for strong, weaker in _COVERED_BY.items() if strong in ids for weak in weaker}
+    if any(evidence.role in ("failure", "host") for evidence in items):
+        covered.add("exception")
+    if ids.intersection(_SECONDARY_FAILURES) and not any(_QUOTES_CAUSE.search(evidence.window) for evidence in items):
+        covered.add("exception")
+    banner = "server_banner" in ids  # printed settings may name functions that are not running
+    return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
 _COVERED_BY = {
@@ -138,18 +145,6 @@ _COVERED_BY = {
 }
 _SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """Exceptions that only report the failure of another process."""
-
-
-def _drop_general_readings(items: list[Evidence]) -> list[Evidence]:
-    """Drops a general message where a more specific one matched the same line."""
-    ids = {evidence.id for evidence in items}
-    covered = {weak for strong, weaker in _COVERED_BY.items() if strong in ids for weak in weaker}
-    if any(evidence.role in ("failure", "host") for evidence in items):
-        covered.add("exception")
-    if ids.intersection(_SECONDARY_FAILURES) and not any(_QUOTES_CAUSE.search(evidence.window) for evidence in items):
-        covered.add("exception")
-    banner = "server_banner" in ids  # printed settings may name functions that are not running
-    return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
 def is_truncated_error(message: str) -> bool:

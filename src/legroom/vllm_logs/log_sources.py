@@ -102,12 +102,8 @@ def _decompressed_pieces(stream: IO[bytes], head: bytes, name: str) -> Iterator[
         yield from _read_compressed(*_zstd_reader(_PrependedStream(head, stream), name))
     else:
         yield head
-        yield from _read_pieces(stream)
-
-
-def _read_pieces(stream: Any) -> Iterator[bytes]:
-    while piece := stream.read(PIECE_BYTES):
-        yield piece
+        while piece := stream.read(PIECE_BYTES):
+            yield piece
 
 
 def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:

@@ -151,8 +151,26 @@ def startup_of(events: list[StartupEvent]) -> Startup:
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
     startup = _with_settings(startup, events)
     startup = _with_memory(startup, events)
-    startup = _with_capacity(startup, events)
-    return _with_outcome(startup, events)
+    # The start-up with blocks, tokens and concurrency of the KV cache; the smallest of all ranks.
+    concurrency = _smallest_value(events, "concurrency_ratio")
+    length = _first_value(events, "concurrency_len_count")
+    override = _first_value(events, "override_blocks_count")
+    blocks = override if override is not None else _smallest_value(events, "blocks_count")
+    startup = replace(
+        startup,
+        blocks=int(blocks) if blocks is not None else None,
+        tokens=_smallest_value(events, "tokens_count"),
+        max_concurrency=concurrency,
+        concurrency_len=int(length) if length is not None else None,
+    )
+    # The start-up as failed, started or incomplete; a failure after it was ready does not count.
+    ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
+    failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
+    if failed is not None and (ready is None or failed < ready):
+        return replace(startup, outcome="failed", failure=_startup_failure(events, failed))
+    # Old releases used as a library print no "ready" line; the cache size comes after the last memory check.
+    sized = startup.blocks is not None or startup.tokens is not None
+    return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
 def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
@@ -235,32 +253,6 @@ def _summary_includes_graphs(vllm: str | None) -> bool:
     release = logged_release(vllm) if vllm else None
     is_0_18 = release is not None and release.at_least("0.18.0") and not release.at_least("0.19.0")
     return release is not None and (is_0_18 or release.at_least("0.27.0"))
-
-
-def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
-    """The start-up with blocks, tokens and concurrency of the KV cache; the smallest of all ranks."""
-    concurrency = _smallest_value(events, "concurrency_ratio")
-    length = _first_value(events, "concurrency_len_count")
-    override = _first_value(events, "override_blocks_count")
-    blocks = override if override is not None else _smallest_value(events, "blocks_count")
-    return replace(
-        startup,
-        blocks=int(blocks) if blocks is not None else None,
-        tokens=_smallest_value(events, "tokens_count"),
-        max_concurrency=concurrency,
-        concurrency_len=int(length) if length is not None else None,
-    )
-
-
-def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
-    """The start-up as failed, started or incomplete; a failure after it was ready does not count."""
-    ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
-    failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
-    if failed is not None and (ready is None or failed < ready):
-        return replace(startup, outcome="failed", failure=_startup_failure(events, failed))
-    # Old releases used as a library print no "ready" line; the cache size comes after the last memory check.
-    sized = startup.blocks is not None or startup.tokens is not None
-    return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
 def _startup_failure(events: list[StartupEvent], index: int) -> StartupFailure:

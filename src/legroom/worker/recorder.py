@@ -204,7 +204,8 @@ class BlackBoxRecorder:
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
-            _remove_oldest_records(folder)
+            for old in sorted(folder.glob(f"{PREFIX}*.json"))[:-_MOST_FILES]:
+                _result_or_none(lambda path=old: path.unlink(missing_ok=True))
             return folder / name
         LOG.error("legroom black box: %s", _log_line(record))
         return None
@@ -286,11 +287,6 @@ def _write_atomically(path: Path, text: str) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
-
-
-def _remove_oldest_records(folder: Path) -> None:
-    for old in sorted(folder.glob(f"{PREFIX}*.json"))[:-_MOST_FILES]:
-        _result_or_none(lambda path=old: path.unlink(missing_ok=True))
 
 
 def _bounded_json(record: BlackBox) -> str:

@@ -179,18 +179,13 @@ def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
         for holder in (owner, getattr(owner, "worker", None)):
             config = getattr(holder, "vllm_config", None)
             if config is not None and hasattr(config, "cache_config"):
-                return _config_settings(config)
+                settings: dict[str, Any] = {}
+                for part, names in _SETTINGS.items():
+                    for name in names:
+                        value = getattr(getattr(config, part, None), name, None)
+                        if value is None or str(value) in _UNSET:
+                            continue
+                        number = isinstance(value, (bool, int, float))
+                        settings[_FLAG_NAMES.get(name, name)] = value if number else str(value).removeprefix("torch.")
+                return settings
     return {}
-
-
-def _config_settings(config: Any) -> dict[str, Any]:
-    """The set fields of a VllmConfig that bear on memory, by flag name."""
-    settings: dict[str, Any] = {}
-    for part, names in _SETTINGS.items():
-        for name in names:
-            value = getattr(getattr(config, part, None), name, None)
-            if value is None or str(value) in _UNSET:
-                continue
-            number = isinstance(value, (bool, int, float))
-            settings[_FLAG_NAMES.get(name, name)] = value if number else str(value).removeprefix("torch.")
-    return settings

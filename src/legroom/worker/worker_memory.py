@@ -95,7 +95,10 @@ def _allocator_segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[A
     snapshot = getattr(cuda, "memory_snapshot", None)
     if snapshot is None:
         return ()
-    graph_pool = _graph_pool()
+    # The id of vLLM's CUDA graph memory pool; None where there is none yet.
+    platform = getattr(sys.modules.get("vllm.platforms"), "_current_platform", None)
+    handle = getattr(platform, "_global_graph_pool", None)
+    graph_pool = tuple(handle) if handle is not None else None
     own = [segment for segment in snapshot() if segment.get("device", device) == device]
     return tuple(_allocator_segment(segment, graph_pool, with_blocks=with_blocks) for segment in own)
 
@@ -125,13 +128,6 @@ def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str
     if pool == _COMMON_POOL:
         return ""
     return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
-
-
-def _graph_pool() -> tuple[int, ...] | None:
-    """The id of vLLM's CUDA graph memory pool; None where there is none yet."""
-    platform = getattr(sys.modules.get("vllm.platforms"), "_current_platform", None)
-    handle = getattr(platform, "_global_graph_pool", None)
-    return tuple(handle) if handle is not None else None
 
 
 PROFILING = frozenset({"determine_available_memory", "determine_num_available_blocks"})
@@ -212,7 +208,9 @@ def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) ->
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
     torch = allocator_state(cuda, device, with_blocks=False)
-    _reset_peak(cuda, device)
+    reset = getattr(cuda, "reset_peak_memory_stats", None)
+    if reset is not None and not is_profiling():
+        reset(device)
     card = card_use(cuda, device)
     shared = {each.name for each in fields(WorkerMemory)} & {each.name for each in fields(AllocatorState)}
     return WorkerMemory(
@@ -225,13 +223,6 @@ def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) ->
         host_pinned_bytes=host.pinned_bytes,
         **{name: getattr(torch, name) for name in shared},
     )
-
-
-def _reset_peak(cuda: Any, device: int) -> None:
-    """Start a new peak, unless vLLM is sizing its KV cache by it."""
-    reset = getattr(cuda, "reset_peak_memory_stats", None)
-    if reset is not None and not is_profiling():
-        reset(device)
 
 
 def is_profiling() -> bool:

@@ -173,7 +173,14 @@ class _Lexer:
         elif character in OPERATORS and not _PLACEHOLDER.match(self.text, self.position):
             self._read_operator(character)
         else:
-            self._read_word()
+            # Appends the word at the position; `name=(` opens an array.
+            word, self.position = _parse_word(self.text, self.position)
+            if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
+                word = Word(word.text + "(", word.offset, word.raw + "(")
+                self.position += 1
+                self._arrays += 1
+            self.words.append(word)
+            self.count += 1
 
     def _read_operator(self, character: str) -> None:
         """Appends the operator at the position as a word; a here-document's is kept for the end of the line."""
@@ -196,16 +203,6 @@ class _Lexer:
         if self._arrays and character == ")":
             self._arrays -= 1
         self.position = end
-
-    def _read_word(self) -> None:
-        """Appends the word at the position; `name=(` opens an array."""
-        word, self.position = _parse_word(self.text, self.position)
-        if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
-            word = Word(word.text + "(", word.offset, word.raw + "(")
-            self.position += 1
-            self._arrays += 1
-        self.words.append(word)
-        self.count += 1
 
 
 def _parse_word(text: str, start: int) -> tuple[Word, int]:

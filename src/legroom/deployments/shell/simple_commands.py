@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 
 from legroom.deployments.server_words import ASSIGNMENT, expand_variables
 from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines, split_words
@@ -179,6 +180,8 @@ class _ScriptState:
         self.positions: tuple[str, ...] = ()
         self.functions = Functions()
         self.calls = self.called = 0
+        self.tested: set[str] = set()
+        """Flags in the condition of the present `if`: `if supports "--swap-space"; then ARGS+=(--swap-space 4)`."""
 
     def set(self, name: str, value: Word) -> None:
         self.values[name], self.texts[name] = value, value.text
@@ -187,6 +190,11 @@ class _ScriptState:
 def _run_command(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
     """Apply assignments and `shift` to the state; yield the command, and those of a function that it calls."""
     raw = " ".join(word.raw for word in line)
+    if line and line[0].raw in ("if", "elif"):
+        condition = takewhile(lambda word: word.raw != "then", line)
+        state.tested = {word.text for word in condition if word.text.startswith("--")}
+    elif line and line[0].raw in ("else", "fi"):
+        state.tested = set()
     while words and (words[0].text in LEADING or words[0].text == "{"):
         words = words[1:]
     start = 0
@@ -194,6 +202,7 @@ def _run_command(words: list[Word], line: list[Word], state: _ScriptState) -> It
         start += 1
     if start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
         inner = list(_expanded_words([word for word in words[start + 1 :] if word.text != ")"], state))
+        inner = list(_without_flags(inner, state.tested))  # only a release that has them gets them
         longer = state.arrays.get(array[1], []) + inner if "+=" in words[start].text else inner
         state.arrays[array[1]] = longer[:_MAX_PIECES]
         return
@@ -215,6 +224,16 @@ def _run_command(words: list[Word], line: list[Word], state: _ScriptState) -> It
     function = state.functions.by_name.get(rest[0].text)
     if function is not None and state.calls < _MAX_DEPTH and state.called < _MAX_CALLED_COMMANDS:
         yield from _call_function(function, rest[1:], given, state)
+
+
+def _without_flags(words: list[Word], flags: set[str]) -> Iterator[Word]:
+    """The words without these flags and their values."""
+    is_left_out = False
+    for word in words:
+        if word.text.startswith("--"):
+            is_left_out = word.text.partition("=")[0] in flags
+        if not is_left_out:
+            yield word
 
 
 def _call_function(

@@ -183,17 +183,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
             steps=("load with fewer processes at once, or start instances one after the other",),
         )
+    if case.phase_reached == "serving" or case.has("ray_node_memory"):
+        return
     yield Fix(
         "checkpoint_format",
         "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
         steps=("re-save the checkpoint as safetensors with max_shard_size=2GB",),
     )
-    if case.has("sigkill", "killed_word"):
-        yield Fix(
-            "engine_version_or_V0",
-            "If the host has plenty of RAM, the kill came from elsewhere; another release may pass.",
-            steps=("check dmesg first; then try another release",),
-        )
 
 
 def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -267,6 +263,8 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
             "give the node more RAM, or place fewer actors and workers on it: Ray counts everything that runs there",
             "if the peak is known to end just above it, start Ray with RAY_memory_usage_threshold=0.98 (of the RAM; "
             "0.95 unless told otherwise)",
+            "a trainer's offloaded parameters and optimizer count, and so do weights of an engine asleep at level 1 "
+            "(sleep level 2 drops them)",
         ]
     if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
         steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")

@@ -137,8 +137,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             # Weights that loaded into a card whose budget is below them: the budget is the error.
             yield from (split, smaller) if -accounting.pool_bytes > BESIDE_BYTES else (smaller, split)
             yield other_hardware(planner)
-    elif planner.case.startup.weights_bytes is None:
-        yield _other_release_fix()
     yield from _fixes_without_figures(planner)
 
 
@@ -220,17 +218,6 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
             "In the V0 engine the dummy batch is as long as max_model_len.",
             steps=("give --max-model-len explicitly, as short as your requests allow",),
         )
-    if planner.case.startup.weights_bytes is not None:
-        yield _other_release_fix()
-
-
-def _other_release_fix() -> Fix:
-    """Fix: the last release that started, as the memory accounting differs between releases."""
-    return Fix(
-        "engine_version_or_V0",
-        "What a release counts has changed: if an earlier one started with these flags, it is the accounting.",
-        steps=("pip install the last vLLM that started",),
-    )
 
 
 def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:

@@ -41,11 +41,13 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     service: dict[str, Any] = {"image": containers.image(server)}
     if containers.needs_legroom(server):
         service["build"] = "."
+    port = containers.published_port(server)
+    ports = [port if server.has_key else Commented(containers.NO_KEY, port)]
     service |= {
         "entrypoint": [literal(word) for word in containers.entrypoint(server)],
         "command": [*commented_words(server.lines, literal)],
         "environment": _environment(server),
-        "ports": _ports(server),
+        "ports": ports,
         "volumes": _volumes(server),
         "shm_size": Commented(
             "Ranks communicate through /dev/shm, which has only 64 MiB by default.", f"{containers.shm_gib(server)}gb"
@@ -66,12 +68,6 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     }
     service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
     return service | _gpu_devices(server)
-
-
-def _ports(server: ExportedServer) -> list[Any]:
-    """The published port, with a warning comment where the server has no API key."""
-    port = containers.published_port(server)
-    return [port if server.has_key else Commented(containers.NO_KEY, port)]
 
 
 def _environment(server: ExportedServer) -> dict[str, Any]:

@@ -62,14 +62,25 @@ def _docker_run_options(server: ExportedServer) -> Iterator[str]:
     if not server.has_key:
         yield from comment_lines(containers.NO_KEY)
     yield f"--publish {containers.published_port(server)}"
-    yield from _volume_options(server)
+    yield from comment_lines("Weights and compiled code are kept when the container is replaced.")
+    if not server.local_model:
+        yield f"--volume {shlex.quote(f'{containers.hf_home_volume(server)}:{containers.CACHE}')}"
+    yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
+    if on_host := containers.bind_mounts(server):
+        yield from comment_lines("What the command names on this machine, at the same paths.")
+        yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
     for line in containers.container_env(server, all_cards=bool(containers.device_files(server))):
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"--env {shlex.quote(f'{line.name}={line.value}')}"
     for name in server.secrets:
         yield from comment_lines(f"{name} is taken from the environment of this script; it is not written here.")
         yield f"--env {name}"
-    yield from _health_check_options(server)
+    # Lines with --health-* and --stop-timeout; the start period is the startup limit.
+    yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
+    yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
+    yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
+    yield from comment_lines(server.stop_sentence())
+    yield f"--stop-timeout {server.times.stop_s}"
 
 
 def _gpu_options(server: ExportedServer) -> Iterator[str]:
@@ -79,25 +90,6 @@ def _gpu_options(server: ExportedServer) -> Iterator[str]:
         return
     picked = containers.visible_gpu_indexes(server)
     yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
-
-
-def _volume_options(server: ExportedServer) -> Iterator[str]:
-    yield from comment_lines("Weights and compiled code are kept when the container is replaced.")
-    if not server.local_model:
-        yield f"--volume {shlex.quote(f'{containers.hf_home_volume(server)}:{containers.CACHE}')}"
-    yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
-    if on_host := containers.bind_mounts(server):
-        yield from comment_lines("What the command names on this machine, at the same paths.")
-        yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
-
-
-def _health_check_options(server: ExportedServer) -> Iterator[str]:
-    """Lines with --health-* and --stop-timeout; the start period is the startup limit."""
-    yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
-    yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
-    yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
-    yield from comment_lines(server.stop_sentence())
-    yield f"--stop-timeout {server.times.stop_s}"
 
 
 def _watch_run_command(server: ExportedServer) -> Iterator[str]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from legroom.exports.deploy.serve_command import ServeCommand
 from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S, StartTimes
 from legroom.facts.flags import env_default
+from legroom.facts.release_support import ENDPOINTS_SWITCH
 from legroom.facts.releases import Release
-from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass

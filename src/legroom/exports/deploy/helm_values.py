@@ -60,20 +60,6 @@ _OWN = frozenset(
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """A values file for the chart of vLLM's production stack; LegroomError where the chart cannot hold the plan."""
     server = containers.container_server(request)
-    _check_chart_can_hold(server)
-    remarks = (
-        f"Values for the chart {CHART}.",
-        *containers.head_comment(server),
-        *server.remarks,
-        *secret_command(server, None),
-        *create_commands(server, None),
-        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply, and the drain is shorter.",
-    )
-    return (ExportedFile(f"{server.name}-values.yaml", yaml_text(chart_values(server), head=remarks)),)
-
-
-def _check_chart_can_hold(server: ExportedServer) -> None:
-    """Raises LegroomError for TLS, a guard or sidecar, and releases without --no-enable-prefix-caching."""
     if server.address.tls:
         hint = "leave out --ssl-*, or use legroom export kubernetes"
         raise LegroomError("the router of the chart speaks plain http to its servers", hint)
@@ -86,6 +72,15 @@ def _check_chart_can_hold(server: ExportedServer) -> None:
             f"the chart writes --no-enable-prefix-caching, which vLLM {server.release} does not take",
             "use legroom export kubernetes, or a release from 0.8.5 on",
         )
+    remarks = (
+        f"Values for the chart {CHART}.",
+        *containers.head_comment(server),
+        *server.remarks,
+        *secret_command(server, None),
+        *create_commands(server, None),
+        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply, and the drain is shorter.",
+    )
+    return (ExportedFile(f"{server.name}-values.yaml", yaml_text(chart_values(server), head=remarks)),)
 
 
 def chart_values(server: ExportedServer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -68,14 +68,6 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """One file with an LLMInferenceService; LegroomError where KServe cannot run the plan."""
     server, settings, over = cluster_server(request)
-    _check_kserve_can_hold(server, over)
-    remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
-    text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
-    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
-
-
-def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
-    """Raises LegroomError for model folders, guards, sidecars, Ray, and copies whose ranks span nodes."""
     if server.local_model:
         raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
     if containers.needs_legroom(server):
@@ -88,6 +80,9 @@ def _check_kserve_can_hold(server: ExportedServer, over: NodeSpread) -> None:
             "KServe's template starts all nodes but the first with --headless: only the first takes requests",
             "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes",
         )
+    remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
+    text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
+    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
 
 
 def llm_inference_service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -121,10 +116,12 @@ def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
 
 def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The pod spec for the manifest's `template` or `worker`, whose container KServe merges with its own."""
+    left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
+    flags = (line for line in server.lines if line.phrase.flag not in left_out)
     main: dict[str, Any] = {
         "name": "main",
         "image": containers.image(server),
-        "args": [*_quoted_vllm_args(server, over)],
+        "args": [*commented_words(flags, lambda word: literal(shlex.quote(word)))],
         "resources": resource_requests(server),
     }
     downloading = [*env_entries(replace(server, env=(), secrets=_secrets_among(server, _DOWNLOADING)), settings)]
@@ -155,10 +152,3 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
 
 def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in server.secrets if name in names)
-
-
-def _quoted_vllm_args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
-    """The arguments, quoted for the shell of KServe's template."""
-    left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
-    flags = (line for line in server.lines if line.phrase.flag not in left_out)
-    return commented_words(flags, lambda word: literal(shlex.quote(word)))

@@ -50,8 +50,12 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
     cache = options.get("cache") or (several if pods > 1 else "claim")
     if cache == "pod" and keeps_volumes:
         cache = "kept"
+    # The namespace unchanged; LegroomError unless it is a valid Kubernetes name or None.
+    namespace = options.get("namespace")
+    if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
     return ClusterSettings(
-        namespace=_checked_namespace(options.get("namespace")),
+        namespace=namespace,
         replicas=replicas,
         most_replicas=most,
         scaler=(options.get("scaler") or "keda") if most else "",
@@ -72,13 +76,6 @@ def _positive_count(options: Mapping[str, Any], name: str, default: int) -> int:
         flag = "--" + name.replace("_", "-")
         raise LegroomError(f"{flag} {text!r} is not a number of at least 1", f"write it like {flag} 4")
     return int(text)
-
-
-def _checked_namespace(namespace: str | None) -> str | None:
-    """The namespace unchanged; LegroomError unless it is a valid Kubernetes name or None."""
-    if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
-        raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
-    return namespace
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:

@@ -13,7 +13,7 @@ from legroom.exports.deploy.named_paths import check_paths
 from legroom.exports.deploy.serve_command import check_health_is_reachable, check_reachable
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.export_request import ExportedFile
-from legroom.facts.sleep_mode import FLAG
+from legroom.facts.release_support import FLAG
 from legroom.planning.packing.gpu_packing import PackResult
 from legroom.planning.packing.placement import Shift
 from legroom.planning.plan_json import plan_document

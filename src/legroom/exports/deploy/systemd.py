@@ -88,22 +88,7 @@ def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator
     yield f"StateDirectory={server.name}"
     cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
     yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
-    yield from _environment_lines(server)
-    yield f"ExecStart={_exec_start(server, folder)}"
-    yield from _start_lines(server)
-    yield from _stop_lines(server)
-    yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
-    yield "Restart=always"
-    yield f"RestartSec={_RESTART_S}"
-    yield f"LimitNOFILE={_OPEN_FILES}"
-    yield from comment_lines("Pinned host memory counts as locked.")
-    yield "LimitMEMLOCK=infinity"
-    yield "NoNewPrivileges=yes"
-    yield "ProtectSystem=full"
-
-
-def _environment_lines(server: ExportedServer) -> Iterator[str]:
-    """Environment= lines with comments; secrets come from a file below /etc, checked for the API key."""
+    # Environment= lines with comments; secrets come from a file below /etc, checked for the API key.
     yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
@@ -116,6 +101,26 @@ def _environment_lines(server: ExportedServer) -> Iterator[str]:
             yield from comment_lines(f"{API_KEY_NAME} must be there: {WITHOUT_API_KEY}.")
             there = f'test -n "${API_KEY_NAME}"'
             yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
+    yield f"ExecStart={_exec_start(server, folder)}"
+    yield from _start_lines(server)
+    if server.options.guard:
+        yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
+        yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
+    elif not server.drains_itself:
+        yield from comment_lines(server.stop_sentence())
+    yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed: no orphans.")
+    yield "KillMode=mixed"
+    yield "KillSignal=SIGTERM"
+    stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
+    yield f"TimeoutStopSec={stop_s}"
+    yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
+    yield "Restart=always"
+    yield f"RestartSec={_RESTART_S}"
+    yield f"LimitNOFILE={_OPEN_FILES}"
+    yield from comment_lines("Pinned host memory counts as locked.")
+    yield "LimitMEMLOCK=infinity"
+    yield "NoNewPrivileges=yes"
+    yield "ProtectSystem=full"
 
 
 def _exec_start(server: ExportedServer, folder: str) -> str:
@@ -133,19 +138,6 @@ def _start_lines(server: ExportedServer) -> Iterator[str]:
     alive = server.address.curl("/health", "-o", "/dev/null")
     yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
     yield f"TimeoutStartSec={server.times.limit_s}"
-
-
-def _stop_lines(server: ExportedServer) -> Iterator[str]:
-    if server.options.guard:
-        yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
-        yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
-    elif not server.drains_itself:
-        yield from comment_lines(server.stop_sentence())
-    yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed: no orphans.")
-    yield "KillMode=mixed"
-    yield "KillSignal=SIGTERM"
-    stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
-    yield f"TimeoutStopSec={stop_s}"
 
 
 def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:

@@ -139,7 +139,16 @@ def _panel_builder(panel: Panel) -> Any:
     if panel.max is not None:
         builder.max(panel.max)
     if panel.kind == "timeseries":
-        _style_lines(builder, panel)
+        from grafana_foundation_sdk.builders import common as build
+        from grafana_foundation_sdk.models import common
+
+        builder.fill_opacity(8).line_width(1).show_points(common.VisibilityMode.NEVER)
+        builder.tooltip(
+            build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+        )
+        if panel.levels:
+            style = build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
+            builder.thresholds_style(style)
     if panel.kind == "bargauge":
         from grafana_foundation_sdk.models.common import VizOrientation
 
@@ -147,18 +156,6 @@ def _panel_builder(panel: Panel) -> Any:
     for number, (legend, expr) in enumerate(panel.queries.items()):
         builder.with_target(_prometheus_query(expr, legend, chr(ord("A") + number), panel.kind))
     return builder
-
-
-def _style_lines(builder: Any, panel: Panel) -> None:
-    """Sets line width, fill, tooltip and dashed thresholds on the builder of a time series."""
-    from grafana_foundation_sdk.builders import common as build
-    from grafana_foundation_sdk.models import common
-
-    builder.fill_opacity(8).line_width(1).show_points(common.VisibilityMode.NEVER)
-    builder.tooltip(build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
-    if panel.levels:
-        style = build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
-        builder.thresholds_style(style)
 
 
 def _threshold_steps(panel: Panel) -> Any:

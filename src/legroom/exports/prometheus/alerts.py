@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from legroom.exports.prometheus import recording_rules as record
+from legroom.exports.prometheus import measures as record
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration
 from legroom.exports.prometheus.measures import Measures
 from legroom.facts.metrics import role_of
@@ -76,24 +76,16 @@ def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: st
     )
 
 
-def _pool_full_query(levels: AlertLevels) -> str:
-    """PromQL of a pool that was full, or had no room for one more request of the mean running size, as in the detector
-    of `legroom watch`.
-
-    The maximum over the rate window: freed blocks stay free until the next request is computed, and a sample in that
-    gap would restart the alert's `for`.
-    """
-    window = levels.time(levels.rate_window_s)
-    use, running = (f"max_over_time({name}[{window}])" for name in (record.KV_USE, record.RUNNING))
-    one_more = f"{use} * (1 + 1 / {running}) > 1"
-    return f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
-
-
 def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
     """Alerts on KV cache pressure, queue and preemptions; `batch` matches servers whose full pool is intended."""
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
-    full = _pool_full_query(levels)
+    # The maximum over the rate window: freed blocks stay free until the next request is computed, and a sample in
+    # that gap would restart the alert's `for`.
+    window = levels.time(levels.rate_window_s)
+    use, running = (f"max_over_time({name}[{window}])" for name in (record.KV_USE, record.RUNNING))
+    one_more = f"{use} * (1 + 1 / {running}) > 1"
+    full = f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
     by_design = f"\nunless\n{record.RUNNING}{{{batch}}}" if batch else ""
     suffering = f"{record.QUEUED} > 0"
     if counted:

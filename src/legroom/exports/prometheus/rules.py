@@ -20,8 +20,7 @@ from legroom.exports.prometheus.alerts import (
     legroom_conditions,
     vllm_conditions,
 )
-from legroom.exports.prometheus.measures import Measures
-from legroom.exports.prometheus.recording_rules import recorded_expressions
+from legroom.exports.prometheus.measures import Measures, recorded_expressions
 from legroom.version import __version__
 
 NAME = "prometheus"
@@ -52,19 +51,15 @@ def add_options(parser: Any) -> None:
         "--target",
         action="append",
         metavar="HOST:PORT",
-        default=None,
         help="a server to scrape, again for more (default: localhost, the plan's port)",
     )
     parser.add_argument(
         "--guard",
         action="append",
         metavar="HOST:PORT",
-        default=None,
         help="a legroom guard to scrape (a middleware is on its server's page)",
     )
-    parser.add_argument(
-        "--watch", action="append", metavar="HOST:PORT", default=None, help="a legroom watch --daemon to scrape"
-    )
+    parser.add_argument("--watch", action="append", metavar="HOST:PORT", help="a legroom watch --daemon to scrape")
     parser.add_argument(
         "--runbook-base",
         metavar="URL",
@@ -76,10 +71,7 @@ def add_options(parser: Any) -> None:
         "--disk-speed", metavar="SPEED", help="how fast weights are read: a start may take that long (default: 200MB/s)"
     )
     parser.add_argument(
-        "--batch",
-        metavar="LABELS",
-        default="",
-        help='servers that work off a backlog, full by design: job="vllm-batch"',
+        "--batch", metavar="LABELS", help='servers that work off a backlog, full by design: job="vllm-batch"'
     )
     parser.add_argument(
         "--operator", action="store_true", help="a PrometheusRule and a PodMonitor for the Prometheus operator instead"
@@ -95,7 +87,6 @@ def add_options(parser: Any) -> None:
         "--operator-label",
         action="append",
         metavar="KEY=VALUE",
-        default=None,
         help="what the operator selects them by, such as release=kube-prometheus-stack",
     )
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
@@ -118,21 +109,17 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     rules = {"legroom-vllm-measures": records, "legroom-vllm": alerts, "legroom": own}
     interval = levels.time(_EVALUATION_S)
     groups = [{"name": name, "interval": interval, "rules": listed} for name, listed in rules.items()]
-    head = _head_comment(request)
+    release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
+    plan = (
+        f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
+    )
+    head = f"# {MARK} {__version__} for {release}.\n{plan}"
     if options.get("operator"):
         return (ExportedFile(OPERATOR_FILE, head + rules_text(*_operator_objects(groups, job, request))),)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
         ExportedFile(CONFIG_FILE, head + rules_text(_prometheus_config(job, request, levels))),
     )
-
-
-def _head_comment(request: ExportRequest) -> str:
-    release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
-    plan = (
-        f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
-    )
-    return f"# {MARK} {__version__} for {release}.\n{plan}"
 
 
 def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:

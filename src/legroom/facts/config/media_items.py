@@ -88,7 +88,18 @@ class _Grid:
     def _sampled_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """GLM-V: a video with the number of frames that gives the most tokens within max_model_len."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
-        lengths = _video_lengths(video, image, self.patch * self.merge, int(spec["frames_up_to"]))
+        # Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in
+        # pairs.
+        unit = self.patch * self.merge
+        side = math.floor(math.sqrt(image / 2) / unit) * unit
+        by_frames = []
+        for frames in range(1, int(spec["frames_up_to"]) + 1):
+            sized_for = max(frames, 2)
+            height = side
+            if round(sized_for / 2) * 2 * side**2 > video:
+                height = max(unit, math.floor(math.sqrt(video / sized_for) / unit) * unit)
+            by_frames.append(-(-frames // 2) * (height // unit) ** 2)
+        lengths = tuple(by_frames)
         return MediaItem(kind, max(lengths), max(lengths) * self.merge**2, lengths=lengths, **dates)
 
     def _growing_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
@@ -150,20 +161,3 @@ class _Grid:
             if isinstance(value, int) and value >= self.patch**2:
                 return value
         return 0
-
-
-def _video_lengths(video_pixels: int, image_pixels: int, unit: int, most_frames: int) -> tuple[int, ...]:
-    """Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in pairs.
-
-    The size is chosen before an odd number of frames is padded to even, so a video of 11 frames exceeds the
-    processor's pixel limit.
-    """
-    side = math.floor(math.sqrt(image_pixels / 2) / unit) * unit
-    lengths = []
-    for frames in range(1, most_frames + 1):
-        sized_for = max(frames, 2)
-        height = side
-        if round(sized_for / 2) * 2 * side**2 > video_pixels:
-            height = max(unit, math.floor(math.sqrt(video_pixels / sized_for) / unit) * unit)
-        lengths.append(-(-frames // 2) * (height // unit) ** 2)
-    return tuple(lengths)

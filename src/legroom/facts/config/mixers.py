@@ -12,16 +12,6 @@ from legroom.facts.config.layer_patterns import layer_kinds
 from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, attending, latent
 
 
-def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
-    """The recurrent mixer of one layer of the given kind."""
-    if kind not in _STATE_SPACES:
-        raise LegroomError(
-            f"the model config has a layer of type {kind!r}, which legroom does not know",
-            "known: full, sliding, chunked, linear attention, mamba, conv",
-        )
-    return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
-
-
 def _first_number(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     """The first of these fields that is a number; else the first field's default, an error without one."""
     for name in names:
@@ -178,11 +168,27 @@ def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind
     if kind == "none":
         return None
     if kind not in ("full", "sliding", "chunked", "latent", "latent_sliding"):
-        return state_space(text, kind)
+        if kind not in _STATE_SPACES:
+            raise LegroomError(
+                f"the model config has a layer of type {kind!r}, which legroom does not know",
+                "known: full, sliding, chunked, linear attention, mamba, conv",
+            )
+        return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
     if text.get("compress_ratios") is not None and text.get("head_dim") is not None and is_latent(text):
         return _deepseek_v4_attention(text, index)
     if is_latent(text):
-        return _latent_attention(text, index)
+        index_dim = int_field(text, "index_head_dim", default=0, low=0)
+        return LatentAttention(
+            heads=int_field(text, "num_attention_heads"),
+            kv_lora_rank=int_field(text, "kv_lora_rank"),
+            q_lora_rank=optional_int(text, "q_lora_rank"),
+            qk_nope_head_dim=int_field(text, "qk_nope_head_dim", low=0),
+            qk_rope_head_dim=int_field(text, "qk_rope_head_dim", low=0),
+            v_head_dim=int_field(text, "v_head_dim"),
+            index_heads=int_field(text, "index_n_heads", default=0, low=0),
+            index_head_dim=index_dim if _has_indexer(text, index) else 0,
+            output_gate=bool(text.get("mla_use_output_gate", False)),
+        )
     return _attention(text, architecture, kind, index)
 
 
@@ -190,22 +196,6 @@ def is_latent(text: Mapping[str, Any]) -> bool:
     """Whether vLLM serves the model as multi-head latent attention."""
     return str(text.get("model_type")) in _LATENT_TYPES and (
         text.get("kv_lora_rank") is not None or text.get("compress_ratios") is not None
-    )
-
-
-def _latent_attention(text: Mapping[str, Any], index: int) -> LatentAttention:
-    """The multi-head latent attention (MLA) of one layer, with its sparse indexer where the layer has one."""
-    index_dim = int_field(text, "index_head_dim", default=0, low=0)
-    return LatentAttention(
-        heads=int_field(text, "num_attention_heads"),
-        kv_lora_rank=int_field(text, "kv_lora_rank"),
-        q_lora_rank=optional_int(text, "q_lora_rank"),
-        qk_nope_head_dim=int_field(text, "qk_nope_head_dim", low=0),
-        qk_rope_head_dim=int_field(text, "qk_rope_head_dim", low=0),
-        v_head_dim=int_field(text, "v_head_dim"),
-        index_heads=int_field(text, "index_n_heads", default=0, low=0),
-        index_head_dim=index_dim if _has_indexer(text, index) else 0,
-        output_gate=bool(text.get("mla_use_output_gate", False)),
     )
 
 
@@ -245,11 +235,12 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
     has_bias = bool(text.get("attention_bias"))
     states_qkv_bias = bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
     biased_o = str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
+    shared = text.get("num_kv_shared_layers")
     return Attention(
         *_head_shape(text, architecture, kind, index),
         window=int_field(text, "sliding_window") if kind == "sliding" else None,
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
-        shares_kv=_shares_kv(text, index),
+        shares_kv=isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0,
         k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
         qkv_bias=_has_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
         o_bias=_has_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
@@ -355,12 +346,6 @@ def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[in
     head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))
     v_head_dim = int_field(text, f"{prefix}v_head_dim", default=int_field(text, "v_head_dim", default=head_dim))
     return int_field(text, f"{prefix}num_attention_heads", default=heads), kv_heads, head_dim, v_head_dim
-
-
-def _shares_kv(text: Mapping[str, Any], index: int) -> bool:
-    """Whether the layer reads the cache of an earlier one (last layers of Gemma-3n and small Gemma-4 models)."""
-    shared = text.get("num_kv_shared_layers")
-    return isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0
 
 
 def _sparse_index_dim(text: Mapping[str, Any], index: int) -> int:

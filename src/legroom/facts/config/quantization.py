@@ -25,12 +25,9 @@ def quantization(config: Config) -> Quantization | None:
         raise LegroomError(
             f"quantization method {method!r} is not known", f"methods known: {', '.join(sorted(set(_READERS)))}"
         )
-    return _with_usual_list(_with_expert_dtype(reader(section), config, section), config)
-
-
-def _with_usual_list(scheme: Quantization, config: Config) -> Quantization:
-    """The scheme with `linear_attn` unquantized where a 4-bit config lists no unquantized modules: ten of ten published
-    recipes for Qwen3.5's gated delta nets (NVFP4, AWQ, GPTQ, llm-compressor) leave it at 16 bits."""
+    # The scheme with `linear_attn` unquantized where a 4-bit config lists no unquantized modules: ten of ten
+    # published recipes for Qwen3.5's gated delta nets (NVFP4, AWQ, GPTQ, llm-compressor) leave it at 16 bits.
+    scheme = _with_expert_dtype(reader(section), config, section)
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
     if (
         not readable

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
-from legroom.facts.flags import advice, companion_of
+from legroom.facts.flags import advice, companion_of, flags_ever
 from legroom.lint.rule import (
     Context,
     Findings,
@@ -80,6 +82,9 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
         yield finding(OTHER, server.place, f"flags of {program} are not judged: it reads this command line itself")
         return
+    if own := _fork_flags(server, problems):
+        yield finding(OTHER, server.place, f"flags of a fork are not judged: no release has {' or '.join(own[:2])}")
+        problems = tuple(problem for problem in problems if problem.flag not in own)
     extension = next((name for word in server.words if (name := _EXTENSIONS.get(word.text))), "")
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     reported = set()
@@ -120,7 +125,17 @@ def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, ext
         return True  # an empty variable
     if problem.flag == "--config" and problem.kind == "ignored":
         return True  # the config file is on another machine
-    return _is_placeholder(server, problem)
+    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
+        return True
+    is_document = kind_of(server.place.path, "") == "document"
+    if not problem.flag.startswith("-"):
+        return is_document and bool(_MORE.fullmatch(problem.flag))
+    if problem.kind != "bad_value":
+        return False
+    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
+    return bool(_FILLED_IN.fullmatch(problem.value)) or (
+        is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
+    )
 
 
 def _finding_of_problem(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
@@ -140,6 +155,22 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
     place = server.place_of(word) if word else server.place
     rule, length = _BY_KIND[problem.kind], len(problem.flag)
     return finding(rule, place, message, _suggested_flag(problem), length, is_certain=is_certain)
+
+
+def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:
+    """All flags of no release, where two of them name a feature of no release: `--tiered-moe-backend` and
+    `--tiered-moe-numa-strict`; empty where none do."""
+    unknown = [item for item in problems if item.kind == "unknown" and item.flag.startswith("--")]
+    own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_typo(server, problem)))
+    known = {_feature(flag) for flag in flags_ever()}
+    features = Counter(_feature(flag) for flag in own)
+    return own if any(number > 1 and feature not in known for feature, number in features.items()) else []
+
+
+def _feature(flag: str) -> str:
+    """The first two words of a flag's name, without the word that switches it: `tiered-moe`."""
+    words = flag.strip("-").split("-")
+    return "-".join(words[words[0] in ("enable", "disable", "no", "use") :][:2])
 
 
 def _suggested_flag(problem: FlagProblem) -> str:
@@ -180,21 +211,6 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
     if server.named_release:
         return f"{runs or 'it'} is not vLLM's own build of {context.release_of(server)}"
     return f"the file names no release, and {context.release} is assumed"
-
-
-def _is_placeholder(server: StartedServer, problem: FlagProblem) -> bool:
-    """Whether a program or the reader of a document replaces the value."""
-    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
-        return True
-    is_document = kind_of(server.place.path, "") == "document"
-    if not problem.flag.startswith("-"):
-        return is_document and bool(_MORE.fullmatch(problem.flag))
-    if problem.kind != "bad_value":
-        return False
-    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
-    return bool(_FILLED_IN.fullmatch(problem.value)) or (
-        is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
-    )
 
 
 def _is_emptied(server: StartedServer, flag: str) -> bool:

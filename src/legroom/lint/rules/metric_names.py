@@ -84,7 +84,9 @@ def unknown_metric(expression: Expression, context: Context) -> Findings:
             continue  # `new or old`, or a program that knows both names
         if not is_query and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
-        spans = _releases_with(name, is_query)
+        # The releases that expose a series; a program may name its family.
+        endings = ("",) if is_query else ("", "_total", "_bucket")
+        spans = next((spans for ending in endings if (spans := releases_of(name + ending))), ())
         rule = UNKNOWN if instead or spans else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is a recorded series of another file
@@ -155,12 +157,6 @@ def _is_typo(name: str, instead: str) -> bool:
     if base == right or name.replace("vllm_", "vllm:", 1) in all_exposed_names():
         return True
     return name.startswith("vllm:") and has_same_words(base, right, "_") and similarity(base, right) >= 0.94
-
-
-def _releases_with(name: str, is_query: bool) -> tuple[tuple[str, str], ...]:
-    """The releases that expose a series; a program may name its family."""
-    endings = ("",) if is_query else ("", "_total", "_bucket")
-    return next((spans for ending in endings if (spans := releases_of(name + ending))), ())
 
 
 def _releases_sentence(spans: tuple[tuple[str, str], ...], context: Context) -> str:

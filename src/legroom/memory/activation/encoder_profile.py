@@ -110,7 +110,13 @@ def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: 
         fitting = [length for length in item.lengths if length <= settings.max_model_len]
         patches = patches // tokens * max(fitting, default=item.lengths[0])
         tokens = outputs = max(fitting, default=item.lengths[0])
-    share = _smaller(item, patches, options)
+    share = 1.0
+    frames = options.get("num_frames")
+    if isinstance(frames, int) and item.max_frames:
+        share = min(share, cdiv(frames, item.frames_per_step) * item.patches / patches)
+    width, height = options.get("width"), options.get("height")
+    if isinstance(width, int) and isinstance(height, int) and item.pixels_per_token and item.patches:
+        share *= min(1.0, width * height / item.pixels_per_token / item.tokens)
     return ProfiledItem(item.kind, tokens, int(patches * share), int(outputs * share), tower)
 
 
@@ -153,18 +159,6 @@ def _max_pixels(kwargs: Mapping[str, Any], kind: str) -> int:
             if isinstance(value, int) and value > 0:
                 return value
     return 0
-
-
-def _smaller(item: MediaItem, patches: int, options: Mapping[str, Any]) -> float:
-    """The dummy item's size as a share of the largest item, by the sizes in --limit-mm-per-prompt."""
-    share = 1.0
-    frames = options.get("num_frames")
-    if isinstance(frames, int) and item.max_frames:
-        share = min(share, cdiv(frames, item.frames_per_step) * item.patches / patches)
-    width, height = options.get("width"), options.get("height")
-    if isinstance(width, int) and isinstance(height, int) and item.pixels_per_token and item.patches:
-        share *= min(1.0, width * height / item.pixels_per_token / item.tokens)
-    return share
 
 
 _PLAIN = (LiveTensors("feed-forward", hidden=4, inner=2), LiveTensors("attention", hidden=3, heads=5))
@@ -233,7 +227,12 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
         kept += pixels
         how += f" + {pixels / MIB:.0f} MiB of pixels"
     inside, moment = _tower_peak(batch, model, settings, gpu, width)
-    scores = _score_matrix_bytes(batch, settings, gpu)
+    radeon = gpu.vendor == "amd" and gpu.compute_capability >= (10, 0)
+    scores = (
+        0
+        if not radeon or known_release(settings.release).at_least(_FLASH_ON_RDNA)
+        else batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * FLOAT32_BYTES
+    )
     if scores > inside:
         inside, moment = inside + scores, "attention, whose scores are all kept at once"
     outputs = count * largest.outputs * handed * width
@@ -287,14 +286,6 @@ def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) 
 
 _FLASH_ON_RDNA = "0.15.0"
 """The first release with Triton's flash kernel for encoders on Radeon cards; torch's own kernel keeps all scores."""
-
-
-def _score_matrix_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
-    """The float32 attention scores of one item where no flash kernel runs."""
-    radeon = gpu.vendor == "amd" and gpu.compute_capability >= (10, 0)
-    if not radeon or known_release(settings.release).at_least(_FLASH_ON_RDNA):
-        return 0
-    return batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * FLOAT32_BYTES
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:

@@ -125,29 +125,21 @@ def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
-def _fuses_product(model: Model, settings: EngineSettings) -> bool:
-    """Whether one kernel fuses the activation function with static FP8 quantization."""
+def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
+    """The peaks of the layers on one pipeline stage, in elements per token."""
     scheme, fused = model.quantization, constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
-    return static and in_release and model.model_type in fused["families"]
-
-
-def _rotates_in_float32(model: Model, settings: EngineSettings) -> bool:
-    """Whether the family runs on Transformers code that rotates queries and keys in float32."""
+    fuses_product = static and in_release and model.model_type in fused["families"]
     since = constants()["eager"]["float32_rotary"].get(model.model_type)
-    return bool(since) and known_release(settings.release).at_least(since)
-
-
-def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
-    """The peaks of the layers on one pipeline stage, in elements per token."""
+    rotates_in_float32 = bool(since) and known_release(settings.release).at_least(since)
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
-        _fuses_product(model, settings),
-        _rotates_in_float32(model, settings),
+        fuses_product,
+        rotates_in_float32,
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
@@ -174,7 +166,11 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
             (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
         )
     # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
-    cublas = 0 if _never_calls_cublas(model) else cublas_workspace(gpu)
+    # Whether no cuBLAS product runs before the activation peak: quantized models without experts, mxfp4 aside.
+    scheme = model.quantization
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
+    never_calls_cublas = scheme is not None and not experts and scheme.method != "mxfp4"
+    cublas = 0 if never_calls_cublas else cublas_workspace(gpu)
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
 
 
@@ -239,13 +235,6 @@ def _quantizes_activations(model: Model) -> bool:
     if scheme is None or scheme.block is not None or scheme.weight_bits != 8:
         return False
     return scheme.dynamic_activations or scheme.static_activations
-
-
-def _never_calls_cublas(model: Model) -> bool:
-    """Whether no cuBLAS product runs before the activation peak: quantized models without experts, mxfp4 aside."""
-    scheme = model.quantization
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
-    return scheme is not None and not experts and scheme.method != "mxfp4"
 
 
 def _spread(peak: int) -> int:

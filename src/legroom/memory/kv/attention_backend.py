@@ -12,7 +12,7 @@ from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.args import EngineSettings, named_backend
-from legroom.vllm.traits import has_state, masks_images
+from legroom.vllm.traits import masks_images, traits
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's CacheConfig.DEFAULT_BLOCK_SIZE."""
@@ -81,7 +81,13 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
     if named in ("TRITON_MLA", "TRITON_MLA_VLLM_V1"):
         return Backend(named, 16, DEFAULT_BLOCK_SIZE)
     if major == 10:
-        return _latent_backend_blackwell(mixer, release, named)
+        # Data-centre Blackwell: CUTLASS MLA, and FlashInfer for DeepSeek's head size from 0.15 on.
+        if release.before("0.10.2") and named != "CUTLASS_MLA":
+            return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
+        flashinfer = named == "FLASHINFER_MLA" or (release.at_least("0.15.0") and mixer.qk_nope_head_dim == 128)
+        if named == "CUTLASS_MLA" or not flashinfer:
+            return Backend("CUTLASS_MLA", 128, 128)
+        return Backend("FLASHINFER_MLA", 32, 32 if release.at_least("0.18.0") else 64)
     if major == 9 and release.at_least("0.8.0"):
         # Hopper prefers FlashMLA before 0.18, then FlashAttention's MLA kernel, which has no fp8 cache.
         flash_attention = named == "FLASH_ATTN_MLA" or (release.at_least("0.18.0") and not quantized)
@@ -89,16 +95,6 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
             return Backend("FLASH_ATTN_MLA", 16, DEFAULT_BLOCK_SIZE)
         return Backend("FLASHMLA", 64, 64)
     return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
-
-
-def _latent_backend_blackwell(latent: LatentAttention, release: Release, named: str) -> Backend:
-    """Data-centre Blackwell: CUTLASS MLA, and FlashInfer for DeepSeek's head size from 0.15 on."""
-    if release.before("0.10.2") and named != "CUTLASS_MLA":
-        return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
-    flashinfer = named == "FLASHINFER_MLA" or (release.at_least("0.15.0") and latent.qk_nope_head_dim == 128)
-    if named == "CUTLASS_MLA" or not flashinfer:
-        return Backend("CUTLASS_MLA", 128, 128)
-    return Backend("FLASHINFER_MLA", 32, 32 if release.at_least("0.18.0") else 64)
 
 
 def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -119,7 +115,7 @@ def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu
 
 def keeps_boundary_layers(model: Model, settings: EngineSettings) -> bool:
     """Whether the first and last two layers keep the model's dtype: TurboQuant's, except in hybrid models."""
-    return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not has_state(model)
+    return settings.kv_cache_dtype.startswith(("turboquant_", "ultraquant_")) and not traits(model).has_state
 
 
 def state_cache_mode(model: Model, settings: EngineSettings) -> str:

@@ -80,7 +80,9 @@ def cache_groups(
     if packed and len({spec.page_bytes for spec in specs.values()}) > 1:
         return _packed_groups(specs)
     try:
-        specs = _one_page_size(specs, release)
+        # Make all pages equal: smaller pages get larger blocks (0.12+), or padding in later releases.
+        largest = max(spec.page_bytes for spec in specs.values())
+        specs = {name: _paged(name, spec, largest, release) for name, spec in specs.items()}
     except UnsupportedCache:
         if release.before("0.27.0") or not _latent_beside_window(specs):
             raise
@@ -126,12 +128,6 @@ def _latent_beside_window(specs: Specs) -> bool:
     """Whether MLA and ordinary sliding-window layers are mixed, without latent windows or chunked attention."""
     kinds = {type(spec) for spec in specs.values()}
     return LatentSpec in kinds and SlidingWindowSpec in kinds and not kinds & {LatentWindowSpec, ChunkedLocalSpec}
-
-
-def _one_page_size(specs: Specs, release: Release) -> dict[str, CacheSpec]:
-    """Make all pages equal: smaller pages get larger blocks (0.12+), or padding in later releases."""
-    largest = max(spec.page_bytes for spec in specs.values())
-    return {name: _paged(name, spec, largest, release) for name, spec in specs.items()}
 
 
 def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:

@@ -99,7 +99,9 @@ def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: S
 def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> KvPlan:
     """Divide the KV bytes of every pipeline stage into blocks of a known shape."""
     if shape.is_empty or shape.unsupported is not None:
-        return _without_blocks(shape, settings)
+        text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
+        failure = None if shape.is_empty else Failure("unsupported_kv_cache", text, 0, 0)
+        return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())
     available = _effective_bytes(shape, settings, available_bytes)
     checked = [shape.checked_bytes(bytes_, stage) for stage, bytes_ in enumerate(available)]
     length = settings.max_model_len
@@ -233,10 +235,3 @@ def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Fai
     text = check_text("state_blocks", shape.release, max_num_seqs=settings.max_num_seqs, num_blocks=blocks)
     width = shape.stages[0].bytes_per_block
     return Failure("hybrid_state_cache_limit", text, settings.max_num_seqs * width, blocks * width) if text else None
-
-
-def _without_blocks(shape: KvShape, settings: EngineSettings) -> KvPlan:
-    """The plan of a model without KV cache, or of one whose caches the release cannot mix."""
-    text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
-    failure = None if shape.is_empty else Failure("unsupported_kv_cache", text, 0, 0)
-    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())

@@ -199,7 +199,10 @@ def shape_of_specs(
         StageCaches(stage_specs, own, width, _block_demand(own), _needed_demand(now, stage_specs, own, groups, release))
         for stage_specs, own, width in zip(specs, stage_groups, widths, strict=True)
     )
-    printed = _printed_demand(now, stages[0].groups)
+    counts = Counter(group.spec for group in stages[0].groups)
+    printed = tuple(
+        (count if now.concurrency_by_blocks else count * spec.page_bytes, (spec,)) for spec, count in counts.items()
+    )
     return KvShape(release, now, "V1", size, groups, stages, printed, shards, None, empty, states)
 
 
@@ -224,14 +227,6 @@ def _needed_demand(
     # Only the first group counts, which understates hybrid models.
     counted = whole if now.length_check == "first group of the model" else own
     return ((_bytes_per_block(counted), _distinct(counted[0])),)
-
-
-def _printed_demand(now: Era, groups: Sequence[CacheGroup]) -> Demand:
-    """The request in the release's "Maximum concurrency" line, in blocks or, in older releases, bytes."""
-    counts = Counter(group.spec for group in groups)
-    return tuple(
-        (count if now.concurrency_by_blocks else count * spec.page_bytes, (spec,)) for spec, count in counts.items()
-    )
 
 
 def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:

@@ -89,7 +89,7 @@ def _table(
     elif rope_type in ("longrope", "su"):
         tables = (int(original or length), length)
         length = sum(tables)
-    if _is_mrope(anatomy, rope):
+    if "mrope_section" in rope or anatomy.rope == "mrope":
         length *= _mrope_factor(model, settings)
     size = _element_bytes(model, anatomy, settings, (kind, rope_type, dim), dtype_bytes)
     scaled = rope_type in _SCALED_FROM_ORIGINAL or bool(tables)
@@ -108,10 +108,6 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
         if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 < stated <= 1:
             return int(head_dim * stated)
     return int(head_dim * anatomy.rotary)
-
-
-def _is_mrope(anatomy: Anatomy, rope: Mapping[str, Any]) -> bool:
-    return "mrope_section" in rope or anatomy.rope == "mrope"
 
 
 def _mrope_factor(model: Model, settings: EngineSettings) -> int:

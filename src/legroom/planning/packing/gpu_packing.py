@@ -22,7 +22,6 @@ from legroom.planning.packing.placement import Card, PackingProblem, Placement, 
 from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
 from legroom.records import dataclass, field
-from legroom.vllm.args import ServeArgs
 
 ALWAYS = "always"
 """The name of the only shift where no server sleeps."""
@@ -205,20 +204,15 @@ def _planned_last(
     flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
     args = replace(needs.server.args, **flags)
     if sleeps:
-        args = _with_sleep_mode(args)
+        from legroom.facts.release_support import ENDPOINTS_SWITCH, FLAG
+        from legroom.vllm.args import is_given
+
+        others = args.others if is_given(args, FLAG) else (*args.others, FLAG)
+        args = replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})
     if len(problem.cards) > 1 and not problem.cards[0].is_slice:
         args = replace(args, env={**args.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})
     target = replace(needs.server.target, gpu=gpu, held_by_others_bytes=neighbour_bytes, gpus=needs.server.gpus)
     return Packed(needs, cards, pools[name], plan(target, args))
-
-
-def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
-    """The same flags with sleep mode on, and with the variable set that exposes its endpoints."""
-    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH, FLAG
-    from legroom.vllm.args import is_given
-
-    others = args.others if is_given(args, FLAG) else (*args.others, FLAG)
-    return replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})
 
 
 def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_bytes: int) -> dict[str, Any]:

@@ -127,13 +127,6 @@ def takes_pool_bytes(settings: EngineSettings) -> bool:
     return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
 
 
-def _requested_bytes(settings: EngineSettings, target: Target, context: int, counted: int) -> int:
-    """0.9.1+ checks free memory against the budget; utilizations are written to a thousandth."""
-    if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1"):
-        return 0
-    return context + counted + target.gpu.total_bytes // 1000
-
-
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     """The memory of one server; LegroomError where its release refuses the flags or the model."""
     server = _with_goal(server)
@@ -156,6 +149,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     capturing = context.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
     shape = kv_shape(target.model, settings, target.gpu)
     least, most, block = _pool_bounds(server, settings, shape)
+    # 0.9.1+ checks free memory against the budget; utilizations are written to a thousandth.
     return ServerNeeds(
         server,
         settings,
@@ -170,7 +164,9 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
         least_pool_bytes=least,
         most_pool_bytes=most,
         block_bytes=block,
-        requested_bytes=_requested_bytes(settings, target, context.bytes, counted + first.cuda_graph.bytes),
+        requested_bytes=0
+        if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1")
+        else context.bytes + (counted + first.cuda_graph.bytes) + target.gpu.total_bytes // 1000,
         asleep_bytes=residue(target.model, target.gpu, settings, graphs).bytes if sleeps else 0,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.sleep_mode import sleep_rules
+from legroom.facts.release_support import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.capacity_search import search_flags
 from legroom.planning.checkpoints import FP8_NATIVE

@@ -78,7 +78,12 @@ def _holds(plan: Plan, old: Plan) -> bool:
 
 def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
     """The changes to try: none, another utilization, then the old defaults."""
-    kept = _kept_limits(old, new)
+    # The old values of limits that a new default would lower.
+    kept: dict[str, Any] = {}
+    if new.settings.max_model_len != old.settings.max_model_len and not old.settings.auto_fit_len:
+        kept["max_model_len"] = old.settings.max_model_len
+    if new.settings.max_num_seqs < old.settings.max_num_seqs:
+        kept["max_num_seqs"] = old.settings.max_num_seqs
     start = try_flags(new, kept) if kept else new
     if start is None:
         return
@@ -91,16 +96,6 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
         if pinned:
             yield flags, base
         yield from (({**flags, **pool}, plan) for pool, plan in _smallest_pools(old, base))
-
-
-def _kept_limits(old: Plan, new: Plan) -> dict[str, Any]:
-    """The old values of limits that a new default would lower."""
-    limits: dict[str, Any] = {}
-    if new.settings.max_model_len != old.settings.max_model_len and not old.settings.auto_fit_len:
-        limits["max_model_len"] = old.settings.max_model_len
-    if new.settings.max_num_seqs < old.settings.max_num_seqs:
-        limits["max_num_seqs"] = old.settings.max_num_seqs
-    return limits
 
 
 def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:

@@ -346,6 +346,7 @@ def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -
         in_seconds=int(trace.in_seconds),
         num_requests=len(trace),
         batches_in_flight=int(settings.async_scheduling),
+        remote_prefill=int(settings.remote_prefill),
         first_own_stream=num_streams,
     )
 

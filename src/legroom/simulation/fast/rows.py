@@ -31,6 +31,7 @@ class Rules(NamedTuple):
     num_requests: int
     batches_in_flight: int
     """1 with asynchronous scheduling: a step is scheduled before the tokens of the one before are known."""
+    remote_prefill: int
     first_own_stream: int
     """The first of the streams that belong to one request each."""
 

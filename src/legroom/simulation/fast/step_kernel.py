@@ -261,7 +261,8 @@ def admit_waiting(sim, rules, budget, threshold):
         hit, used = 0, 0
         if rules.caching:
             hit, used = find_cache_hit(sim, rules, r)
-        wanted = request.tokens - hit * bs
+        computed = request.tokens - 1 if rules.remote_prefill and request.preemptions == 0 else hit * bs
+        wanted = request.tokens - computed
         if 0 < threshold < wanted:
             wanted = threshold
         if wanted > budget and not rules.chunked:
@@ -273,19 +274,19 @@ def admit_waiting(sim, rules, budget, threshold):
         if rules.reserve_full and -(-request.tokens // bs) - used > free:
             # A decoding request with the same content may cache the blocks that this one would find.
             return request.state != PREEMPTED or request.shared_blocks != ALL_BLOCKS
-        if -(-(hit * bs + wanted) // bs) - used > free:
+        if -(-(computed + wanted) // bs) - used > free:
             # Losing some of the hit would make the first chunk end earlier, and fit.
             return hit == 0
         pop_waiting(sim, rules)
-        start_running(sim, rules, r, hit)
-        schedule_chunk(sim, rules, r, hit * bs, wanted)
+        start_running(sim, rules, r, hit, computed)
+        schedule_chunk(sim, rules, r, computed, wanted)
         budget -= wanted
     return False
 
 
 @compilable
-def start_running(sim, rules, r, hit):
-    """Move a request to the running list, with `hit` blocks from the prefix cache."""
+def start_running(sim, rules, r, hit, computed):
+    """Move a request to the running list, with `hit` blocks from the prefix cache and `computed` tokens."""
     state, request = sim.state[0], sim.requests[r]
     sim.running[state.num_running] = r
     sim.prefills[state.num_prefills] = r
@@ -293,17 +294,16 @@ def start_running(sim, rules, r, hit):
     state.num_prefills += 1
     request.rank = state.next_rank
     state.next_rank += 1
-    tokens = hit * rules.block_size
     if request.first_sched == NONE:
         request.first_sched = state.step
         request.sched_s = state.now
         state.prompt_tokens += request.prompt
-        state.cached_tokens += tokens
+        state.cached_tokens += hit * rules.block_size
     request.state = PREFILLING
     hold_cached_blocks(sim, r, hit)
-    request.computed = tokens
+    request.computed = computed
     state.held_blocks += hit
-    state.stored += tokens
+    state.stored += computed
 
 
 @compilable

@@ -13,7 +13,7 @@ from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with_tier
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
-from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.sweeps import ProcessExecutor, SweepExecutor
 
 HIT_SHARE = 0.95
 """Share of all possible hits at which the curve of hits over size has flattened."""

@@ -49,16 +49,13 @@ def scaling_queries(server: ExportedServer, settings: ClusterSettings) -> tuple[
 def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The HorizontalPodAutoscaler or, unless the scaler is `hpa`, the KEDA ScaledObject of the server."""
     policy = server_scaling_policy(server, settings)
-    return (_hpa if settings.scaler == "hpa" else _keda_scaled_object)(
-        server, settings, policy, _scale_target(server, over)
+    # The scaleTargetRef: the LeaderWorkerSet of a server over several nodes, else the Deployment.
+    scale_target = (
+        {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": group_name(server)}
+        if over.nodes > 1
+        else {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
     )
-
-
-def _scale_target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
-    """The scaleTargetRef: the LeaderWorkerSet of a server over several nodes, else the Deployment."""
-    if over.nodes > 1:
-        return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": group_name(server)}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
+    return (_hpa if settings.scaler == "hpa" else _keda_scaled_object)(server, settings, policy, scale_target)
 
 
 def _keda_scaled_object(

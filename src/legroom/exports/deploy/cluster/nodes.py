@@ -126,7 +126,8 @@ def spread_over_nodes(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocum
     if words.get(_MANY_PORTS):
         hint = "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port"
         raise LegroomError(f"{_MANY_PORTS} opens a port for every copy, and one Service has one port", hint)
-    if _uses_ray(words):
+    flags = ("--distributed-executor-backend", "--data-parallel-backend")
+    if any((phrase := words.get(flag)) is not None and phrase.value == "ray" for flag in flags):
         nodes = max(1, math.ceil(ranks * copies / gpus_per_node))
         return plan, NodeSpread(nodes, ray=nodes > 1)
     everywhere = any(words.get(f"--data-parallel-{kind}-lb") for kind in ("hybrid", "external"))
@@ -180,11 +181,6 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
     if flag not in flags_of(plan.release):
         hint = "add --distributed-executor-backend ray, or use a release from 0.11.1 on"
         raise LegroomError(f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray", hint)
-
-
-def _uses_ray(words: ServeCommand) -> bool:
-    flags = ("--distributed-executor-backend", "--data-parallel-backend")
-    return any((phrase := words.get(flag)) is not None and phrase.value == "ray" for flag in flags)
 
 
 def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:

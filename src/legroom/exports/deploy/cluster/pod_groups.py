@@ -118,9 +118,21 @@ _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 
 def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The RayCluster manifest: vLLM runs on the head, and the other nodes are one worker group of fixed size."""
-    head = _ray_head_container(server, settings, over)
+    # The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few.
+    cards = server.gpus * over.nodes
+    wait = (
+        "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
+        f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
+    )
+    head = container(server, settings)
+    head["command"] = ["/bin/bash", "-c", f'{_START} && python3 -c "{wait}" && exec "$0" "$@"', *head["command"]]
     worker = worker_container(server, settings, ())
-    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_always_true_probes()}
+    # KubeRay's default probes use wget and Ray's dashboard agent, which vLLM's images and `ray[cgraph]` lack, so
+    # that the pod would be killed every ten minutes.
+    ends_with_ray = {"exec": {"command": ["/bin/true"]}}
+    why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
+    always_true_probes = {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
+    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **always_true_probes}
     others = {
         "groupName": "ranks",
         "replicas": over.nodes - 1,
@@ -144,27 +156,6 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
         },
     }
     return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
-
-
-def _always_true_probes() -> dict[str, Any]:
-    """Probes that always succeed. KubeRay's default probes use wget and Ray's dashboard agent, which vLLM's images and
-    `ray[cgraph]` lack, so that the pod would be killed every ten minutes."""
-    ends_with_ray = {"exec": {"command": ["/bin/true"]}}
-    why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
-    return {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
-
-
-def _ray_head_container(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few."""
-    cards = server.gpus * over.nodes
-    wait = (
-        "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
-        f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
-    )
-    first = container(server, settings)
-    command = first["command"]
-    first["command"] = ["/bin/bash", "-c", f'{_START} && python3 -c "{wait}" && exec "$0" "$@"', *command]
-    return first
 
 
 def _with_host_ip(first: dict[str, Any]) -> dict[str, Any]:
