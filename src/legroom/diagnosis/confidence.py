@@ -13,6 +13,8 @@ EvidenceKind = Literal[
 ]
 """What the first cause of an answer rests on."""
 
+_KILLS = ("sigkill", "killed_word", "core_killed")
+"""SIGKILL, of which the text does not say who sent it."""
 _DISPUTED_MARGIN = 0.25
 """A second cause with nearly the weight of the first; of the answers of diagnosis_confidence.json none lies between
 0.16 and 0.3."""
@@ -28,6 +30,8 @@ def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incom
         return "broken_off"
     if not is_memory or (case.first_failure is not None and case.first_failure.id == "exception"):
         return "lookalike"
+    if case.first_failure is not None and case.first_failure.id in _KILLS:
+        return "disputed_message"
     is_disputed = len(weights) > 1 and weights[0] - weights[1] < _DISPUTED_MARGIN
     return "disputed_message" if is_disputed else "message"
 

@@ -87,9 +87,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     # On ROCm torch ignores them before 2.11 (pytorch#177974), and some builds hang with them since (pytorch#192259).
     without = oom is not None and oom.platform == "HIP"
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
-    yield Fix(
-        "engine_version_or_V0", "Later releases free temporary weights in one piece.", steps=("pip install -U vllm",)
-    )
 
 
 CAUSE = Cause(

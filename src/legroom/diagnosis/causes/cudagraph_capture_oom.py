@@ -54,77 +54,46 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
-    case = planner.case
-    oom = case.oom
-    # Without a size, as much as the graphs of a dense model take with the default sizes.
-    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
-    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2")):
-        yield Fix(
-            "engine_version_or_V0",
-            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
-            env={"VLLM_USE_V1": "0"},
-            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
-        )
-    room = _lower_utilization_for_graphs(planner, max(need, GIB // 4))
+    case, need = planner.case, _missing_bytes(planner)
+    room = planner.lower_utilization(need, "Graphs are captured beside the pool: a smaller pool leaves room for them.")
     eager = planner.plan_change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Without graphs nothing is captured.",
         trades="slower decoding, most of all for small batches",
     )
-    if not _leaves_too_small_pool(planner, room):
-        yield room
+    if planner.failed_plan is None and 0 < (planner.accounting.pool_bytes or 0) < 2 * need:
+        yield eager  # half of the pool would go
+    yield room
     yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.")
     yield eager
-    if _leaves_too_small_pool(planner, room):
-        yield room
+    if case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2"):
+        yield Fix(
+            "engine_version_or_V0",
+            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
+            env={"VLLM_USE_V1": "0"},
+            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
+        )
     if planner.release_is_within("0.22.0", "") and case.startup.runner == "V2":
         yield Fix(
             "engine_version_or_V0",
             "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
             env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
         )
-    seqs = planner.known.args.max_num_seqs
-    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.") or (
-        planner.plan_change(
-            "max_num_seqs",
-            {"max_num_seqs": max((seqs or 256) // 4, 8)},
-            "The largest graph follows the number of sequences.",
-            trades="fewer requests run at once",
-        )
-        if planner.failed_plan is None
-        else None
-    )
+    yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.")
 
 
-def _leaves_too_small_pool(planner: FixPlanner, lower: Fix | None) -> bool:
-    """Whether less than half of the logged pool would remain."""
-    share = lower.flags.get("gpu_memory_utilization") if lower else None
-    accounting = planner.accounting
-    if planner.failed_plan is not None or share is None or not accounting.pool_bytes or accounting.request_bytes:
-        return False
-    return (accounting.pool_at(share) or 0) < accounting.pool_bytes // 2
-
-
-def _lower_utilization_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix | None:
-    """Lowers utilization by what is missing, or by what graphs usually take where their size is not logged."""
-    why = "Graphs are captured beside the pool: a smaller pool leaves room for them."
-    accounting, total = planner.accounting, planner.total_bytes
-    printed = planner.case.number("graph_estimate", "graphs_bytes")
-    if printed and total and not planner.case.startup.graph_estimate_bytes:
-        # 0.18 and 0.19 print the estimate and do not reserve it.
-        need_bytes = max(need_bytes, printed - total + round(planner.utilization * total))
-    if planner.failed_plan is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
-        return planner.lower_utilization(need_bytes, why)
-    outside = total - round(planner.utilization * total)
-    for room in (_GRAPH_BYTES, _GRAPH_BYTES * 2 // 3):
-        more = room - outside
-        if more <= need_bytes or accounting.pool_bytes - more < accounting.pool_bytes // 2:
-            continue
-        fix = planner.lower_utilization(more - GIB // 2, why)
-        if fix is not None:
-            return fix
-    return planner.lower_utilization(need_bytes, why)
+def _missing_bytes(planner: FixPlanner) -> int:
+    """What the graphs lack: the failed piece, or all of them as printed, else as usual, less what is outside the
+    budget."""
+    case, total = planner.case, planner.total_bytes
+    startup = case.startup
+    piece = planner.oom_shortage_bytes if case.oom else GIB
+    usual = 0 if startup.graph_bytes or planner.failed_plan is not None else _GRAPH_BYTES
+    # 0.18 and 0.19 print the estimate and do not reserve it.
+    graphs = 0 if startup.graph_estimate_bytes else case.number("graph_estimate", "graphs_bytes") or usual
+    outside = total - round(planner.utilization * total) if total else graphs
+    return max(piece + (startup.graph_bytes or 0), graphs - outside, GIB // 4)
 
 
 CAUSE = Cause(

@@ -11,6 +11,8 @@ from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.units import GIB, MIB, gib
 
+_HOLDERS = {"NPU": "npu-smi info", "HIP": "rocm-smi --showpids", "XPU": "xpu-smi ps"}
+"""The command that lists the processes on a card that is not NVIDIA's."""
 _SPARE_SHARE = 0.1
 """What two servers use beside their shares: contexts and graphs (H200 starts: 2 to 4 GiB each)."""
 _UNEQUAL_BYTES = 2 * GIB
@@ -29,6 +31,7 @@ def examine(case: Case) -> Assessment | None:
         _assess_torch_process_list,
         _assess_memory_charged_to_server,
         _assess_device_init,
+        _assess_pool_allocation,
     ):
         assessment = assess(case)
         if assessment:
@@ -174,10 +177,24 @@ def _assess_device_init(case: Case) -> Assessment | None:
     return Assessment(0.66, proof(error), why)
 
 
+def _assess_pool_allocation(case: Case) -> Assessment | None:
+    """The pool that was computed from what was free could not be allocated; None where the failure was elsewhere."""
+    if case.oom is None or case.site != "kv" or not case.has_site_frame:
+        return None
+    why = (
+        f"The pool was sized by what was free during profiling. Now {gib(case.oom.wanted_bytes)} of it were asked for "
+        f"and {gib(case.oom.free_bytes or 0)} were free: another process took memory in between, or the share leaves "
+        "too little outside the budget."
+    )
+    return Assessment(0.6, proof(case.first("torch_oom"), case.first("frame_kv_alloc")), why)
+
+
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: free the GPU, start servers one after the other, lower the utilization."""
     case = planner.case
     less = _utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
+    if less is None and case.site == "kv" and case.oom is not None:
+        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     free_it = _free_gpu_fix(planner, less)
     in_turn = Fix(
         "sequence_starts_or_wait",
@@ -201,7 +218,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case) or _is_nearly_free(case):
+        if _is_held_by_sibling(case) or _is_nearly_free(case) or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
@@ -225,8 +242,9 @@ def _is_held_by_sibling(case: Case) -> bool:
 
 def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     """How to find the process that holds the memory, and what to do if it has to stay."""
+    platform = planner.case.oom.platform if planner.case.oom else "CUDA"
     steps = [
-        "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
+        _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv"),
         "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",
         "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
     ]

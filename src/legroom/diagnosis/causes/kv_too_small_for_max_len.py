@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes.no_cache_blocks import UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
@@ -45,7 +47,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     """max_model_len in tokens, and the needed and available KV bytes."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
-    return wanted, needed, has
+    return wanted or case.startup.args.max_model_len, needed, has
 
 
 def _fixed_bytes(case: Case) -> int:
@@ -75,6 +77,8 @@ def _explanation(case: Case) -> str:
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
         return f"One request may be {longest:,} tokens long, and the pool holds {fits:,}."
+    if needed is not None and has is not None:
+        return f"One request of max_model_len needs {gib(needed)} of KV cache and {gib(has)} are left."
     return f"The pool holds one request of {longest_fitting_len(case) or 0:,} tokens, which is less than max_model_len."
 
 
@@ -101,7 +105,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield (
             planner.pull_lever("raise utilization", why)
             if planner.failed_plan
-            else planner.raise_utilization(short, why)
+            else planner.raise_utilization(short, why) or _raise_on_unknown_card(planner, short)
         )
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
@@ -116,6 +120,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         else None
     )
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
+
+
+def _raise_on_unknown_card(planner: FixPlanner, short: int) -> Fix | None:
+    """The given share plus what is missing on a card of 24 GiB, where the text names no card."""
+    share = math.ceil((planner.utilization + short / UNKNOWN_CARD_BYTES) * 100) / 100
+    is_free = planner.utilization_known and not has_given_pool(planner.given_args)
+    if planner.total_bytes or share > MAX_UTILIZATION or not is_free:
+        return None
+    why = f"{human_bytes(short)} are missing at {planner.utilization:g} of the card."
+    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
 
 
 def checked_len(case: Case) -> int:

@@ -108,6 +108,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield planner.pull_lever("more GPUs", "Split over more GPUs, each has room for the run.")
         yield from budget_for_weights(planner)
         return
+    media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
+    limited = smaller_media_fix(planner, "The dummy images and videos are as large and as many as the limits allow.")
+    if "frame_vision" in case.frames and case.engine.generation != "V0":
+        yield limited  # the encoder runs apart from the batch
     if planner.failed_plan is None and case.site not in ("sampler", "graph"):
         yield _smaller_dummy_batch_fix(planner)
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
@@ -116,8 +120,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not case.has("sampler_warmup_oom") and planner.known.args.max_num_seqs is None:
         yield beside_pool
     yield fewer_sequences
-    if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
-        yield smaller_media_fix(planner, "The dummy images and videos are as large and as many as the limits allow.")
+    if media:
+        yield limited
     yield beside_pool
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:

@@ -94,7 +94,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if of_logits and planner.failed_plan is None:
         yield smaller
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
-    if not planner.utilization_known:
+    if not planner.utilization_known and args.kv_cache_memory_bytes is None:
         why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
     yield planner.lower_utilization(need, why)
     yield smaller

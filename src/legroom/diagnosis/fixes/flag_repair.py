@@ -34,12 +34,24 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     is not explicit."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
-        return _more_pool_blocks(planner, args)
+        return _more_pool_blocks(planner, args) or _scaled_pool(planner, "num_gpu_blocks_override")
     if args.kv_cache_memory_bytes is not None:
-        return _more_pool_bytes(planner, args)
+        return _more_pool_bytes(planner, args) or _scaled_pool(planner, "kv_cache_memory_bytes")
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
         return _more_cpu_space(planner, args)
     return None
+
+
+def _scaled_pool(planner: FixPlanner, name: str) -> Fix | None:
+    """The given pool times needed over available bytes, as the check prints them; none above the measured pool."""
+    needed, has = (planner.case.number("kv_bytes_short", part) for part in ("needed_bytes", "available_bytes"))
+    measured = planner.case.startup.available_kv_bytes
+    if not needed or not has or has <= 0 or needed <= has or (measured or needed) < needed:
+        return None
+    size = cdiv(getattr(planner.given_args, name) * needed * 105, has * 100)  # both are rounded to two digits
+    room = f" of the {human_bytes(measured)} that were measured" if measured else ""
+    why = f"The flag limits the pool to {human_bytes(has)}, and one request needs {human_bytes(needed)}{room}."
+    return _pool_fix(planner, {name: size}, why)
 
 
 def _more_pool_bytes(planner: FixPlanner, args: ServeArgs) -> Fix | None:

@@ -16,6 +16,9 @@ from legroom.records import dataclass
 
 Document = dict[str, Any]
 
+_SENTENCES = ("words", "gives_up", "why", "trades", "comment", "steps", "action", "why_fails", "notes", "needed")
+"""Keys below which a document has sentences of legroom."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiEndpoint:
@@ -83,7 +86,17 @@ def answer(name: str, request: Any) -> Document:
     if endpoint.fetches_from_hub:
         return endpoint.function(request)
     with isolated():
-        return endpoint.function(with_whole_numbers(request))
+        document = endpoint.function(with_whole_numbers(request))
+        return document if endpoint.module == "lookups" else in_requested_language(document, request)
+
+
+def in_requested_language(document: Document, request: Mapping[str, Any]) -> Document:
+    """The document with legroom's own sentences in the request's `language`; texts of logs stay as they are."""
+    if request.get("language", "en") == "en":
+        return document
+    from legroom.render.translation import in_language
+
+    return dict(in_language(document, request["language"], _SENTENCES))
 
 
 def error_document(error: LegroomError) -> Document:

@@ -9,19 +9,12 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import Kind
 
 _TYPES: dict[Kind, str] = {
-    "switch": "boolean",
-    "bool": "boolean",
-    "optbool": "boolean",
-    "int": "integer",
-    "human": "integer",
+    **dict.fromkeys(("switch", "bool", "optbool"), "boolean"),
+    **dict.fromkeys(("int", "human"), "integer"),
+    **dict.fromkeys(("str", "maybe"), "string"),
+    **dict.fromkeys(("json", "pairs"), "object"),
+    **dict.fromkeys(("list:str", "list:int", "list:float"), "array"),
     "float": "number",
-    "str": "string",
-    "maybe": "string",
-    "json": "object",
-    "pairs": "object",
-    "list:str": "array",
-    "list:int": "array",
-    "list:float": "array",
 }
 
 
@@ -30,17 +23,9 @@ def models(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.facts.bundled import bundled_names, find
 
     known = [model.as_json() for name in bundled_names() if (model := find(name))]
+    shown = ("name", "ids", "parameters", "quantized_from")
     return {
-        "models": [
-            {
-                "id": model["ids"][0] if model["ids"] else model["name"],
-                "name": model["name"],
-                "ids": model["ids"],
-                "parameters": model["parameters"],
-                "quantized_from": model["quantized_from"],
-            }
-            for model in known
-        ]
+        "models": [{"id": (row["ids"] or [row["name"]])[0], **{name: row[name] for name in shown}} for row in known]
     }
 
 

@@ -12,10 +12,8 @@ from legroom.isolation import GivenModel, isolated
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.facts.diagnosis_texts import Language
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan
-    from legroom.simulation.card_models import CardModel
     from legroom.simulation.trace import Trace
 
 
@@ -24,26 +22,18 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     With `language` it has the sentences of `legroom plan` as `words`; with `want` it is the search for a setting."""
     from legroom.planning.plan_json import plan_json
     from legroom.render.plan_text import plan_words, search_words
-    from legroom.render.translation import in_language
 
-    language = request.get("language")
+    has_words = "language" in request
     if want := request.get("want"):
         from legroom.api.plan_report import search
 
+        context, users = want.get("context"), float(want.get("users") or 1)
         with deployment_of_request(request) as deployment:
-            found = search(
-                deployment.args,
-                deployment.release,
-                machine_of_request(request),
-                want.get("context"),
-                float(want.get("users") or 1),
-                "balanced",
-            )
-            document, words = found.json(), search_words(found.answer)
-    else:
-        planned = plan_of_request(request, advice=request.get("advice", True))
-        document, words = plan_json(planned), plan_words(planned) if language else {}
-    return document | {"words": in_language(words, language)} if language else document
+            machine = machine_of_request(request)
+            found = search(deployment.args, deployment.release, machine, context, users, "balanced")
+            return found.json() | ({"words": search_words(found.answer)} if has_words else {})
+    planned = plan_of_request(request, advice=request.get("advice", True))
+    return plan_json(planned) | ({"words": plan_words(planned)} if has_words else {})
 
 
 def speed(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,18 +58,8 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     of = release(request["vllm"]) if request.get("vllm") else latest()
     named = [model for name in request["names"] if (model := find(name))]
     answer = models_on_card(named, CardQuestion(gpu(request["gpu"]), gpus, of, ServeArgs(), goal), ProcessExecutor(1))
-    return {
-        "models": [_card_row(each, request.get("language", "en")) for each in answer.best_of_each],
-        "too_large": [each.as_json() for each in answer.nearest_missing],
-    }
-
-
-def _card_row(model: CardModel, language: Language) -> dict[str, Any]:
-    """The row of a model; what it gives up is in that language."""
-    from legroom.render.translation import in_language
-
-    row = model.as_json()
-    return row | {"gives_up": in_language(row["gives_up"], language)}
+    rows = {"models": answer.best_of_each, "too_large": answer.nearest_missing}
+    return {name: [each.as_json() for each in models] for name, models in rows.items()}
 
 
 def math(request: dict[str, Any]) -> dict[str, Any]:
@@ -88,32 +68,17 @@ def math(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.units import human_bytes
 
     planned = plan_of_request(request, advice=False)
-    terms: list[dict[str, Any]] = [
-        {
-            "part": part.key,
-            "title": part.name,
-            "meaning": part.meaning,
-            "bytes": part.figure.bytes,
-            "kind": certainty_text(part.figure),
-            "lines": [_math_line(term.label, human_bytes(term.bytes), term.how) for term in part.figure.terms],
-        }
-        for part in layout_parts(planned.layout)
-        if part.figure is not None
-    ]
+    names = ("part", "title", "meaning", "bytes", "kind", "lines")
+    rows: list[tuple[Any, ...]] = []
+    for part in layout_parts(planned.layout):
+        if (figure := part.figure) is not None:
+            lines = [_math_line(term.label, human_bytes(term.bytes), term.how) for term in figure.terms]
+            rows.append((part.key, part.name, part.meaning, figure.bytes, certainty_text(figure), lines))
     kv = planned.memory.kv
     if kv.token_terms and kv.bytes_per_token:
         lines = [_math_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
-        terms.append(
-            {
-                "part": "bytes_per_token",
-                "title": "KV bytes of a token",
-                "meaning": "on each GPU",
-                "bytes": kv.bytes_per_token,
-                "kind": "exact",
-                "lines": lines,
-            }
-        )
-    return {"terms": terms}
+        rows.append(("bytes_per_token", "KV bytes of a token", "on each GPU", kv.bytes_per_token, "exact", lines))
+    return {"terms": [dict(zip(names, row, strict=True)) for row in rows]}
 
 
 def _math_line(label: str, amount: str, how: str) -> str:
@@ -147,13 +112,12 @@ def upgrade(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.facts.releases import release
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
     from legroom.render.plan_parts import headline
-    from legroom.render.translation import in_language
 
     with deployment_of_request(request) as deployment:
         machine, to = machine_of_request(request), release(request["to"])
         made = compare_releases(deployment.args, deployment.release, to, machine)
         words = {"headline": headline(made.new), "changes": [change.why for change in made.changes]}
-        return made.to_json() | {"words": in_language(words, request.get("language", "en"))}
+        return made.to_json() | {"words": words}
 
 
 def pack(request: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +131,6 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
     from legroom.planning.packing.placement import offered_cards
     from legroom.render.pack_text import pack_headline
-    from legroom.render.translation import in_language
 
     servers, card = [], gpu(request["gpu"])
     for command in request["commands"]:
@@ -177,8 +140,7 @@ def pack(request: dict[str, Any]) -> dict[str, Any]:
         servers.append(PackedServer(default_name(deployment.args), target, deployment.args))
     cards = offered_cards([card] * (request.get("gpus") or 1))
     result = meet_goals(pack_servers(PackRequest(tuple(with_own_names_and_ports(servers)), cards, (), "safe")))
-    words = {"headline": pack_headline(result)}
-    return pack_json(result, changes_that_fit(result)) | {"words": in_language(words, request.get("language", "en"))}
+    return pack_json(result, changes_that_fit(result)) | {"words": {"headline": pack_headline(result)}}
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +203,6 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom.api.simulate_request import requested_settings
     from legroom.render.simulation_text import timeline_words
-    from legroom.render.translation import in_language
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.step_time import fixed_cost, roofline
@@ -261,9 +222,9 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
             "give `plan` to have it estimated, or `step_ms`",
         )
     timeline = replay(trace, settings, cost=cost)
-    load, language = load_verdict(timeline), request.get("language")
+    load = load_verdict(timeline)
     document = {**timeline.as_json(), **load.as_json(), "timeline": pool_curves_json(timeline)}
-    return document | ({"words": in_language(timeline_words(timeline, load), language)} if language else {})
+    return document | ({"words": timeline_words(timeline, load)} if "language" in request else {})
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.fragments.fragment_report import AllocatorReading
 
-_SENTENCES = ("why", "trades", "comment", "steps", "action", "why_fails", "notes", "needed")
-"""Keys of a diagnosis whose texts legroom wrote; the others are the log's."""
 _MAX_SNAPSHOT_BYTES = 512 << 20
 """Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
 
@@ -100,7 +98,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.diagnosis.log_diagnosis import read_log
-    from legroom.render.translation import in_language
+    from legroom.web.endpoints import in_requested_language
 
     hints = Hints(
         request.get("command") or None,
@@ -110,8 +108,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
         request.get("vllm") or None,
         local_models=False,
     )
-    document = readings_json([read_log(pieces, "the log", hints)])
-    return dict(in_language(document, request.get("language", "en"), _SENTENCES))
+    return in_requested_language(readings_json([read_log(pieces, "the log", hints)]), request)
 
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
