@@ -86,3 +86,23 @@ def test_the_killed_process_and_whose_limit_it_was_are_read() -> None:
 def test_sleep_mode_keeps_weights_in_ram() -> None:
     text = "$ train --vllm_enable_sleep --vllm_num_engines 8\nTask was killed due to the node running low on memory."
     assert "sleep" in fix(text).steps[0]
+
+
+def test_an_adapter_above_the_largest_rank_is_a_setting() -> None:
+    text = "ValueError: LoRA rank 48 is greater than max_lora_rank 16."
+    assert first(text).cause == "wrong_flag"
+    assert fix(text).flags == {"max_lora_rank": 64}
+
+
+def test_prompt_logits_in_chunks_do_not_follow_the_tokens_of_a_step() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB."
+    text = f"compute_prompt_logprobs_with_chunking\n  -> Model.compute_logits\n{oom}\nEngineDeadError"
+    assert set(fix(text).flags) == {"gpu_memory_utilization"}
+
+
+def test_an_engine_that_wakes_in_a_rank_shares_its_card_with_a_trainer() -> None:
+    text = (
+        '[rank0]:   File "/x/vllm/device_allocator/cumem.py", line 230, in wake_up\n'
+        "[rank0]: RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"
+    )
+    assert set(fix(text).flags) == {"gpu_memory_utilization"}

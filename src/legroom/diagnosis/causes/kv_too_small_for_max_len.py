@@ -86,8 +86,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
     larger = larger_pool_fix(planner)
-    # An explicit pool that holds a small part of the length is the error, not the length.
-    if larger is not None and fits * _MIN_LENGTH_GAIN < max_len:
+    # An explicit pool that holds a small part of the length, or less than was measured, is the error.
+    needed = planner.case.number("kv_bytes_short", "needed_bytes")
+    has_room = needed is not None and (planner.case.startup.available_kv_bytes or 0) >= needed
+    is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
+    if is_limit:
         yield larger
     if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
         yield _raise_utilization_for_length(planner, fits)
@@ -98,7 +101,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
         yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
     yield _shorter_len_fix(planner)
-    if larger is not None and fits * _MIN_LENGTH_GAIN >= max_len:
+    if not is_limit:
         yield larger
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."

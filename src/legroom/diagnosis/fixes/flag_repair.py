@@ -10,7 +10,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
-from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
+from legroom.facts.flags import choices, dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -315,12 +315,21 @@ def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     return _flag_fix(planner, {"tensor_parallel_size": size}, why)
 
 
+def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """The smallest max_lora_rank that the release takes and that holds the adapter."""
+    rank = evidence.number("rank_count") or 0
+    allowed = choices("--max-lora-rank", planner.known.release) or (rank,)
+    holds = [int(size) for size in allowed if int(size) >= rank]
+    return _flag_fix(planner, {"max_lora_rank": min(holds)}, f"The adapter has rank {rank}.") if holds else None
+
+
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "argument_refused": _argparse_refusal_fix,
     "setting_out_of_range": _out_of_range_fix,
     "len_over_derived": _max_len_fix,
     "batched_below_len": _batched_tokens_fix,
     "heads_and_ranks": _tensor_parallel_fix,
+    "lora_rank": _lora_rank_fix,
 }
 
 
