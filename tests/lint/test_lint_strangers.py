@@ -125,3 +125,9 @@ def test_two_flags_of_a_feature_that_no_release_has_are_a_forks():
 def test_amds_kernels_take_blocks_of_one():
     assert judged(f"export VLLM_ROCM_USE_AITER=1\n{SERVE} --block-size 1") == []
     assert judged(f"{SERVE} --block-size 1") == [("block-size", "warning")]
+
+
+def test_the_version_of_a_distribution_is_no_month():
+    install = "RUN git clone https://github.com/vllm-project/vllm && pip install -e vllm\n"
+    file = f"FROM nvidia/cuda:12.9.1-devel-ubuntu24.04\n{install}CMD {SERVE} --chat-template-content-format openai"
+    assert judged(file, "Dockerfile") == []

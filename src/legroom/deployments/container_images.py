@@ -225,7 +225,7 @@ def has_moving_tag(image: str) -> bool:
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
-_MONTH = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
+_MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
 """`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
 _DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
 

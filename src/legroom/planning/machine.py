@@ -163,8 +163,10 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
 
 def _assumption(model: Model) -> str:
     """What was assumed of a model whose config was not read."""
-    said = model.source.removeprefix("bundled: ").partition(";")[0]
-    return said if said.startswith("taken") else "stored as its name says"
+    said, _, doubt = model.source.removeprefix("bundled: ").partition(";")
+    if said.startswith("taken"):
+        return said
+    return "described without its config.json" if doubt and model.quantization is None else "stored as its name says"
 
 
 def _unlisted_architecture(target: Target) -> Iterator[str]:

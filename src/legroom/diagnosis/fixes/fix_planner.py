@@ -367,7 +367,7 @@ _LOGPROB_BYTES = 10
 (`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
 _CHUNK_TOKENS = 1024
 """Chunk of prompt log-probabilities in the V2 model runner (`compute_prompt_logprobs_with_chunking`, 0.16 to 0.32)."""
-_RUNNER_V2 = "vllm/v1/worker/gpu/"
+RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
@@ -389,4 +389,4 @@ def _largest_prompt_chunk(record: BlackBox) -> int:
     """Tokens whose log-probabilities are held at once; prompts are processed one after the other."""
     tokens = max((request.scheduled_tokens for request in record.step.largest), default=0) if record.step else 0
     frames = record.request.frames if record.request else ()
-    return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(_RUNNER_V2) for frame in frames) else tokens
+    return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(RUNNER_V2) for frame in frames) else tokens
