@@ -164,10 +164,8 @@ def test_any_text_is_a_gpu_or_a_clear_error(text: str) -> None:
 
 
 def test_a_name_as_written_and_the_same_name_squeezed_mean_one_card():
-    names = [entry["name"] for entry in gpus._gpu_data()["gpus"]]
-    names += [alias for entry in gpus._gpu_data()["gpus"] for alias in entry["aliases"]] + list(
-        gpus._gpu_data()["ambiguous"]
-    )
+    data = read_data("gpus.json")
+    names = [name for entry in data["gpus"] for name in (entry["name"], *entry["aliases"])] + list(data["ambiguous"])
     for name in names:
         squeezed = gpus._gpu_of_entry(*gpus._cards_by_name()[gpus._normalized_name(name)])
         assert gpus.gpu(name) == squeezed, name

@@ -2,8 +2,8 @@
 
 import pytest
 
-from legroom.facts.gpus import gpu
-from legroom.facts.node_labels import _label_data, gpu_of_labels, gpu_of_profile, gpu_of_resource
+from legroom.facts import read_data
+from legroom.facts.gpus import gpu, gpu_of_labels, gpu_of_profile, gpu_of_resource
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,22 @@ def test_labels_that_name_no_known_card_name_none(labels):
 
 
 def test_every_card_in_the_data_is_known():
-    names = [row["gpu"] for row in _label_data()["instances"]]
-    for name in (*names, *_label_data()["mig_resource_cards"].values(), *_label_data()["products"].values()):
+    names = [row["gpu"] for row in read_data("node_labels.json")["instances"]]
+    for name in (
+        *names,
+        *read_data("node_labels.json")["mig_resource_cards"].values(),
+        *read_data("node_labels.json")["products"].values(),
+    ):
         gpu(name)
 
 
 def test_every_row_has_a_source():
-    rows = [row for key in _label_data() for row in _label_data()[key] if isinstance(row, dict)]
+    rows = [
+        row
+        for key in read_data("node_labels.json")
+        for row in read_data("node_labels.json")[key]
+        if isinstance(row, dict)
+    ]
     assert rows
     assert all(row["source"] for row in rows)
 

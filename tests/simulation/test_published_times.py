@@ -36,6 +36,16 @@ def test_models_with_experts_get_a_number_with_a_range() -> None:
         assert abs(row["end_to_end_error"]) < 0.25
 
 
+def test_a_decode_that_waits_for_the_host_says_so() -> None:
+    bands = {}
+    for name in ("llama-3.2-1b", "llama-3.1-8b", "deepseek-v2-lite"):
+        plan = plan_of_run({"vllm": "0.32.0", "gpu": "h200", "command": f"vllm serve {name}"})
+        bands[name] = step_band(plan, hardware(plan))
+    assert any("the host takes longer" in why for why in bands["llama-3.2-1b"].why_wide)
+    assert bands["llama-3.1-8b"].why_wide == ()
+    assert all(band.low <= 1 <= band.high for band in bands.values())
+
+
 def test_what_nobody_ran_has_a_wider_range_that_says_why() -> None:
     (run, *_) = _runs("h200", "gpt-oss-120b")
     known = plan_of_run({**run, "command": f"{run['command']} --tensor-parallel-size 2"})

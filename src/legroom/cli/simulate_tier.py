@@ -37,6 +37,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.tiers.tier_report import TierReport
+    from legroom.simulation.tiers.tiered_replay import simulate_with_tier
     from legroom.simulation.trace_replay import simulate
 
     plan = pool.plan()
@@ -44,7 +45,8 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     tier = _without_copy_times(given_tier) if pool.cost is None else given_tier
     if tier != given_tier:
         note("this trace counts steps, not seconds, so every copy ends with its step; --step-ms gives steps a length")
-    replayed = _replay_with_tier(args, trace, pool, tier)
+    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
+        replayed = simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
     without = simulate(trace, pool.settings, cost=pool.cost)
     curve = _hit_curve(args, trace, pool, replayed) if args.tier_curve else ()
     host_bytes = _host_bytes(plan, tier) if plan is not None else None
@@ -87,14 +89,6 @@ def _without_copy_times(tier: TierSettings) -> TierSettings:
     """The tier in a replay that counts steps, where copies take no time."""
     disk = None if tier.disk_s_per_chunk is None else 0.0
     return replace(tier, load_s_per_block=0.0, store_s_per_block=0.0, disk_s_per_chunk=disk)
-
-
-def _replay_with_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
-    """The replay with an offloading tier, with a progress bar, its steps written to --timeline."""
-    from legroom.simulation.tiers.tiered_replay import simulate_with_tier
-
-    with progress_bar("simulating") as bar, step_writer(args.timeline) as write:
-        return simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
 
 
 def tier_settings(text: str, block_bytes: int) -> TierSettings:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from itertools import islice, product
 
 from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
-from legroom.deployments.server_words import KSERVE, expand_variables, launcher_command, server_start
+from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
-from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
+from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
 
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _KSERVE_FLAGS = ("--backend", "--task", "--model-dir")
@@ -169,10 +169,9 @@ def container_servers(
     if at is not None:
         place = owner.source.place
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
-    elif engine := launcher_command(words):
+    elif engine := dynamo_as_serve(words):
         place = owner.source.place
-        at_word = place(engine.words[0].offset)
-        yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
+        yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from script_commands(node, env, runs) if node is not None else ()

@@ -11,7 +11,7 @@ from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_profile
+from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_profile
 
 _PARALLEL = (
     ("tensor", "--tensor-parallel-size"),

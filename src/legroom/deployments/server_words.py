@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.facts.flags import flag_name, flags_ever
-from legroom.records import dataclass
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """`NAME=value` before a command."""
@@ -82,19 +81,12 @@ def expand_variables(word: str, env: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, word) if "$" in word else word
 
 
-@dataclass(frozen=True)
-class LauncherCommand:
-    launcher: str
-    words: tuple[Word, ...]
-    """The equivalent `vllm serve` command."""
-
-
-def launcher_command(words: tuple[Word, ...]) -> LauncherCommand | None:
-    """`python -m dynamo.vllm ...` as a `vllm serve` command; None for other commands."""
+def dynamo_as_serve(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """`python -m dynamo.vllm ...` as a `vllm serve` command; empty for other commands."""
     for i, word in enumerate(words[1:], 1):
         if word.text == DYNAMO and words[i - 1].text == "-m":
-            return LauncherCommand(DYNAMO, (*serve_words(word.offset), *vllm_flags(words[i + 1 :])))
-    return None
+            return (*serve_words(word.offset), *vllm_flags(words[i + 1 :]))
+    return ()
 
 
 def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:

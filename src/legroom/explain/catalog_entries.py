@@ -88,10 +88,12 @@ _PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "o
 def entry_of_document(document: Mapping[str, Any]) -> Entry:
     """One entry file as an object."""
     documentation = document["documentation"] or {"url": None, "section": None}
+    copied: dict[str, Any] = {name: document[name] for name in (*_PLAIN_FIELDS, "updated")}
+    lists = {name: document[name] for name in ("tags", "aliases", "also")} | document["transitions"]
+    copied |= {name: tuple(names) for name, names in lists.items()}
+    story: dict[str, Any] = {name: _localized(part) if part else None for name, part in document["story"].items()}
     return Entry(
-        **{name: document[name] for name in (*_PLAIN_FIELDS, "updated")},
-        **{name: tuple(document[name]) for name in ("tags", "aliases", "also")},
-        **{name: tuple(names) for name, names in document["transitions"].items()},
+        **copied,
         title=_localized(document["title"]),
         signatures=tuple(
             Signature(_localized(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
@@ -120,7 +122,7 @@ def entry_of_document(document: Mapping[str, Any]) -> Entry:
             Thread(item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"]))
             for item in document["evidence"]
         ),
-        story=Story(**{name: _localized(part) if part else None for name, part in document["story"].items()}),
+        story=Story(**story),
         example=_read_example(document["example"]),
     )
 

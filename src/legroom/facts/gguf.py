@@ -115,17 +115,11 @@ def _read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
             raise LegroomError(f"{name} is not a whole GGUF file", "download it again")
         shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
         kind, _offset = struct.unpack("<IQ", file.read(12))
-        size = _tensor_bytes(kind, shape, name)
-        tensors[title] = (TYPES[kind][0], shape, size)
+        if kind not in TYPES:
+            raise LegroomError(f"{name} has tensors of a type ({kind}) that legroom does not know")
+        type_name, elements, block_bytes = TYPES[kind]
+        tensors[title] = (type_name, shape, cdiv(math.prod(shape), elements) * block_bytes)
     return metadata, tensors
-
-
-def _tensor_bytes(kind: int, shape: tuple[int, ...], name: str) -> int:
-    """The bytes of a tensor of a GGML type, in whole quantization blocks; an error where the type is unknown."""
-    if kind not in TYPES:
-        raise LegroomError(f"{name} has tensors of a type ({kind}) that legroom does not know")
-    _, elements, size = TYPES[kind]
-    return cdiv(math.prod(shape), elements) * size
 
 
 def _read_scalar(file: BinaryIO, form: str) -> Any:

@@ -41,7 +41,7 @@ def load(
         brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
         return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
-    if _path_exists(path):
+    if path_exists(path):
         return _from_path(path, overrides)
     if revision is None and (bundled := find(text)):
         return from_bundled(bundled, text, overrides)
@@ -157,10 +157,11 @@ def _near(name: str) -> str:
     return f"nearest bundled: {', '.join(nearest(name))}" if nearest(name) else ""
 
 
-def _path_exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
+    """Whether the file exists; False for a text too long for a name, or with a zero byte."""
     try:
         return path.exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -27,9 +27,9 @@ _PACKAGE = Path(__file__).parents[1]
 _ROOMS = (
     *("api", "catalog", "deployments", "diagnosis", "drawing", "explain", "facts", "fragments", "memory", "planning"),
     *("render", "simulation", "sweeps", "vllm", "vllm_logs"),
-    *("exports/__init__.py", "exports/export_request.py", "exports/deploy", "exports/prometheus/__init__.py"),
-    *("exports/prometheus/measures.py", "guard/__init__.py", "guard/policy.py", "guard/request"),
-    *("sidecar/__init__.py", "worker/__init__.py", "worker/plugin.py"),
+    *("exports/__init__.py", "exports/export_request.py", "exports/deploy", "exports/prometheus", "guard/__init__.py"),
+    *("live/__init__.py", "live/thresholds.py"),
+    *("guard/policy.py", "guard/request", "sidecar/__init__.py", "worker/__init__.py", "worker/plugin.py"),
 )
 """The packages and files that the endpoints import."""
 _WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")

@@ -9,9 +9,10 @@ from dataclasses import replace
 from legroom.deployments.server_words import (
     ASSIGNMENT,
     CONTAINER_TOOLS,
+    DYNAMO,
     SHELLS,
     basename,
-    launcher_command,
+    dynamo_as_serve,
     server_start,
 )
 from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
@@ -72,9 +73,9 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
         before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
         env = {**command.env, **{pair[1]: word.with_text(pair[2]) for word, pair in before if pair}}
         yield StartedServer(runs, words, env, source.place, source.place(words[0].offset))
-    elif engine := launcher_command(command.words):
-        place = source.place(engine.words[0].offset)
-        yield StartedServer(runs, engine.words, command.env, source.place, place, launcher=engine.launcher)
+    elif words := dynamo_as_serve(command.words):
+        place = source.place(words[0].offset)
+        yield StartedServer(runs, words, command.env, source.place, place, launcher=DYNAMO)
     elif depth < 4:
         for i, word in enumerate(command.words):
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")

@@ -92,12 +92,13 @@ def _failed_before(case: Case, error: Evidence) -> bool:
 
 def _explanation(case: Case) -> str:
     """What ran out on the host (RAM, container limit, /dev/shm, pinned memory), or which signal ended it."""
-    killed = case.first("killed_process")
-    if killed:
-        anon = killed.facts.get("anon_count")
+    killed = {name: value for item in case.all("killed_process") for name, value in item.facts.items()}
+    if case.has("killed_process"):
+        anon = killed.get("anon_count")
         size = f" It held {gib(anon * KIB)} of RAM." if isinstance(anon, int) else ""
-        scope = "the container's limit" if "cgroup" in str(killed.facts.get("scope", "")) else "the machine's RAM"
-        return f"The kernel killed {killed.facts.get('victim')} because {scope} was used up.{size}"
+        victims = (killed[name] for name in ("victim", "bare_victim", "prose_victim") if killed.get(name))
+        scope = "the container's limit" if _is_container_limit(case) else "the machine's RAM"
+        return f"The kernel killed {next(victims, 'a process')} because {scope} was used up.{size}"
     on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
     if on_node:
         used, total = (gib(int(on_node.facts.get(name, 0))) for name in ("used_bytes", "total_bytes"))
@@ -136,6 +137,11 @@ def _explanation(case: Case) -> str:
     return "A process on the host ran out of RAM and was killed; no GPU setting changes that."
 
 
+def _is_container_limit(case: Case) -> bool:
+    """Whether the kernel's lines name the limit of a cgroup."""
+    return any("cgroup out of memory" in item.text or "CONSTRAINT_MEMCG" in item.text for item in case.evidence)
+
+
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a smaller CPU pool, more /dev/shm, less pinned memory, more RAM, by what ran out."""
     case = planner.case
@@ -162,7 +168,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         return
     else:
         yield from _pinned_memory_fixes(planner)
-        yield _more_ram_fix(planner)
+        if case.has("sleep_enabled"):
+            yield Fix(
+                "other_engine_feature_off",
+                "Sleep at level 1 keeps a copy of the weights in host RAM for every engine.",
+                steps=("start without sleep mode, or sleep at level 2, which keeps no copy",),
+                trades="the memory of the GPU is not freed between rollouts",
+            )
+        yield from _in_order(planner, _more_ram_fix(planner), _smaller_shared_pool_fix(planner))
     if planner.known.ranks > 1:
         yield Fix(
             "sequence_starts_or_wait",
@@ -223,12 +236,28 @@ def _mmap_fix(case: Case) -> Fix:
     )
 
 
+def _in_order(planner: FixPlanner, ram: Fix, pool: Fix | None) -> tuple[Fix | None, ...]:
+    """The smaller pool first where CPU and GPU share one memory, else the host's RAM."""
+    return (pool, ram) if planner.case.platform.unified else (ram, pool)
+
+
+def _smaller_shared_pool_fix(planner: FixPlanner) -> Fix | None:
+    """A smaller KV pool given in bytes, which is RAM on a machine whose GPU has none of its own."""
+    if (pool := planner.known.args.kv_cache_memory_bytes) is None or not planner.case.has("killed_process", "sigkill"):
+        return None
+    why = f"Where CPU and GPU share one memory (DGX Spark, Jetson), the {gib(pool)} of KV cache are RAM too."
+    return planner.lower_utilization(pool // 8, why)
+
+
 def _more_ram_fix(planner: FixPlanner) -> Fix:
     """Fix: a higher memory limit or more RAM; on Ray, its memory monitor's threshold."""
     steps = [
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
     ]
+    of_machine = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
+    if any(mark in item.text for item in planner.case.all("killed_process", "oom_killer") for mark in of_machine):
+        steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
     if planner.case.has("ray_node_memory"):
         steps = [
             "give the node more RAM, or place fewer actors and workers on it: Ray counts everything that runs there",
@@ -270,7 +299,10 @@ CAUSE = Cause(
     title=Localized("the host ran out of memory, not the GPU", "主机内存（RAM、/dev/shm、锁页内存）不足，而非显存"),
     domain="host",
     dead_ends=(
-        DeadEnd("lower gpu_memory_utilization, max_model_len or max_num_seqs", "they are of the GPU; the host ran out"),
+        DeadEnd(
+            "lower gpu_memory_utilization, max_model_len or max_num_seqs",
+            "they are of the GPU; the host ran out (only where both share one memory they help)",
+        ),
         DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),
     ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes.no_cache_blocks import UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
@@ -45,7 +47,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     """max_model_len in tokens, and the needed and available KV bytes."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
-    return wanted, needed, has
+    return wanted or case.startup.args.max_model_len, needed, has
 
 
 def _fixed_bytes(case: Case) -> int:
@@ -75,6 +77,8 @@ def _explanation(case: Case) -> str:
     if tokens is not None:
         longest, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
         return f"One request may be {longest:,} tokens long, and the pool holds {fits:,}."
+    if needed is not None and has is not None:
+        return f"One request of max_model_len needs {gib(needed)} of KV cache and {gib(has)} are left."
     return f"The pool holds one request of {longest_fitting_len(case) or 0:,} tokens, which is less than max_model_len."
 
 
@@ -82,8 +86,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a length that fits, a higher utilization, fewer bytes per token, more GPUs."""
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
     larger = larger_pool_fix(planner)
-    # An explicit pool that holds a small part of the length is the error, not the length.
-    if larger is not None and fits * _MIN_LENGTH_GAIN < max_len:
+    # An explicit pool that holds a small part of the length, or less than was measured, is the error.
+    needed = planner.case.number("kv_bytes_short", "needed_bytes")
+    has_room = needed is not None and (planner.case.startup.available_kv_bytes or 0) >= needed
+    is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
+    if is_limit:
         yield larger
     if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
         yield _raise_utilization_for_length(planner, fits)
@@ -94,14 +101,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
         yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
     yield _shorter_len_fix(planner)
-    if larger is not None and fits * _MIN_LENGTH_GAIN >= max_len:
+    if not is_limit:
         yield larger
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
         yield (
             planner.pull_lever("raise utilization", why)
             if planner.failed_plan
-            else planner.raise_utilization(short, why)
+            else planner.raise_utilization(short, why) or _raise_on_unknown_card(planner, short)
         )
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
@@ -116,6 +123,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         else None
     )
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
+
+
+def _raise_on_unknown_card(planner: FixPlanner, short: int) -> Fix | None:
+    """The given share plus what is missing on a card of 24 GiB, where the text names no card."""
+    share = math.ceil((planner.utilization + short / UNKNOWN_CARD_BYTES) * 100) / 100
+    is_free = planner.utilization_known and not has_given_pool(planner.given_args)
+    if planner.total_bytes or share > MAX_UTILIZATION or not is_free:
+        return None
+    why = f"{human_bytes(short)} are missing at {planner.utilization:g} of the card."
+    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
 
 
 def checked_len(case: Case) -> int:

@@ -13,12 +13,6 @@ _LARGE_NON_TORCH = int(2.5 * GIB)
 
 def examine(case: Case) -> Assessment | None:
     """Assesses LoRA and speculative decoding: in the traceback, enabled, or a large share outside torch."""
-    rank = case.first("lora_rank")
-    if rank:
-        why = (
-            f"An adapter of rank {rank.facts.get('rank_count')} meets --max-lora-rank {rank.facts.get('limit_count')}."
-        )
-        return Assessment(0.8, proof(rank), why)
     if not case.is_oom:
         return None
     ledger = case.ledger
@@ -86,12 +80,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         {"max_num_seqs": max(seqs // 4, 4)},
         "Speculative depth multiplies what every sequence needs.",
         trades="fewer requests run at once",
-    )
-    yield planner.plan_change(
-        "eager_or_fewer_graphs",
-        {"enforce_eager": True},
-        "Adapter graphs are captured once more for every size.",
-        trades="slower decoding",
     )
     yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 

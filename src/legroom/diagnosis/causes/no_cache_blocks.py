@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
-from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware, smaller_weights_fix
-from legroom.diagnosis.fixes.log_accounting import LogAccounting
-from legroom.units import GIB, gib
+from legroom.diagnosis.fixes.hardware_fixes import (
+    budget_for_weights,
+    other_hardware,
+    smaller_weights_fix,
+    split_over_more_gpus,
+)
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
+from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
+UNKNOWN_CARD_BYTES = 24 * GIB
+"""The card where the text names none: the smallest on which 7B models in 16 bits are served."""
+_SHARED_CARD_SHARE = 0.8
+"""Shares below this are given to leave room for somebody else: the defaults of all releases are 0.9 and 0.92."""
+_DEFAULT_STEP_TOKENS, _DEFAULT_LARGE_STEP_TOKENS = 2048, 8192
+"""vLLM's max_num_batched_tokens for a server, and on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 _DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
@@ -111,13 +123,19 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _planned_fixes(planner)
         return
     yield from budget_for_weights(planner)
+    yield _charged_neighbour_fix(planner)
+    if (planner.known.args.max_num_batched_tokens or 0) > 2 * _DEFAULT_LARGE_STEP_TOKENS:
+        yield next(_fixes_without_figures(planner))  # the flag is what makes the peak large
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
     is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
     yield from (more, eager) if is_measured else (eager, more)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
-            yield smaller_weights_fix(planner)
+            yield _several_savings_fix(planner)
+            split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
+            # Weights that loaded into a card whose budget is below them: the budget is the error.
+            yield from (split, smaller) if -accounting.pool_bytes > BESIDE_BYTES else (smaller, split)
             yield other_hardware(planner)
     yield from _fixes_without_figures(planner)
 
@@ -188,10 +206,9 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
 
 
 def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
-    tokens = planner.known.args.max_num_batched_tokens or 8192
     yield planner.plan_change(
         "max_num_batched_tokens",
-        smaller_step_flags(planner, max(tokens // 4, 2048)),
+        smaller_step_flags(planner, _smaller_steps(planner)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
     )
@@ -217,28 +234,92 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
-    """From the profile lines; without them, up to the release's default."""
-    startup = planner.case.startup
+    """The given share plus what is missing; without a pool in the text, the largest share that is usual."""
+    startup, total = planner.case.startup, planner.accounting.likely_total_bytes
+    if startup.available_kv_bytes is None and planner.utilization >= MAX_UTILIZATION:
+        return None
     missing = max(-(startup.available_kv_bytes or 0), 0)
     why = f"The pool is {gib(missing)} below zero; the card has that much outside the budget."
     for pool in (GIB, GIB // 2, GIB // 4):
         if startup.available_kv_bytes is not None and (fix := planner.raise_utilization(missing + pool, why)):
             return fix
-    if startup.available_kv_bytes is not None and planner.accounting.likely_total_bytes is not None:
+    if startup.available_kv_bytes is not None and total is not None:
         return None  # the numbers are there, and they say that the card has no room
-    usual = planner.default_utilization
-    if planner.utilization_known and planner.utilization < usual - 0.005:
-        why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
-        return planner.plan_change("raise_util", {"gpu_memory_utilization": usual}, why)
-    if planner.utilization >= MAX_UTILIZATION:
+    share = min(planner.utilization + (missing + GIB) / UNKNOWN_CARD_BYTES, MAX_UTILIZATION)
+    if startup.available_kv_bytes is None:
+        share = MAX_UTILIZATION
+    elif (share - planner.utilization) * UNKNOWN_CARD_BYTES < missing:
         return None
+    why = (
+        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
+        "helps; if they are far above it, or if somebody else holds memory, it does not."
+    )
+    if planner.utilization_known:
+        why = f"{planner.utilization:g} of the card was asked for, and {gib(missing)} are missing."
+        if planner.utilization < _SHARED_CARD_SHARE:
+            why += " So small a share leaves room for somebody else: no more is added than a card of 24 GiB needs."
     return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": MAX_UTILIZATION},
-        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
-        "helps; if they are far above it, or if somebody else holds memory, it does not.",
+        {"gpu_memory_utilization": math.ceil(round(share * 100, 6)) / 100},
+        why,
         steps=_DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
+    )
+
+
+def _several_savings_fix(planner: FixPlanner) -> Fix | None:
+    """Share, steps and graphs together, where the missing memory is more than the share alone can add."""
+    missing = -(planner.case.startup.available_kv_bytes or 0)
+    card = planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
+    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * card)
+    if not planner.utilization_known or not 0 < missing < BESIDE_BYTES + share_bytes:
+        return None
+    flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
+    flags |= smaller_step_flags(planner, _smaller_steps(planner))
+    if not planner.known.args.enforce_eager:
+        flags["enforce_eager"] = True
+    share = f"{flags['gpu_memory_utilization']:g} of the card"
+    return planner.plan_change(
+        "raise_util",
+        flags,
+        f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
+        "graphs have to become smaller too.",
+        trades="slower decoding, and long prompts take more steps",
+    )
+
+
+def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
+    """Twice the ranks, where half of the printed weights is more than the pool lacks."""
+    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
+    if weights is None or pool is None or weights // 2 < GIB - pool:
+        return None
+    why = f"Over twice the GPUs each holds about {gib(weights // 2)} of weights less, and {gib(-pool)} are missing."
+    known = split_over_more_gpus(planner, why)
+    steps = ["double --tensor-parallel-size (2 where it was not given)"]
+    if planner.total_bytes is None and not planner.utilization_known:
+        steps.append("if --gpu-memory-utilization was set below 0.9, raise it first: the weights did fit on the card")
+    return known or Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="twice the GPUs")
+
+
+def _smaller_steps(planner: FixPlanner) -> int:
+    """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
+    given = planner.known.args.max_num_batched_tokens or _DEFAULT_LARGE_STEP_TOKENS
+    return _DEFAULT_STEP_TOKENS if given > _DEFAULT_STEP_TOKENS else max(given // 2, 512)
+
+
+def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
+    """A pool in bytes, where more is charged to the share than weights and a peak as large as they are."""
+    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
+    if weights is None or pool is None or -pool <= weights or not planner.utilization_known or planner.total_bytes:
+        return None
+    size = max(weights // 4, GIB) // MIB * MIB
+    return planner.plan_change(
+        "kv_cache_memory_bytes",
+        {"kv_cache_memory_bytes": size},
+        f"{gib(weights)} of weights and {gib(-pool)} below zero: what is charged to {planner.utilization:g} of the "
+        "card is more than this server holds, as if another process's memory were counted. A pool in bytes does not "
+        "depend on the share.",
+        steps=("nvidia-smi shows who holds the rest; or take a share above what the neighbour and this server hold",),
     )
 
 

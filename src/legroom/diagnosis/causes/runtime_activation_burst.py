@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
+from legroom.diagnosis.fixes.fix_planner import RUNNER_V2, step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
@@ -91,10 +91,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         f"A step of {tokens:,} tokens has a smaller transient, in proportion.",
         trades="long prompts take more steps",
     )
-    if of_logits and planner.failed_plan is None:
+    # Model Runner V2 makes prompt logits in chunks of 1,024 positions, whatever the tokens of a step.
+    in_chunks = any("with_chunking" in item.text or RUNNER_V2 in item.text for item in case.all("frame_logits"))
+    if of_logits and planner.failed_plan is None and not in_chunks:
         yield smaller
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
-    if not planner.utilization_known:
+    if not planner.utilization_known and args.kv_cache_memory_bytes is None:
         why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
     yield planner.lower_utilization(need, why)
     yield smaller

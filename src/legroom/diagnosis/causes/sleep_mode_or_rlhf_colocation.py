@@ -49,10 +49,10 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _has_trainer(case: Case) -> bool:
-    """Whether the text shows a training framework."""
-    return (
-        case.platform.trainer or case.has("training_step") or any(trainer_setting(item.text) for item in case.evidence)
-    )
+    """Whether the text shows a training framework, or an engine inside a process that torch.distributed started."""
+    if any(item.text.startswith("[rank") for item in case.all("frame_wake")):
+        return True
+    return case.platform.trainer or case.has("training_step") or any(trainer_setting(e.text) for e in case.evidence)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:

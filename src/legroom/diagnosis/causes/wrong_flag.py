@@ -21,6 +21,7 @@ _REFUSED = (
     "unsupported_arg_combo",
     "block_size_refused",
     "offloading_unsupported",
+    "lora_rank",
 )
 
 
@@ -57,6 +58,8 @@ def _explanation(id_: str, facts: dict[str, object]) -> str:
             f"--max-model-len {facts.get('asked_count')} is more than "
             f"the {facts.get('limit_count')} the model was made for."
         )
+    if id_ == "lora_rank":
+        return f"An adapter of rank {facts.get('rank_count')} meets --max-lora-rank {facts.get('limit_count')}."
     if id_ == "batched_below_len":
         return (
             "Without chunked prefill a whole prompt must fit into one step, "

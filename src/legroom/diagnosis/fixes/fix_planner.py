@@ -124,14 +124,6 @@ class FixPlanner:
         return not last or release.within(first, last)
 
     @property
-    def is_early_v1(self) -> bool:
-        """The V1 engine of 0.8 to 0.9.1, by release, else by its log style: 0.9.2 labelled every line with its
-        process."""
-        if self.known.release_known:
-            return self.case.engine.generation == "V1" and self.release_is_within("0.8.0", "0.9.1")
-        return self.case.engine.is_styled_before_0_9_2
-
-    @property
     def default_utilization(self) -> float:
         """The release's default: 0.9 up to 0.19, 0.92 since 0.20."""
         return 0.92 if self.known.release.at_least("0.20.0") else 0.9
@@ -375,7 +367,7 @@ _LOGPROB_BYTES = 10
 (`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
 _CHUNK_TOKENS = 1024
 """Chunk of prompt log-probabilities in the V2 model runner (`compute_prompt_logprobs_with_chunking`, 0.16 to 0.32)."""
-_RUNNER_V2 = "vllm/v1/worker/gpu/"
+RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
@@ -397,4 +389,4 @@ def _largest_prompt_chunk(record: BlackBox) -> int:
     """Tokens whose log-probabilities are held at once; prompts are processed one after the other."""
     tokens = max((request.scheduled_tokens for request in record.step.largest), default=0) if record.step else 0
     frames = record.request.frames if record.request else ()
-    return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(_RUNNER_V2) for frame in frames) else tokens
+    return min(tokens, _CHUNK_TOKENS) if any(frame.file.startswith(RUNNER_V2) for frame in frames) else tokens

@@ -10,7 +10,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
-from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
+from legroom.facts.flags import choices, dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -34,12 +34,24 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     is not explicit."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
-        return _more_pool_blocks(planner, args)
+        return _more_pool_blocks(planner, args) or _scaled_pool(planner, "num_gpu_blocks_override")
     if args.kv_cache_memory_bytes is not None:
-        return _more_pool_bytes(planner, args)
+        return _more_pool_bytes(planner, args) or _scaled_pool(planner, "kv_cache_memory_bytes")
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
         return _more_cpu_space(planner, args)
     return None
+
+
+def _scaled_pool(planner: FixPlanner, name: str) -> Fix | None:
+    """The given pool times needed over available bytes, as the check prints them; none above the measured pool."""
+    needed, has = (planner.case.number("kv_bytes_short", part) for part in ("needed_bytes", "available_bytes"))
+    measured = planner.case.startup.available_kv_bytes
+    if not needed or not has or has <= 0 or needed <= has or (measured or needed) < needed:
+        return None
+    size = cdiv(getattr(planner.given_args, name) * needed * 105, has * 100)  # both are rounded to two digits
+    room = f" of the {human_bytes(measured)} that were measured" if measured else ""
+    why = f"The flag limits the pool to {human_bytes(has)}, and one request needs {human_bytes(needed)}{room}."
+    return _pool_fix(planner, {name: size}, why)
 
 
 def _more_pool_bytes(planner: FixPlanner, args: ServeArgs) -> Fix | None:
@@ -303,12 +315,21 @@ def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     return _flag_fix(planner, {"tensor_parallel_size": size}, why)
 
 
+def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """The smallest max_lora_rank that the release takes and that holds the adapter."""
+    rank = evidence.number("rank_count") or 0
+    allowed = choices("--max-lora-rank", planner.known.release) or (rank,)
+    holds = [int(size) for size in allowed if int(size) >= rank]
+    return _flag_fix(planner, {"max_lora_rank": min(holds)}, f"The adapter has rank {rank}.") if holds else None
+
+
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "argument_refused": _argparse_refusal_fix,
     "setting_out_of_range": _out_of_range_fix,
     "len_over_derived": _max_len_fix,
     "batched_below_len": _batched_tokens_fix,
     "heads_and_ranks": _tensor_parallel_fix,
+    "lora_rank": _lora_rank_fix,
 }
 
 

@@ -101,12 +101,31 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
     yield replace(hardware, why=f"{shortage} {hardware.why}")
 
 
+def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
+    """Smaller steps and a smaller pool, where the card has more than the weights and what runs beside them."""
+    tokens = max((planner.known.args.max_num_batched_tokens or 8192) // 2, 1024)
+    short = planner.oom_shortage_bytes + GIB
+    flags = {"max_num_batched_tokens": tokens}
+    share = math.floor((planner.utilization - short / total) * 100) / 100
+    if planner.oom_shortage_bytes and share > 0 and needed < share * total:
+        flags |= {"gpu_memory_utilization": share}  # type: ignore[dict-item]
+    why = (
+        f"Weights and what is known beside them need {gib(needed)} of the card's {gib(total)}, so what failed came on "
+        "top of the pool or of a large step."
+    )
+    steps = ("with a shorter --max-model-len, where the smaller pool would not hold one request",)
+    command, comment = planner.command(flags), planner.known.rebuilt.remark(flags, {})
+    return Fix("max_num_batched_tokens", why, flags, steps=steps, command=command, comment=comment)
+
+
 def other_hardware(planner: FixPlanner) -> Fix:
     """How much memory is needed, and which cards or checkpoints provide it, where no flag helps."""
     ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
+    if needed is not None and total is not None and needed + BESIDE_BYTES < total and planner.case.site != "load":
+        return _less_beside_weights(planner, needed, total)
     if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
-        why = "No flag makes it fit: it takes smaller weights, more GPUs or larger ones."
+        why = "Smaller weights, more GPUs or larger ones hold it."
     elif needed is None and oom is not None:
         why = (
             f"The card of {gib(total)} was full before the model was complete, so its weights need more than "

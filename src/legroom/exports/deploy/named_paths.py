@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.yaml_text import Commented
+from legroom.facts.model_sources import path_exists
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
     for phrase in _flags_that_may_hold_paths(server):
         for path in _absolute_paths(phrase, server):
             there = Path(path)
-            if path in _OF_THE_IMAGE or not (_path_exists(there) or phrase.flag == _DOWNLOADS):
+            if path in _OF_THE_IMAGE or not (path_exists(there) or phrase.flag == _DOWNLOADS):
                 continue
             folder = not there.is_file()
             by_path.setdefault(path, NamedPath(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
@@ -180,14 +181,7 @@ def _is_relative_path(phrase: Phrase, path: str) -> bool:
     """Whether a flag that takes paths names one relative to the working or home folder."""
     if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
         return False
-    return path.startswith(("./", "../", "~/")) or _path_exists(Path(path))
-
-
-def _path_exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
-        return False
+    return path.startswith(("./", "../", "~/")) or path_exists(Path(path))
 
 
 def _is_under(path: str, folder: str) -> bool:

@@ -20,8 +20,7 @@ from legroom.exports.deploy.named_paths import file_mounts, file_volumes, model_
 from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal
-from legroom.facts.gpus import gpu
-from legroom.facts.node_labels import GPU_ANNOTATION, gpu_of_labels
+from legroom.facts.gpus import GPU_ANNOTATION, gpu, gpu_of_labels
 from legroom.records import dataclass
 from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB

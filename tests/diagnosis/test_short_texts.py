@@ -1,0 +1,108 @@
+"""Failures told in a few lines or in prose: the cause, and a number that the given settings lead to."""
+
+from __future__ import annotations
+
+import pytest
+
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.log_diagnosis import read_log
+from legroom.units import GIB, MIB
+
+
+def first(text: str) -> Finding:
+    return read_log([text.encode()]).runs[0].findings[0]
+
+
+def fix(text: str) -> Fix:
+    return first(text).fixes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("the kernel OOM-killed VLLM::EngineCore while it read the weights", "host_ram_oom"),
+        ("vllm serve Qwen/Qwen3-8B\nGetötet", "host_ram_oom"),
+        ("vLLM died: drafter OOM in propose, it needed 300 MiB with 90 MiB free", "lora_or_spec_decode_extra"),
+        ("$ vllm serve ...\nValueError: 3.00 GiB KV cache is needed, available 1.20 GiB", "kv_too_small_for_max_len"),
+        (
+            "vLLM stops with CUDA Out of Memory\n"
+            '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in capture_model\n    self._dummy_run(1)',
+            "cudagraph_capture_oom",
+        ),
+    ],
+)
+def test_prose_names_the_cause(text: str, cause: str) -> None:
+    assert first(text).cause == cause
+
+
+def test_sizes_in_prose_are_the_shortage() -> None:
+    text = "$ --kv-cache-memory-bytes 4GiB\nOutOfMemoryError on a 300 MiB buffer with 200 MiB free\nEngineDeadError"
+    assert 3 * GIB < fix(text).flags["kv_cache_memory_bytes"] <= 4 * GIB - 100 * MIB
+
+
+def test_a_small_share_grows_by_what_is_missing() -> None:
+    share = fix("$ gpu_memory_utilization=0.4\nAvailable KV cache memory: -2.50 GiB").flags["gpu_memory_utilization"]
+    assert 0.5 < share < 0.6
+
+
+def test_a_share_that_cannot_give_what_is_missing_is_not_proposed_alone() -> None:
+    text = "$ --gpu-memory-utilization 0.9\nAvailable KV cache memory: -2.20 GiB\nmodel weights 17.0 GiB"
+    assert fix(text).flags == {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 2048, "enforce_eager": True}
+
+
+def test_steps_far_above_the_default_are_lowered_first() -> None:
+    text = "$ --max-num-batched-tokens 65536\nAvailable KV cache memory: -6.50 GiB"
+    assert fix(text).flags == {"max_num_batched_tokens": 2048}
+
+
+def test_weights_that_loaded_are_split_before_they_are_rounded() -> None:
+    text = "Model loading took 60.00 GiB\nAvailable KV cache memory: -20.00 GiB"
+    assert fix(text).kind == "more_or_fewer_gpus_tp_pp"
+
+
+def test_more_charged_than_a_server_holds_is_a_neighbour() -> None:
+    text = "$ --gpu-memory-utilization 0.2\nModel loading took 15.00 GiB memory\nAvailable KV cache memory: -30.00 GiB"
+    assert set(fix(text).flags) == {"kv_cache_memory_bytes"}
+
+
+def test_an_override_below_the_measured_pool_is_raised() -> None:
+    text = (
+        "$ --max-model-len 200000 --num-gpu-blocks-override 300\nAvailable KV cache memory: 3.00 GiB\n"
+        "To serve at least one request with the model's max seq len (200000), (0.90 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (0.20 GiB)."
+    )
+    assert 300 * 0.9 / 0.2 < fix(text).flags["num_gpu_blocks_override"] < 300 * 3 / 0.2
+
+
+def test_the_killed_process_and_whose_limit_it_was_are_read() -> None:
+    text = (
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),global_oom,task=VLLM::EngineCor,pid=7,uid=0\n"
+        "Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:9kB, anon-rss:8388608kB"
+    )
+    assert "VLLM::EngineCor" in first(text).why
+    assert "container" not in fix(text).steps[0]
+
+
+def test_sleep_mode_keeps_weights_in_ram() -> None:
+    text = "$ train --vllm_enable_sleep --vllm_num_engines 8\nTask was killed due to the node running low on memory."
+    assert "sleep" in fix(text).steps[0]
+
+
+def test_an_adapter_above_the_largest_rank_is_a_setting() -> None:
+    text = "ValueError: LoRA rank 48 is greater than max_lora_rank 16."
+    assert first(text).cause == "wrong_flag"
+    assert fix(text).flags == {"max_lora_rank": 64}
+
+
+def test_prompt_logits_in_chunks_do_not_follow_the_tokens_of_a_step() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB."
+    text = f"compute_prompt_logprobs_with_chunking\n  -> Model.compute_logits\n{oom}\nEngineDeadError"
+    assert set(fix(text).flags) == {"gpu_memory_utilization"}
+
+
+def test_an_engine_that_wakes_in_a_rank_shares_its_card_with_a_trainer() -> None:
+    text = (
+        '[rank0]:   File "/x/vllm/device_allocator/cumem.py", line 230, in wake_up\n'
+        "[rank0]: RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"
+    )
+    assert set(fix(text).flags) == {"gpu_memory_utilization"}
