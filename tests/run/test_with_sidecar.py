@@ -18,6 +18,7 @@ from forked import Forked, take_streams
 from held_run import Run, until
 
 from legroom.actions.run_platform import run_under_way
+from legroom.live.journal.journal import Journal
 from legroom.sidecar.sidecar import run_sidecar
 from legroom.sidecar.watch_config import read_config
 
@@ -81,6 +82,19 @@ def page(url: urllib.request.Request) -> bytes:
     return b""
 
 
+def wait_until_seen(supervised: Run, said: Path) -> None:
+    """Waits until the sidecar has journalled a sample of the present server."""
+    server = f"http://127.0.0.1:{supervised.port}"
+    shown = page(urllib.request.Request(f"{server}/metrics")).decode()
+    started_s = float(shown.partition("\nprocess_start_time_seconds ")[2].split()[0])
+
+    def is_seen() -> bool:
+        with Journal.open(said.parent / "sidecar.db") as journal:
+            return any(point.process_start_s == started_s for point in journal.samples(server, 0.0))
+
+    until(is_seen)
+
+
 def starts(supervised: Run) -> int:
     return supervised.out.read_text().count("Application startup complete")
 
@@ -111,8 +125,10 @@ def test_a_restart_that_was_asked_for_is_no_crash(run, hasty_sidecar):
     supervised = run("--no-verify", "--restarts", "100", STAND_IN_START_S="0.8")  # starts are a second apart
     supervised.serving()
     said = hasty_sidecar(supervised, 1)
+    wait_until_seen(supervised, said)
     supervised.process.send_signal(signal.SIGHUP)
     supervised.serving(times=2)
+    wait_until_seen(supervised, said)
     os.kill(supervised.file()["child_pid"], signal.SIGKILL)
     until(lambda: "The server crashes and starts over: 1 starts" in said.read_text())
     lines = said.read_text()

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
-from legroom.drawing.curve import Curve, curve_lines, scaled_curve
+from legroom.drawing.svg import Curve, curve_lines, scaled_curve
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError

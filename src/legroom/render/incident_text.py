@@ -11,8 +11,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.curve import Curve, axis_line, curve_lines, curve_width, draw_curve, scaled_curve
-from legroom.drawing.svg import Svg
+from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, curve_width, draw_curve, scaled_curve
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest

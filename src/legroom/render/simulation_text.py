@@ -7,8 +7,7 @@ from dataclasses import replace
 from shlex import join
 from typing import Any
 
-from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
-from legroom.drawing.svg import Svg
+from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay

@@ -12,7 +12,8 @@ from legroom.facts.diagnosis_texts import Language
 
 _GAP = re.compile(r"\{(\w+)\}")
 _INSIDE_A_SENTENCE = r"(?:(?![.!?] [^a-z]).)+?"
-"""What fills a gap: a number, a name or a clause, and never the end of one sentence and the begin of the next."""
+_INSIDE_A_CLAUSE = r"(?:(?![.!?] [^a-z]|[;:] ).)+?"
+"""What fills a gap: nothing that spans two sentences, and where a template begins with it, nor two clauses."""
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[^a-z])")
 _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
@@ -40,11 +41,10 @@ def _templates() -> Sequence[tuple[re.Pattern[str], str]]:
 
 def _pattern(english: str) -> re.Pattern[str]:
     """A template as a regular expression; each gap is a group."""
-    pieces = _GAP.split(english)
-    named = (
-        re.escape(piece) if number % 2 == 0 else f"(?P<{piece}>{_INSIDE_A_SENTENCE})"
-        for number, piece in enumerate(pieces)
-    )
+    literal, *rest = _GAP.split(english)
+    named = [re.escape(literal)]
+    for name, text in zip(rest[::2], rest[1::2], strict=True):
+        named.append(f"(?P<{name}>{_INSIDE_A_SENTENCE if ''.join(named) else _INSIDE_A_CLAUSE}){re.escape(text)}")
     return re.compile("".join(named), re.DOTALL)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve, scaled_curve
-from legroom.drawing.svg import Svg
+from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, draw_curve, scaled_curve
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, printable, wrap
 from legroom.verify.load_run import LoadRun

@@ -28,6 +28,7 @@ _ROOMS = (
     *("api", "catalog", "deployments", "diagnosis", "drawing", "explain", "facts", "fragments", "memory", "planning"),
     *("render", "simulation", "sweeps", "vllm", "vllm_logs"),
     *("exports/__init__.py", "exports/export_request.py", "exports/deploy", "exports/prometheus", "guard/__init__.py"),
+    *("live/__init__.py", "live/thresholds.py"),
     *("guard/policy.py", "guard/request", "sidecar/__init__.py", "worker/__init__.py", "worker/plugin.py"),
 )
 """The packages and files that the endpoints import."""

@@ -275,7 +275,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
 def _upgrade_fix(planner: FixPlanner) -> Fix | None:
     """0.9.1 and later do not charge other processes' memory to the server."""
     # Without a version the log style decides: no bracket before the file name means older than 0.8.
-    by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
+    by_style = planner.case.engine.is_styled_before_0_9_2 or bool(planner.case.engine.before_brackets)
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
     if not old:
         return None

@@ -81,12 +81,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Speculative depth multiplies what every sequence needs.",
         trades="fewer requests run at once",
     )
-    yield planner.plan_change(
-        "eager_or_fewer_graphs",
-        {"enforce_eager": True},
-        "Adapter graphs are captured once more for every size.",
-        trades="slower decoding",
-    )
     yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.")
 
 

@@ -105,11 +105,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Fewer media tokens are encoded at once.",
         trades="long prompts take more steps",
     )
-    yield Fix(
-        "limit_multimodal",
-        "If only text is served, do not load or profile the encoder's inputs at all.",
-        flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-    )
 
 
 def _bounded_media_fix(planner: FixPlanner) -> Fix:

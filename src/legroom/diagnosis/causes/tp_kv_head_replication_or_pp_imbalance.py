@@ -68,11 +68,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             trades="requests longer than this are refused",
         )
     yield Fix(
-        "engine_version_or_V0",
-        "Later releases put remainder layers on the middle stages.",
-        steps=("pip install -U vllm",),
-    )
-    yield Fix(
         "more_or_fewer_gpus_tp_pp",
         "Tensor-parallel sizes up to the number of KV heads shard the KV cache; beyond it every rank holds a copy.",
         steps=("use a tensor-parallel size that divides the KV heads, and pipeline stages for the rest",),

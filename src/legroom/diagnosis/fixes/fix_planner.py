@@ -126,14 +126,6 @@ class FixPlanner:
         return not last or release.within(first, last)
 
     @property
-    def is_early_v1(self) -> bool:
-        """The V1 engine of 0.8 to 0.9.1, by release, else by its log style: 0.9.2 labelled every line with its
-        process."""
-        if self.known.release_known:
-            return self.case.engine.generation == "V1" and self.release_is_within("0.8.0", "0.9.1")
-        return self.case.engine.is_styled_before_0_9_2
-
-    @property
     def default_utilization(self) -> float:
         """The release's default: 0.9 up to 0.19, 0.92 since 0.20."""
         return 0.92 if self.known.release.at_least("0.20.0") else 0.9
