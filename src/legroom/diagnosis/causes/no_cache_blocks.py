@@ -132,7 +132,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
             # Weights that loaded into a card whose budget is below them: the budget is the error.
             yield from (split, smaller) if -accounting.pool_bytes > BESIDE_BYTES else (smaller, split)
-            yield other_hardware(planner)
+            yield other_hardware(planner) if accounting.weights_bytes is not None else None
     yield from _fixes_without_figures(planner)
 
 
@@ -258,7 +258,8 @@ def _several_savings_fix(planner: FixPlanner) -> Fix | None:
     missing = -(planner.case.startup.available_kv_bytes or 0)
     card = planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
     share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * card)
-    if not planner.utilization_known or not 0 < missing < BESIDE_BYTES + share_bytes:
+    is_known = planner.utilization_known or planner.accounting.weights_bytes is not None
+    if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
         return None
     flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
     flags |= smaller_step_flags(planner, _smaller_steps(planner))
@@ -270,6 +271,7 @@ def _several_savings_fix(planner: FixPlanner) -> Fix | None:
         flags,
         f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
         "graphs have to become smaller too.",
+        steps=() if is_known else _DECIDING_STEPS,
         trades="slower decoding, and long prompts take more steps",
     )
 
