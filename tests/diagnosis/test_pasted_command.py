@@ -25,28 +25,28 @@ ERROR = "torch.OutOfMemoryError: CUDA out of memory."
     ],
 )
 def test_every_form_gives_the_same_settings(text: str) -> None:
-    args = pasted_command(f"{text}\n{ERROR}", None, None).args
+    args = pasted_command(f"{text}\n{ERROR}", None, None)[1]
     assert (args.model, args.max_model_len, args.enforce_eager) == ("Qwen/Qwen3-8B", 8192, True)
 
 
 def test_the_last_of_two_equal_flags_counts() -> None:
     text = "$ vllm serve ... --gpu-memory-utilization 0.9 --max-num-seqs 8 --gpu-memory-utilization 0.7"
-    assert pasted_command(text, None, None).args.gpu_memory_utilization == 0.7
+    assert pasted_command(text, None, None)[1].gpu_memory_utilization == 0.7
 
 
 def test_a_sentence_with_two_values_gives_none() -> None:
     text = "With --max-model-len 4096 it fails, with --max-model-len 2048 it starts."
-    assert pasted_command(text, None, None).args.max_model_len is None
+    assert pasted_command(text, None, None)[1].max_model_len is None
 
 
 def test_advice_of_vllm_is_no_setting() -> None:
     line = "INFO 01-02 10:00:00 [gpu_worker.py:1] Desired: use `--kv-cache-memory-bytes=1073741824` to fit."
-    assert pasted_command(line, None, None).args.kv_cache_memory_bytes is None
+    assert pasted_command(line, None, None)[1].kv_cache_memory_bytes is None
 
 
 def test_the_command_above_the_failure_is_used() -> None:
     text = f"vllm serve Qwen/Qwen3-8B --max-num-seqs 64\n{ERROR}\nvllm serve Qwen/Qwen3-8B --max-num-seqs 8 works"
-    assert pasted_command(text, 2, None).args.max_num_seqs == 64
+    assert pasted_command(text, 2, None)[1].max_num_seqs == 64
 
 
 def test_the_fix_repeats_the_pasted_command() -> None:

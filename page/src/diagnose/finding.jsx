@@ -113,7 +113,8 @@ function Evidence({ rows, onJump }) {
 function Fix({ fix, pictures }) {
   const t = useText();
   const has = Object.keys(fix.flags ?? {}).length > 0;
-  const isCommand = fix.command?.length > 0 && (has || Object.keys(fix.env ?? {}).length > 0);
+  // Where the log does not name the model, there is no command to copy: the comment says what to change in one's own.
+  const isCommand = fix.command?.length > 0 && !fix.command.includes("MODEL") && (has || Object.keys(fix.env ?? {}).length > 0);
   return (
     <div class="fix">
       {fix.comment && <p class="note fair">{fix.comment}</p>}

@@ -9,6 +9,7 @@ from typing import Literal
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
+from legroom.facts.log_messages import engine_files
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -313,40 +314,10 @@ _FRAMES_OF_ANY_STEP = frozenset({"frame_sampler", "frame_logits", "frame_compile
 """Functions that run in the profile run, in the warm-up and while serving."""
 
 
-_V1_FILES = frozenset(
-    {
-        "core.py",
-        "core_client.py",
-        "gpu_worker.py",
-        "gpu_model_runner.py",
-        "async_llm.py",
-        "loggers.py",
-        "kv_cache_utils.py",
-        "multiproc_executor.py",
-        "v1_core.py",
-    }
-)
 _V0_PATHS = ("vllm/worker/", "vllm/executor/", "model_executor/layers/sampler.py", "vllm/spec_decode/")
 """Modules of the V0 engine that the V1 engine does not use."""
 _LABELS = ("EngineCore", "APIServer")
 """Process names that vLLM itself puts in front of a line."""
-_V0_FILES = frozenset(
-    {
-        "engine.py",
-        "llm_engine.py",
-        "async_llm_engine.py",
-        "worker.py",
-        "model_runner.py",
-        "scheduler.py",
-        "multiproc_worker_utils.py",
-        "distributed_gpu_executor.py",
-        "worker_base.py",
-        "metrics.py",
-        "gpu_executor.py",
-        "executor_base.py",
-        "model_runner_base.py",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,9 +362,9 @@ def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
     generation: Literal["V0", "V1", ""] = ""
-    if any("EngineCore" in item.process for item in evidence) or names & _V1_FILES:
+    if any("EngineCore" in item.process for item in evidence) or names & engine_files("V1"):
         generation = "V1"
-    elif names & _V0_FILES:
+    elif names & engine_files("V0"):
         generation = "V0"
     frames = " ".join(item.text for item in evidence if item.role == "frame")
     if not generation and ("vllm/v1/" in frames or any(path in frames for path in _V0_PATHS)):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, detect_engine, detect_platform
-from legroom.diagnosis.fixes.failed_run import Hints
-from legroom.diagnosis.pasted_command import pasted_command, with_pasted_args
+from legroom.diagnosis.fixes.failed_run import Hints, merge_args
+from legroom.diagnosis.pasted_command import pasted_command
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -22,6 +22,7 @@ from legroom.diagnosis.recorded_memory import (
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in
 from legroom.vllm_logs.lines import rejoin_lines
 from legroom.vllm_logs.log_scanner import Scanner
@@ -141,10 +142,15 @@ def _with_pasted_command(
         return cases, hints
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
-    pasted = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
-    if pasted.command and not any(case.startup.args_known for case in cases):
-        hints = replace(hints or Hints(), command=pasted.command)
-    return tuple(replace(case, startup=with_pasted_args(case.startup, pasted.args)) for case in cases), hints
+    command, args = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
+    if command and not any(case.startup.args_known for case in cases):
+        hints = replace(hints or Hints(), command=command)
+    return tuple(case if case.startup.args_known else _with_args(case, args) for case in cases), hints
+
+
+def _with_args(case: Case, args: ServeArgs) -> Case:
+    """The case with these settings where its own lines show none."""
+    return replace(case, startup=replace(case.startup, args=merge_args(args, case.startup.args)))
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:

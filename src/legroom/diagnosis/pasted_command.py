@@ -10,12 +10,9 @@ from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.facts.log_messages import size_bytes
-from legroom.facts.releases import Release, known_releases, latest
-from legroom.facts.releases import release as known_release
-from legroom.records import dataclass, field
+from legroom.facts.releases import Release, latest
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
-from legroom.vllm_logs.startup_log import Startup
 
 _SETTINGS = {item.name for item in fields(ServeArgs)} - {"usage", "env", "others", "model"}
 _LOGGED = re.compile(
@@ -35,50 +32,20 @@ _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
-@dataclass(frozen=True)
-class PastedCommand:
-    """What a text says about how the server was started."""
-
-    command: str | None = None
-    """The whole command line; None where only single settings are given."""
-    args: ServeArgs = field(default_factory=ServeArgs)
-
-
-def pasted_command(text: str, failure_line: int | None, release: Release | None) -> PastedCommand:
-    """The last whole command above the failure, else the first below it, else the single settings of the text."""
+def pasted_command(text: str, failure_line: int | None, release: Release | None) -> tuple[str | None, ServeArgs]:
+    """The last whole command above the failure, else the first below it, and its settings; without one the single
+    settings of the text."""
     lines = text.split("\n")
     commands = [(number, line) for number, line in _command_lines(lines) if not _ELIDED.search(line)]
     above = [pair for pair in commands if failure_line is None or pair[0] <= failure_line]
     for _, line in (*reversed(above), *(pair for pair in commands if pair not in above)):
         try:
-            args = deployment_from_command(line, release or _release_with_flags(line)).args
+            args = deployment_from_command(line, release).args
         except LegroomError:
             continue
         if args.model and "--config" not in line and "$" not in args.model:
-            return PastedCommand(line, args)
-    return PastedCommand(None, _single_settings(lines, release or latest()))
-
-
-def with_pasted_args(startup: Startup, args: ServeArgs) -> Startup:
-    """The start-up with the pasted settings that its own lines do not show."""
-    if startup.args_known:
-        return startup
-    unset = ServeArgs()
-    given = {
-        name: value
-        for name in (*_SETTINGS, "model")
-        if (value := getattr(args, name)) != getattr(unset, name)
-        and getattr(startup.args, name) == getattr(unset, name)
-    }
-    return replace(startup, args=replace(startup.args, **given)) if given else startup
-
-
-def _release_with_flags(line: str) -> Release:
-    """The newest release that has every flag of the line; the newest where none has."""
-    for version in reversed(known_releases()):
-        if not any(problem.stops_vllm for problem in deployment_from_command(line, known_release(version)).problems):
-            return known_release(version)
-    return latest()
+            return line, args
+    return None, _single_settings(lines, release or latest())
 
 
 def _command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -126,6 +126,11 @@ def oom_parts() -> OomParts:
     return OomParts(tuple(read_data("evidence.json")["oom_parts"]), read_data("evidence.json")["oom_process"])
 
 
+def engine_files(generation: str) -> frozenset[str]:
+    """The files of vLLM's V0 or V1 engine that write log lines."""
+    return frozenset(read_data("evidence.json")["engine_files"][generation])
+
+
 def trainer_setting(line: str) -> str | None:
     """Where the training framework of a traceback line sets vLLM's share of the card (`data/trainers.json`)."""
     text = line.lower()

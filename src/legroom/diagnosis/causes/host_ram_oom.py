@@ -175,7 +175,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 steps=("start without sleep mode, or sleep at level 2, which keeps no copy",),
                 trades="the memory of the GPU is not freed between rollouts",
             )
-        yield from _in_order(planner, _more_ram_fix(planner), _smaller_shared_pool_fix(planner))
+        fixes = (_more_ram_fix(planner), _smaller_shared_pool_fix(planner))
+        yield from reversed(fixes) if case.platform.unified else fixes
     if planner.known.ranks > 1:
         yield Fix(
             "sequence_starts_or_wait",
@@ -234,11 +235,6 @@ def _mmap_fix(case: Case) -> Fix:
             "or raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM or swap",
         ),
     )
-
-
-def _in_order(planner: FixPlanner, ram: Fix, pool: Fix | None) -> tuple[Fix | None, ...]:
-    """The smaller pool first where CPU and GPU share one memory, else the host's RAM."""
-    return (pool, ram) if planner.case.platform.unified else (ram, pool)
 
 
 def _smaller_shared_pool_fix(planner: FixPlanner) -> Fix | None:

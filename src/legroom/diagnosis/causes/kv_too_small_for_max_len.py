@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.diagnosis.causes.no_cache_blocks import UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
@@ -104,11 +102,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not is_limit:
         yield larger
     if short is not None:
-        why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
+        why = f"{human_bytes(short)} are missing at {planner.utilization:g} of the card."
         yield (
             planner.pull_lever("raise utilization", why)
             if planner.failed_plan
-            else planner.raise_utilization(short, why) or _raise_on_unknown_card(planner, short)
+            else planner.raise_utilization(short, why)
         )
     yield planner.pull_lever("fewer sequences", "Fewer dummy sequences leave more of the budget to the pool.")
     yield planner.pull_lever("smaller batches", "A smaller peak leaves more of the budget to the pool.")
@@ -123,16 +121,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         else None
     )
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
-
-
-def _raise_on_unknown_card(planner: FixPlanner, short: int) -> Fix | None:
-    """The given share plus what is missing on a card of 24 GiB, where the text names no card."""
-    share = math.ceil((planner.utilization + short / UNKNOWN_CARD_BYTES) * 100) / 100
-    is_free = planner.utilization_known and not has_given_pool(planner.given_args)
-    if planner.total_bytes or share > MAX_UTILIZATION or not is_free:
-        return None
-    why = f"{human_bytes(short)} are missing at {planner.utilization:g} of the card."
-    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why)
 
 
 def checked_len(case: Case) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
@@ -19,10 +19,6 @@ from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-UNKNOWN_CARD_BYTES = 24 * GIB
-"""The card where the text names none: the smallest on which 7B models in 16 bits are served."""
-_SHARED_CARD_SHARE = 0.8
-"""Shares below this are given to leave room for somebody else: the defaults of all releases are 0.9 and 0.92."""
 _DEFAULT_STEP_TOKENS, _DEFAULT_LARGE_STEP_TOKENS = 2048, 8192
 """vLLM's max_num_batched_tokens for a server, and on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 _DECIDING_STEPS = (
@@ -136,7 +132,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
             # Weights that loaded into a card whose budget is below them: the budget is the error.
             yield from (split, smaller) if -accounting.pool_bytes > BESIDE_BYTES else (smaller, split)
-            yield other_hardware(planner)
+            yield other_hardware(planner) if accounting.weights_bytes is not None else None
     yield from _fixes_without_figures(planner)
 
 
@@ -234,34 +230,24 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
-    """The given share plus what is missing; without a pool in the text, the largest share that is usual."""
-    startup, total = planner.case.startup, planner.accounting.likely_total_bytes
-    if startup.available_kv_bytes is None and planner.utilization >= MAX_UTILIZATION:
-        return None
-    missing = max(-(startup.available_kv_bytes or 0), 0)
-    why = f"The pool is {gib(missing)} below zero; the card has that much outside the budget."
-    for pool in (GIB, GIB // 2, GIB // 4):
-        if startup.available_kv_bytes is not None and (fix := planner.raise_utilization(missing + pool, why)):
+    """The given share plus what is missing; without a share or a pool in the text, the largest share that is usual."""
+    pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
+    missing = max(-(pool or 0), 0)
+    why = f"The pool is {gib(missing)} below zero at {planner.utilization:g} of the card."
+    for more in (GIB, GIB // 2, GIB // 4):
+        if pool is not None and (fix := planner.raise_utilization(missing + more, why)):
             return fix
-    if startup.available_kv_bytes is not None and total is not None:
+    if pool is not None and (
+        total is not None or (MAX_UTILIZATION - planner.utilization) * UNKNOWN_CARD_BYTES < missing
+    ):
         return None  # the numbers are there, and they say that the card has no room
-    share = min(planner.utilization + (missing + GIB) / UNKNOWN_CARD_BYTES, MAX_UTILIZATION)
-    if startup.available_kv_bytes is None:
-        share = MAX_UTILIZATION
-    elif (share - planner.utilization) * UNKNOWN_CARD_BYTES < missing:
+    if planner.utilization >= MAX_UTILIZATION:
         return None
-    why = (
-        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
-        "helps; if they are far above it, or if somebody else holds memory, it does not."
-    )
-    if planner.utilization_known:
-        why = f"{planner.utilization:g} of the card was asked for, and {gib(missing)} are missing."
-        if planner.utilization < _SHARED_CARD_SHARE:
-            why += " So small a share leaves room for somebody else: no more is added than a card of 24 GiB needs."
     return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": math.ceil(round(share * 100, 6)) / 100},
-        why,
+        {"gpu_memory_utilization": MAX_UTILIZATION},
+        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
+        "helps; if they are far above it, or if somebody else holds memory, it does not.",
         steps=_DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
     )
@@ -272,7 +258,8 @@ def _several_savings_fix(planner: FixPlanner) -> Fix | None:
     missing = -(planner.case.startup.available_kv_bytes or 0)
     card = planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
     share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * card)
-    if not planner.utilization_known or not 0 < missing < BESIDE_BYTES + share_bytes:
+    is_known = planner.utilization_known or planner.accounting.weights_bytes is not None
+    if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
         return None
     flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
     flags |= smaller_step_flags(planner, _smaller_steps(planner))
@@ -284,6 +271,7 @@ def _several_savings_fix(planner: FixPlanner) -> Fix | None:
         flags,
         f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
         "graphs have to become smaller too.",
+        steps=() if is_known else _DECIDING_STEPS,
         trades="slower decoding, and long prompts take more steps",
     )
 

@@ -95,11 +95,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Take out or correct what was refused.",
         steps=("legroom plan -- vllm serve ... checks every flag against your release",),
     )
-    yield Fix(
-        "engine_version_or_V0",
-        "If the flag is of another release, run that one.",
-        steps=("vllm --version; compare with the documentation you follow",),
-    )
 
 
 CAUSE = Cause(

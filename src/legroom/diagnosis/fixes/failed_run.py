@@ -87,7 +87,7 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
             release, deployment = _release_with_flags(hints, release, deployment)
         line = deployment.args
         lost = tuple(problem.flag for problem in deployment.problems if problem.kind in _NOT_REPEATED)
-        args = _merge_args(line, args if startup.args_known else _UNSET)
+        args = merge_args(line, args if startup.args_known else _UNSET)
         gpus = gpus or deployment.gpu_count
         if not release_known and deployment.release_hint:
             release, release_known = deployment.release, True
@@ -210,7 +210,7 @@ def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
     return latest(), False
 
 
-def _merge_args(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
+def merge_args(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
     """The log's flags, completed by the user's command line."""
     shown = {
         field.name: value
@@ -373,7 +373,7 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
     are none of the release's."""
     given = startup.given
     if line is not None:
-        args = _merge_args(line, given.args if startup.args_known else _UNSET)
+        args = merge_args(line, given.args if startup.args_known else _UNSET)
         comment = f"this release does not take {', '.join(lost)} of your line: not repeated here" if lost else ""
         return RebuiltCommand(replace(args, model=line.model or model, others=line.others), comment)
     if startup.args_known:

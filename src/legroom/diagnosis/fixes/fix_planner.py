@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _MAX_UTILIZATION, _MIN_UTILIZATION = 0.97, 0.2
 MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
+UNKNOWN_CARD_BYTES = 24 * GIB
+"""The card where the text names none: the smallest on which 7B models in 16 bits are served."""
 _KIND_OF_LEVER: Mapping[str, FixKind] = {
     "fewer captured graphs": "eager_or_fewer_graphs",
     "fewer sequences": "max_num_seqs",
@@ -297,9 +299,10 @@ class FixPlanner:
 
     def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
         """Raises gpu_memory_utilization by what is missing, if enough stays free outside the budget."""
-        total = self.accounting.likely_total_bytes
-        if total is None:
-            return None
+        total = self.accounting.likely_total_bytes or (UNKNOWN_CARD_BYTES if self.utilization_known else None)
+        args = self.given_args
+        if total is None or args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None:
+            return None  # vLLM ignores the share where the pool is given
         value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
         graphs = self.case.startup.graph_bytes or 0
         if (
