@@ -253,3 +253,77 @@ def test_pieces_that_hardly_cover_a_request_are_joined_and_the_pool_shrinks() ->
     scarce, plenty = (first(oom(23.6, 0.3, 21.9, unused, "380.00 MiB", "CUDA")).fixes[0] for unused in (0.35, 1.2))
     assert scarce.env and "gpu_memory_utilization" in scarce.flags
     assert plenty.env and not plenty.flags
+
+
+def test_the_start_up_check_is_known_by_its_core() -> None:
+    found = first("Free memory on device (18.0/31.4 GiB) is less than desired (22.0 GiB)")
+    assert found.cause == "gpu_shared_or_not_free" and "0.7 x 31.4" in found.why
+
+
+def test_an_intel_gpu_has_its_own_tool() -> None:
+    log = (
+        "ValueError: Free memory on device xpu:1 (0.4/24.0 GiB) on startup is less than desired GPU memory utilization "
+        "(0.9, 21.6 GiB)."
+    )
+    assert first(log).fixes[0].steps[0] == "xpu-smi ps"
+
+
+def test_the_second_half_of_the_length_check_is_enough() -> None:
+    log = "{}8.0 GiB KV cache is needed, which is larger than the available KV cache memory (4.0 GiB)"
+    assert first(log.format("")).cause == "kv_too_small_for_max_len"
+    fix = first(log.format("vllm serve m --max-model-len 100000\n")).fixes[0]
+    assert 48_000 < fix.flags["max_model_len"] < 50_000
+
+
+def test_a_sampler_that_is_warmed_up_is_a_site() -> None:
+    log = "RuntimeError: CUDA out of memory{} when warming up sampler with 512 dummy requests"
+    assert {diagnosis(log.format(word)).case.site for word in ("", " occurred")} == {"sampler"}
+
+
+def test_an_encoder_cache_grows_with_the_tokens_of_a_step() -> None:
+    fix = first("ValueError: exceeds the pre-allocated encoder cache size 4096").fixes[0]
+    assert fix.flags == {"max_num_batched_tokens": 8192} and "more than 4096" in fix.why
+    fix = first("a video item with length 9000, which exceeds the pre-allocated encoder cache size 4096").fixes[0]
+    assert fix.flags == {"max_num_batched_tokens": 9216}
+
+
+def test_a_value_that_vllm_refuses_is_a_wrong_flag() -> None:
+    assert first("all2all_backend='pplx' is not supported for this kernel").cause == "wrong_flag"
+
+
+@pytest.mark.parametrize("is_stopped_first", [True, False])
+def test_an_engine_that_dies_after_a_signal_was_stopped(is_stopped_first: bool) -> None:
+    lines = [
+        "(EngineCore pid=9) INFO 07-06 09:43:07 [core.py:1] [shutdown] EngineCore: trigger received signal=SIGTERM\n",
+        "(APIServer pid=7) ERROR 07-06 09:43:07 [async_llm.py:7] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+        "encountered an issue. See stack trace (above) for the root cause.\n",
+    ]
+    ready = "(APIServer pid=7) INFO:     Application startup complete.\n"
+    found = diagnosis(ready + "".join(lines if is_stopped_first else lines[::-1]))
+    assert found.verdict == ("not a memory problem" if is_stopped_first else "cause above")
+
+
+def test_a_kill_outranks_what_its_wrapper_says() -> None:
+    found = first("Loading safetensors checkpoint shards\nEXIT 137\nRuntimeError: job ended before it registered\n")
+    assert found.cause == "host_ram_oom" and found.confidence <= 0.6
+
+
+def test_shared_memory_and_adapters_are_named_only_with_a_sign() -> None:
+    text = oom(15.87, 1.2, 12.8, 1.7, "768.00 MiB", "HIP")
+    assert first(text).cause != "unified_memory_or_wsl"
+    assert first("Running on WSL\n" + text).cause == "unified_memory_or_wsl"
+    assert first(oom(79.2, 0.04, 71.0, 0.07, "60.00 MiB", "CUDA")).cause != "lora_or_spec_decode_extra"
+
+
+def test_a_cpu_pool_of_nothing_is_given_a_size() -> None:
+    log = (
+        "(Worker pid=3) INFO 08-18 02:57:12 [cpu_worker.py:235] Explicitly set (0.0/12.5) GiB for KV cache on node 0.\n"
+        "(EngineCore pid=2) ERROR 08-18 02:57:12 [core.py:1] ValueError: No available memory for the cache blocks.\n"
+    )
+    assert first(log).fixes[0].env == {"VLLM_CPU_KVCACHE_SPACE": "6"}
+
+
+def test_an_image_names_its_engine() -> None:
+    log = "repack #9: torch.OutOfMemoryError\nimage {}:latest, TP2\n"
+    assert diagnosis(log.format("lmsysorg/sglang")).verdict == "not understood"
+    assert diagnosis(log.format("vllm/vllm-openai")).verdict != "not understood"

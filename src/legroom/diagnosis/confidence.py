@@ -28,6 +28,8 @@ def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incom
         return "placed_oom" if case.site else "unplaced_oom"
     if is_incomplete:
         return "broken_off"
+    if case.has(*_KILLS) and not is_memory:
+        return "disputed_message"
     if not is_memory or (case.first_failure is not None and case.first_failure.id == "exception"):
         return "lookalike"
     if case.first_failure is not None and case.first_failure.id in _KILLS:

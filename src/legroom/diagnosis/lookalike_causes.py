@@ -50,7 +50,9 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
 def _explains_errors(case: Case, stop: Evidence) -> bool:
     """Whether a stop from outside is why errors follow: nothing failed before it, and a server that served has some."""
     failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
-    return not any(item.line < stop.line for item in failed) and bool(failed or not case.was_ready)
+    dead = case.first("engine_dead")
+    is_first = not any(item.line < stop.line for item in (*failed, *((dead,) if dead else ())))
+    return is_first and bool(failed or dead or not case.was_ready)
 
 
 def assess_lookalike(case: Case, cause: str) -> Assessment | None:

@@ -128,8 +128,10 @@ def _imported_record_notes(case: Case) -> list[str]:
 
 def _other_engine(case: Case) -> Evidence | None:
     """A line of another engine, where nothing in the text is vLLM's."""
-    by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation or case.frames
-    return None if by_vllm else case.first(*other_engines())
+    other = case.first(*other_engines())
+    by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation
+    is_image = other is not None and "image" in other.facts  # frames by name may be of any engine
+    return None if by_vllm or (case.frames and not is_image) else other
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:

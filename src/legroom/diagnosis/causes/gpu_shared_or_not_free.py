@@ -52,8 +52,9 @@ def _assess_startup_check(case: Case) -> Assessment | None:
         )
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used
+    share = check.facts.get("utilization_ratio") or round(desired / max(total, 1), 2)
     why = (
-        f"At start-up {gib(free)} of {gib(total)} were free, but {check.facts.get('utilization_ratio')} x {gib(total)} "
+        f"At start-up {gib(free)} of {gib(total)} were free, but {share} x {gib(total)} "
         f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
         "allocated anything."
     )
@@ -242,7 +243,9 @@ def _is_held_by_sibling(case: Case) -> bool:
 
 def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     """How to find the process that holds the memory, and what to do if it has to stay."""
-    platform = planner.case.oom.platform if planner.case.oom else "CUDA"
+    check = planner.case.first("free_below_desired")
+    device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
+    platform = planner.case.oom.platform if planner.case.oom else device
     steps = [
         _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv"),
         "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",

@@ -29,8 +29,6 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.85
     elif on:
         confidence = 0.65
-    elif large and (ledger.own_non_torch_bytes or 0) > 2 * _LARGE_NON_TORCH and not case.has_site_frame:
-        confidence = 0.75  # no sign of adapters or a draft, but this process itself holds what only they take
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))

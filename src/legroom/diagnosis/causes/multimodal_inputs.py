@@ -70,9 +70,10 @@ def is_ruled_out(planner: FixPlanner) -> bool:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: limits for media, a larger encoder cache, a release with a flash kernel, smaller steps."""
     cache = planner.case.first("encoder_cache_short")
-    item = cache.facts.get("item_tokens_count") if cache else None
+    size = (cache.number("cache_tokens_count") if cache else None) or 0
+    item = (cache.number("item_tokens_count") or 2 * size) if cache else None
     limit = _bounded_media_fix(planner)
-    if isinstance(item, int) and cache is not None:
+    if item and cache is not None:
         newer = Fix(
             "engine_version_or_V0",
             "An encoder cache of size 0 is a bug of the release.",
@@ -82,10 +83,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         larger = planner.plan_change(
             "max_num_batched_tokens",
             {"max_num_batched_tokens": tokens},
-            f"The encoder cache is sized from it and must hold an item of {item} tokens.",
+            f"The encoder cache is sized from it and must hold an item of {item} tokens."
+            if "item_tokens_count" in cache.facts
+            else f"The encoder cache is sized from it, and the item has more than {size} tokens.",
             trades="a larger activation peak",
         )
-        yield from (newer, limit, larger) if cache.facts.get("cache_tokens_count") == 0 else (larger, limit)
+        yield from (newer, limit, larger) if size == 0 else (larger, limit)
         return
     kernel = Fix(
         "other_engine_feature_off",

@@ -114,6 +114,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=("leave --kv-cache-memory-bytes out, and say a share with --gpu-memory-utilization",),
         )
         return
+    if (given := planner.case.first("cpu_space_given")) is not None:
+        free = given.number("free_bytes") or 0
+        yield Fix(
+            "kv_cache_memory_bytes",
+            f"On the CPU backend the KV cache has a size of its own, in GiB; {gib(free)} of RAM are free.",
+            env={"VLLM_CPU_KVCACHE_SPACE": str(max(free // 2 // GIB, 1))},
+        )
+        return
     yield larger_pool_fix(planner)
     if planner.failed_plan is not None:
         yield from _planned_fixes(planner)

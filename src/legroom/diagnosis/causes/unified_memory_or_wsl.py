@@ -42,8 +42,10 @@ def examine(case: Case) -> Assessment | None:
             "one memory that CPU and GPU share."
         )
         has_other_reason = case.platform.trainer or case.has("cumem_oom", "sleep_on", "frame_wake")
+        has_much_free = 4 * (oom.free_bytes or 0) >= (oom.total_bytes or 0) > 0
+        has_sign = has_much_free or case.platform.unified or case.platform.wsl or case.has("prefetch_ram_short")
         return Assessment(
-            0.3 if has_other_reason else 0.88,
+            0.88 if has_sign and not has_other_reason else 0.3,
             proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")),
             why,
         )
