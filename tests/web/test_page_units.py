@@ -40,3 +40,33 @@ def test_both_languages_have_the_same_words():
     names = '["en", "zh"].map((one) => Object.keys(page.DICTIONARIES[one]).sort())'
     english, chinese = evaluated("text/dictionaries.js", names)
     assert english == chinese
+
+
+FOUND = """(() => {
+  const asked = { ...page.EMPTY, gpus: 2, flags: { max_model_len: 4096 } };
+  const flags = { max_model_len: 4096, pipeline_parallel_size: 8, kv_cache_dtype: "fp8" };
+  return page.withFound(asked, { model: "x/fp8", gpu: "NVIDIA L4", gpus: 8, flags });
+})()"""
+
+
+def test_what_a_search_chose_is_known_and_undone_with_the_number_of_gpus_and_the_model():
+    found = evaluated("setup.js", FOUND)
+    assert found["found"] == ["pipeline_parallel_size", "kv_cache_dtype"]
+    undone = evaluated("setup.js", f"page.undone({FOUND})")
+    assert (undone["gpus"], undone["model"], undone["flags"]) == (2, "meta-llama/Llama-3.1-8B-Instruct", {})
+
+
+def test_the_gpu_table_is_asked_for_the_wish_and_not_with_flags_that_a_search_chose():
+    plan = "{ args: { max_model_len: 4096 } }"
+    request = evaluated("setup.js", f"page.sizeRequestOf({FOUND}, {plan})")
+    assert (request["context"], request["flags"]) == (4096, {"max_model_len": 4096})
+    wish = f"{{ ...{FOUND}, want_context: 8192, want_users: 50 }}"
+    request = evaluated("setup.js", f"page.sizeRequestOf({wish}, {plan})")
+    assert (request["context"], request["concurrency"], request["flags"]) == (8192, 50, {})
+
+
+def test_a_wish_and_what_was_found_are_in_the_address():
+    wish = f"{{ ...{FOUND}, want_context: 8192, want_users: 50 }}"
+    setup = evaluated("setup.js", f"page.fromParams(page.toParams({wish}))")
+    assert (setup["want_context"], setup["want_users"]) == (8192, 50)
+    assert setup["found"] == ["pipeline_parallel_size", "kv_cache_dtype"]

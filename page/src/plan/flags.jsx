@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { callOnce } from "../engine.js";
 import { Choice, Picker, Slider, Toggle } from "../parts/controls.jsx";
-import { readValue, withFlag } from "../setup.js";
+import { readValue, undone, withFlag } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, tokensShort } from "../units.js";
 
@@ -82,8 +82,8 @@ export function Flags({ setup, plan, onChange }) {
     <section class="panel flags" aria-label={t("flags.title")}>
       <div class="row spread">
         <h2>{t("flags.title")}</h2>
-        {changed.length > 0 && (
-          <button type="button" class="link" onClick={() => onChange({ ...setup, flags: {} })}>
+        {(changed.length > 0 || setup.before) && (
+          <button type="button" class="link" onClick={() => onChange(undone(setup))}>
             {t("flags.reset", { count: changed.length })}
           </button>
         )}

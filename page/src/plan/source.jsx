@@ -3,7 +3,7 @@ import { callOnce, engine } from "../engine.js";
 import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { gib } from "../units.js";
+import { commandLine, gib } from "../units.js";
 
 export function useLists() {
   const [lists, setLists] = useState({ models: [], gpus: [], releases: [], error: null });
@@ -225,6 +225,10 @@ export const withServer = (setup, server) => ({
   env: { ...server.env },
   flags: { ...server.flags },
 });
+
+// A command that legroom wrote, as the flags it has.
+export const readCommand = async (command) =>
+  (await engine.call("read", { text: commandLine(command) })).servers[0];
 
 function Machine({ setup, onChange, lists }) {
   const t = useText();
