@@ -3,7 +3,7 @@ import { callOnce, engine } from "../engine.js";
 import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { commandLine, gib } from "../units.js";
+import { commandLine, gib, memoryOf } from "../units.js";
 
 export function useLists() {
   const [lists, setLists] = useState({ models: [], gpus: [], releases: [], error: null });
@@ -280,7 +280,7 @@ function Machine({ setup, onChange, lists }) {
           id={memory}
           type="text"
           value={setup.gpu_memory ?? ""}
-          placeholder={t("gpu_memory.hint")}
+          placeholder={memoryOf(lists.gpus, setup.gpu)}
           onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })}
         />
       </div>

@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
-import { ErrorNote } from "../parts/controls.jsx";
+import { ErrorNote, ShellText } from "../parts/controls.jsx";
 import { readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
@@ -109,7 +109,9 @@ function Found({ answer, onTake, onKeep }) {
             {search.alternatives.map((other) => (
               <li key={other.command.join(" ")}>
                 <button type="button" class="button wide small" onClick={() => onTake(other, other.gpus)}>
-                  <code>{other.command.slice(3).join(" ") || t("wish.defaults")}</code>
+                  <code>
+                    <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
+                  </code>
                 </button>
               </li>
             ))}
