@@ -45,6 +45,7 @@ export function Wishes({ setup, onChange }) {
         const request = { ...requestOf(typed(setup)), flags, language: t.language, want: { context, users, keep_model } };
         const answer = await engine.call("plan", request, signal);
         if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gives_up: answer.search.gives_up }, answer.gpu.count);
+        else if (keep_model) onChange(typed(setup));
         return { ...answer, asked: typed(setup).model };
       },
       (answer) => setState({ busy: false, error: null, answer }),
