@@ -5,6 +5,7 @@ import json
 import operator
 import re
 import sys
+from collections import defaultdict
 
 import jsonschema
 import pytest
@@ -129,15 +130,18 @@ def test_a_dead_end_says_what_and_why(entry):
 def test_the_messages_of_a_signature_recognise_its_example(entry):
     import re2
 
-    known = {message.id: message for message in message_patterns()}
+    known = defaultdict(list)
+    for message in message_patterns():
+        known[message.id].append(message)
     for signature in entry.signatures:
         if not signature.messages:
             continue
         recognised = [
             name
             for name in signature.messages
-            if any(mark in signature.example for mark in known[name].marks)
-            and (known[name].pattern is None or re2.search(known[name].pattern, signature.example))
+            for message in known[name]
+            if any(mark in signature.example for mark in message.marks)
+            and (message.pattern is None or re2.search(message.pattern, signature.example))
         ]
         assert recognised, f"{entry.id}: none of {signature.messages} knows {signature.example!r}"
 

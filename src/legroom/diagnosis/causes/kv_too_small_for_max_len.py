@@ -85,8 +85,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     fits, max_len = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
     larger = larger_pool_fix(planner)
     # An explicit pool that holds a small part of the length, or less than was measured, is the error.
-    needed = planner.case.number("kv_bytes_short", "needed_bytes")
-    has_room = needed is not None and (planner.case.startup.available_kv_bytes or 0) >= needed
+    needed = planner.case.number("kv_bytes_short", "needed_bytes") or 0
+    has_room = (planner.case.startup.available_kv_bytes or 0) >= needed > _ROUNDED
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
     if is_limit:
         yield larger
