@@ -41,9 +41,10 @@ class HttpEngine {
 
   // The log travels as it is read from the file: neither side ever holds it as one JSON string. Only XMLHttpRequest
   // tells how much has left.
-  diagnose(log, { command, gpu, language }, signal, onShare) {
+  diagnose(log, { command, gpu, model, language }, signal, onShare) {
     const query = new URLSearchParams({ language });
     if (command) query.set("command", command);
+    if (model) query.set("model", model);
     if (gpu) query.set("gpu", gpu);
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
@@ -174,8 +175,8 @@ class WorkerEngine {
     return (isSearch ? this.#slow : this.#quick).call(name, request, signal);
   }
 
-  async diagnose(log, { command, gpu, language }, signal, onShare) {
-    const request = { log: await log.text(), command: command || null, gpu: gpu || null, language };
+  async diagnose(log, { command, gpu, model, language }, signal, onShare) {
+    const request = { log: await log.text(), command: command || null, gpu: gpu || null, model: model || null, language };
     onShare?.(1);
     return this.call("diagnose", request, signal);
   }

@@ -11,9 +11,15 @@ export const EMPTY = {
   cold: false,
   env: {},
   flags: {},
+  want_context: null,
+  want_users: null,
+  // The flags that a search chose and nobody typed, and what it replaced beside them.
+  found: [],
+  before: null,
 };
 
-const OWN = ["model", "gpu", "gpus", "gpu_memory", "vllm", "checkpoint_bytes"];
+const OWN = ["model", "gpu", "gpus", "gpu_memory", "vllm", "checkpoint_bytes", "want_context", "want_users"];
+const MOST = { gpus: 4096, checkpoint_bytes: 2 ** 50, want_context: 100_000_000, want_users: 1_000_000 };
 
 const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
@@ -36,6 +42,7 @@ export function toParams(setup, prefix = "", params = new URLSearchParams()) {
   if (setup.config) params.set(`${prefix}config`, JSON.stringify(setup.config));
   if (Object.keys(setup.env).length) params.set(`${prefix}env`, JSON.stringify(setup.env));
   if (setup.cold) params.set(`${prefix}cold`, "1");
+  if (setup.found?.length) params.set(`${prefix}found`, setup.found.join());
   for (const [name, value] of Object.entries(setup.flags)) params.set(prefix + name, written(value));
   return params;
 }
@@ -53,8 +60,8 @@ export function fromParams(params, prefix = "") {
     const name = key.slice(prefix.length).replaceAll("-", "_");
     const keep = (value) => (value == null ? unread.push(`${key}=${text}`) : (setup[name] = value));
     any = true;
-    if (name === "gpus") keep(wholeNumber(text, 4096));
-    else if (name === "checkpoint_bytes") keep(wholeNumber(text, 2 ** 50));
+    if (name in MOST) keep(wholeNumber(text, MOST[name]));
+    else if (name === "found") setup.found = text.split(",");
     else if (OWN.includes(name)) setup[name] = text;
     else if (name === "cold") setup.cold = text === "1";
     else if (name === "env" || name === "config") keep(objectOrNull(text));
@@ -104,7 +111,41 @@ export function withFlag(setup, name, value) {
   const flags = { ...setup.flags };
   if (value === undefined || value === null || value === "") delete flags[name];
   else flags[name] = value;
-  return { ...setup, flags };
+  return { ...setup, flags, found: (setup.found ?? []).filter((each) => each !== name) };
+}
+
+const REPLACED = ["model", "config", "checkpoint_bytes", "gpus"];
+const picked = (setup, names) => Object.fromEntries(names.map((name) => [name, setup[name]]));
+
+// The setup as it was typed: without what a search chose, unless that was changed by hand since.
+export function typed(setup) {
+  const { before, found = [] } = setup;
+  const flags = Object.fromEntries(Object.entries(setup.flags).filter(([name]) => !found.includes(name)));
+  const back = {};
+  if (before && setup.model === before.to.model) Object.assign(back, picked(before.from, REPLACED.slice(0, 3)));
+  if (before && setup.gpus === before.to.gpus) back.gpus = before.from.gpus;
+  if (!before && found.length) back.gpus = null;
+  return { ...setup, ...back, flags, found: [], before: null };
+}
+
+export const undone = (setup) => ({ ...typed(setup), flags: {} });
+
+// A setup after a search: what it chose is known as such.
+export function withFound(setup, change) {
+  const base = typed(setup);
+  const next = { ...setup, ...change };
+  const isFound = ([name, value]) => !(name in base.flags) || written(base.flags[name]) !== written(value);
+  const found = Object.entries(next.flags).filter(isFound).map(([name]) => name);
+  return { ...next, found, before: { from: picked(base, REPLACED), to: picked(next, REPLACED) } };
+}
+
+// What "which GPUs hold it" is asked: for the wish where there is one, and never bound by flags that a search chose.
+export function sizeRequestOf(setup, plan) {
+  const { want_context, want_users } = setup;
+  const { max_model_len, max_num_seqs, gpu_memory_utilization, ...rest } = typed(setup).flags;
+  if (want_context && want_users)
+    return { ...modelRequestOf({ ...setup, flags: rest }), context: want_context, concurrency: want_users };
+  return { ...modelRequestOf({ ...setup, flags: typed(setup).flags }), context: plan?.args.max_model_len ?? null };
 }
 
 // A fix names flags as plan does, and sometimes another checkpoint. More GPUs than were given come with it.
@@ -116,5 +157,5 @@ export function withFix(setup, flags) {
   const size = (name) => Number(next.flags[name]) || 1;
   const needed = size("tensor_parallel_size") * size("pipeline_parallel_size") * size("data_parallel_size");
   if (next.gpus && next.gpus < needed) next = { ...next, gpus: needed };
-  return next;
+  return withFound(setup, next);
 }

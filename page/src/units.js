@@ -33,3 +33,10 @@ export function seconds(value) {
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'"'"'`)}'`);
 export const commandLine = (words, env = {}) =>
   [...Object.entries(env).map(([name, value]) => `${name}=${quoted(value)}`), ...words.map(quoted)].join(" ");
+
+// What the chosen card has, as it would be written.
+export function memoryOf(gpus, name) {
+  const wanted = String(name ?? "").toLowerCase();
+  const card = gpus.find((gpu) => [gpu.name, ...(gpu.write ?? [])].some((each) => each.toLowerCase() === wanted));
+  return card ? gib(card.total_bytes).replace(" ", "") : /^[\d.]+\s*[gm]i?b$/.test(wanted) ? name : "";
+}

@@ -145,3 +145,15 @@ def test_several_users_are_told_what_context_they_get(capsys):
     assert shares
     for users, tokens in shares.items():
         assert users * tokens <= found["kv"]["tokens"]
+
+
+def test_a_wish_in_the_words_of_another_command_is_answered_by_the_option_of_this_one(capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--context", "16k", "--users", "4"]) == 2
+    said = capsys.readouterr().err
+    assert "--want-context" in said
+    assert "--want-concurrency" in said
+
+
+def test_the_limit_of_a_longrope_model_is_its_full_length(capsys):
+    assert main(["plan", "phi-4-mini", "--gpu", "h100", "--max-model-len", "16384", "--no-advice"]) == 0
+    assert "the model's limit is 131,072 tokens" in capsys.readouterr().out

@@ -320,3 +320,20 @@ def test_every_gap_of_a_chinese_sentence_is_one_of_the_english():
         text for text, chinese in sentences.items() if not set(GAP.findall(chinese)) <= set(GAP.findall(text))
     ] == []
     assert in_language("No such sentence is known; 3 users.", "zh") == "No such sentence is known; 3 users."
+
+
+def test_a_row_of_the_gpu_table_fits_with_the_flags_of_its_command():
+    asked = {"model": "llama-3.1-70b", "context": 8192, "concurrency": 13, "cards": ["l4"]}
+    row = answer("size", asked)["rows"][0]
+    assert row["gives_up"] and row["count"]
+    server = answer("read", {"text": " ".join(row["command"])})["servers"][0]
+    request = {"model": asked["model"], "gpu": row["gpu"], "gpus": row["count"], "advice": False}
+    assert answer("plan", {**request, "flags": server["flags"]})["verdict"] == row["verdict"] != "does_not_fit"
+
+
+def test_a_search_may_keep_the_model():
+    want = {"context": 8192, "users": 16}
+    request = {"model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "l4", "gpus": 1, "want": want}
+    assert "FP8" in answer("plan", request)["model"]
+    kept = answer("plan", {**request, "want": {**want, "keep_model": True}})
+    assert kept["model"] == request["model"]

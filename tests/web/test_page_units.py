@@ -40,3 +40,74 @@ def test_both_languages_have_the_same_words():
     names = '["en", "zh"].map((one) => Object.keys(page.DICTIONARIES[one]).sort())'
     english, chinese = evaluated("text/dictionaries.js", names)
     assert english == chinese
+
+
+FOUND = """(() => {
+  const asked = { ...page.EMPTY, gpus: 2, flags: { max_model_len: 4096 } };
+  const flags = { max_model_len: 4096, pipeline_parallel_size: 8, kv_cache_dtype: "fp8" };
+  return page.withFound(asked, { model: "x/fp8", gpu: "NVIDIA L4", gpus: 8, flags });
+})()"""
+
+
+def test_what_a_search_chose_is_known_and_undone_with_the_number_of_gpus_and_the_model():
+    found = evaluated("setup.js", FOUND)
+    assert found["found"] == ["pipeline_parallel_size", "kv_cache_dtype"]
+    undone = evaluated("setup.js", f"page.undone({FOUND})")
+    assert (undone["gpus"], undone["model"], undone["flags"]) == (2, "meta-llama/Llama-3.1-8B-Instruct", {})
+
+
+def test_the_gpu_table_is_asked_for_the_wish_and_not_with_flags_that_a_search_chose():
+    plan = "{ args: { max_model_len: 4096 } }"
+    request = evaluated("setup.js", f"page.sizeRequestOf({FOUND}, {plan})")
+    assert (request["context"], request["flags"]) == (4096, {"max_model_len": 4096})
+    wish = f"{{ ...{FOUND}, want_context: 8192, want_users: 50 }}"
+    request = evaluated("setup.js", f"page.sizeRequestOf({wish}, {plan})")
+    assert (request["context"], request["concurrency"], request["flags"]) == (8192, 50, {})
+
+
+def test_a_wish_and_what_was_found_are_in_the_address():
+    wish = f"{{ ...{FOUND}, want_context: 8192, want_users: 50 }}"
+    setup = evaluated("setup.js", f"page.fromParams(page.toParams({wish}))")
+    assert (setup["want_context"], setup["want_users"]) == (8192, 50)
+    assert setup["found"] == ["pipeline_parallel_size", "kv_cache_dtype"]
+
+
+def test_the_end_of_the_card_is_never_written_over_its_name():
+    places = (
+        "[[120, 900], [800, 900], [120, 340]].map(([at, width]) => page.endLabel('x'.repeat(30), 'end', at, width))"
+    )
+    beside, before, none = evaluated("parts/layout.js", places)
+    assert beside["anchor"] == "start" and beside["x"] > 30 * 7
+    assert before == {"x": 800, "anchor": "end"}
+    assert evaluated("parts/layout.js", "page.endLabel('x'.repeat(30), 'end of the card', 120, 300)") is None
+    assert none["x"] > 30 * 7
+
+
+def test_models_of_one_task_are_a_group_of_their_own():
+    names = ("llama-3.1-8b", "whisper-large-v3", "qwen3-asr-1.7b", "glm-ocr", "mistral-nemo-12b")
+    special = evaluated(
+        "models/special.js", f"{list(names)}.filter((name) => page.isSpecial({{ name, longest_len: 9 }}))"
+    )
+    assert special == ["whisper-large-v3", "qwen3-asr-1.7b", "glm-ocr"]
+    assert evaluated("models/special.js", "page.isSpecial({ name: 'bge-m3', longest_len: null })")
+
+
+def test_a_line_that_several_processes_print_is_shown_once():
+    rows = [
+        {"line": 3, "text": "(EngineCore pid=7) ERROR 11-15 03:04:05 [core.py:842] ValueError: no memory"},
+        {"line": 9, "text": "ValueError: no memory"},
+        {"line": 11, "text": "RuntimeError: see above"},
+        {"line": 12},
+    ]
+    lines = evaluated("diagnose/evidence.js", f"page.distinctLines({json.dumps(rows)}).map(({{ line }}) => line)")
+    assert lines == [3, 11, 12]
+
+
+def test_the_memory_field_shows_that_of_the_chosen_card():
+    cards = json.dumps([{"name": "NVIDIA L4", "write": ["l4"], "total_bytes": 23794089984}])
+    assert evaluated("units.js", f"['l4', 'NVIDIA L4', '24GiB', 'x'].map((name) => page.memoryOf({cards}, name))") == [
+        "22.16GiB",
+        "22.16GiB",
+        "24GiB",
+        "",
+    ]

@@ -2,7 +2,7 @@ import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { addressOf } from "../address.js";
 import { engine } from "../engine.js";
 import { CopyButton, DropArea, ErrorNote, Notes, Picker } from "../parts/controls.jsx";
-import { gpuOptions, useLists } from "../plan/source.jsx";
+import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
 import { EMPTY, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, count } from "../units.js";
@@ -40,7 +40,7 @@ export function DiagnoseArea({ params }) {
   const t = useText();
   const lists = useLists();
   const [text, setText] = useState("");
-  const [hints, setHints] = useState({ command: "", gpu: "" });
+  const [hints, setHints] = useState({ command: "", gpu: "", model: "" });
   const [state, setState] = useState(NOTHING);
   const [jump, setJump] = useState(null);
   const round = useRef(0);
@@ -133,10 +133,10 @@ export function DiagnoseArea({ params }) {
           }}
           busy={state.busy}
         />
-        <details class="hints">
-          <summary>{t("diagnose.hints")}</summary>
+        <div class="hints">
+          <p class="soft">{t("diagnose.hints")}</p>
           <HintFields hints={hints} setHints={setHints} lists={lists} />
-        </details>
+        </div>
         <div class="row">
           <button
             type="button"
@@ -264,6 +264,20 @@ function HintFields({ hints, setHints, lists }) {
   const id = useId();
   return (
     <>
+      <Picker
+        label={t("model")}
+        value={hints.model}
+        options={modelOptions(lists.models)}
+        placeholder="org/name"
+        onPick={(model) => setHints({ ...hints, model })}
+      />
+      <Picker
+        label={t("gpu")}
+        value={hints.gpu}
+        options={gpuOptions(lists.gpus)}
+        placeholder="h100, 24GiB"
+        onPick={(gpu) => setHints({ ...hints, gpu })}
+      />
       <div class="field">
         <label for={id}>{t("diagnose.command")}</label>
         <input
@@ -274,13 +288,6 @@ function HintFields({ hints, setHints, lists }) {
           onInput={(event) => setHints({ ...hints, command: event.target.value })}
         />
       </div>
-      <Picker
-        label={t("gpu")}
-        value={hints.gpu}
-        options={gpuOptions(lists.gpus)}
-        placeholder="h100, 24GiB"
-        onPick={(gpu) => setHints({ ...hints, gpu })}
-      />
     </>
   );
 }
@@ -380,7 +387,7 @@ function LogPanel({ log, answer, jump, onJump }) {
           {log.name || t("log.title")}{" "}
           <span class="soft">
             {bytesWords(log.size)}
-            {log.lines ? ` · ${t("log.lines", { count: count(log.lines.count) })}` : ""}
+            {log.lines ? ` · ${t(log.lines.count === 1 ? "log.one_line" : "log.lines", { count: count(log.lines.count) })}` : ""}
           </span>
         </h2>
         {places.length > 0 && log.lines && (

@@ -5,6 +5,7 @@ import { Command } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
 import { flagsWords } from "../plan/result.jsx";
 import { useText } from "../text/language.jsx";
+import { distinctLines } from "./evidence.js";
 import { commandLine, gib, percent } from "../units.js";
 
 export function useEntry(id, language) {
@@ -87,7 +88,7 @@ export function Finding({ finding, first, tone, kind, where, pictures, onJump })
 // The lines that decide, as the log has them; a report that came by a link has their numbers alone.
 function Evidence({ rows, onJump }) {
   const t = useText();
-  const lines = [...new Map(rows.map((piece) => [piece.line, piece])).values()];
+  const lines = distinctLines(rows);
   if (!lines.length) return null;
   return (
     <section class="evidence" aria-label={t("finding.lines")}>

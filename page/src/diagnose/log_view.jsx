@@ -43,7 +43,7 @@ export function LogView({ lines, marks, jump }) {
       onScroll={scrolled}
       tabIndex={0}
       role="region"
-      aria-label={t("log.label", { lines: count(lines.count) })}
+      aria-label={t(lines.count === 1 ? "log.label_one" : "log.label", { lines: count(lines.count) })}
     >
       <div class="log-length" ref={(node) => node?.style.setProperty("--height", `${height}px`)}>
         <div class="log-rows" ref={(node) => node?.style.setProperty("--offset", `${Math.max(offset, 0)}px`)}>

@@ -7,6 +7,7 @@ import { gpuOptions, useLists } from "../plan/source.jsx";
 import { readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, gib } from "../units.js";
+import { isSpecial } from "./special.js";
 
 const ASKED = { gpu: "rtx4090", gpus: "1", context: "8k", users: "1", words: "" };
 const BATCH = 12;
@@ -79,6 +80,8 @@ export function ModelsArea({ params, active }) {
     stop();
     setState((now) => ({ ...now, all: now.done }));
   };
+  const fitting = state.rows.filter((row) => !isSpecial(row));
+  const special = state.rows.filter(isSpecial);
   const busy = state.done < state.all;
   const ready = context && users && gpus && lists.models.length > 0;
   const field = (name, valid = true) => (
@@ -130,17 +133,26 @@ export function ModelsArea({ params, active }) {
         )}
         <ErrorNote error={state.error} />
       </form>
-      {state.rows.length > 0 && <Fitting rows={state.rows} asked={state.for} />}
+      {fitting.length > 0 && <Fitting rows={fitting} asked={state.for} label={t("models.title")} />}
+      {special.length > 0 && (
+        <section aria-label={t("models.special")}>
+          <h2>{t("models.special")}</h2>
+          <Fitting rows={special} asked={state.for} label={t("models.special")} />
+        </section>
+      )}
       {!busy && state.for && !state.error && !state.rows.length && <p class="note">{t("models.none")}</p>}
-      {!busy && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} />}
+      {!busy && state.missing.length > 0 && <Missing rows={state.missing.slice(0, SHOWN_MISSING)} several={Number(state.for?.gpus) > 1} />}
     </div>
   );
 }
 
-const planOf = (row, { gpu, gpus }) => {
-  const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu });
+const planOf = (row, { gpu, gpus, context, users }) => {
+  const wish = { want_context: readLength(context), want_users: users.trim() };
+  const params = new URLSearchParams({ model: row.ids[0] ?? row.name, gpu, ...wish });
   if (Number(gpus) > 1) params.set("gpus", gpus);
   const words = row.command.slice(3);
+  const found = words.filter((word) => word.startsWith("--")).map((word) => word.slice(2).replaceAll("-", "_"));
+  if (found.length) params.set("found", found.join());
   words.forEach((word, at) => {
     if (!word.startsWith("--")) return;
     const value = words[at + 1];
@@ -149,10 +161,10 @@ const planOf = (row, { gpu, gpus }) => {
   return addressOf("plan", params);
 };
 
-function Fitting({ rows, asked }) {
+function Fitting({ rows, asked, label }) {
   const t = useText();
   return (
-    <div class="scroll-x" tabIndex={0} role="region" aria-label={t("models.title")}>
+    <div class="scroll-x" tabIndex={0} role="region" aria-label={label}>
       <table>
         <thead>
           <tr>
@@ -188,7 +200,7 @@ function Fitting({ rows, asked }) {
   );
 }
 
-function Missing({ rows }) {
+function Missing({ rows, several }) {
   const t = useText();
   return (
     <section aria-label={t("models.next")}>
@@ -196,7 +208,7 @@ function Missing({ rows }) {
       <ul>
         {rows.map((row) => (
           <li key={row.name}>
-            {row.name} <span class="soft">{t("models.lacks", { gib: gib(row.short_bytes) })}</span>
+            {row.name} <span class="soft">{t(several ? "models.lacks_each" : "models.lacks", { gib: gib(row.short_bytes) })}</span>
           </li>
         ))}
       </ul>

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useText } from "../text/language.jsx";
 import { GIB, bytesWords, gib, percent, tokensShort } from "../units.js";
-import { isEstimate, scaleOf, segments } from "./layout.js";
+import { endLabel, isEstimate, scaleOf, segments } from "./layout.js";
 
 // Labels inside the bar are drawn at their real size, so the picture must know how wide it is.
 export function useWidth(initial = 720) {
@@ -27,6 +27,8 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
   const x = (bytes) => (Math.min(Math.max(bytes, 0), span) / span) * width;
   const total = x(layout.total_bytes);
   const over = span > layout.total_bytes;
+  const title = `${gpu.name} · ${gib(layout.total_bytes)}`;
+  const end = over ? endLabel(title, t("card.end"), total, width) : null;
   return (
     <div class="card-picture" ref={ref} onPointerLeave={() => onPart?.(null)}>
       <svg
@@ -38,7 +40,7 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
         aria-label={label ?? pictureLabel(t, plan, rows)}
       >
         <Hatch />
-        <text class="svg-soft" x="0" y="14">{`${gpu.name} · ${gib(layout.total_bytes)}`}</text>
+        <text class="svg-soft" x="0" y="14">{title}</text>
         <rect class="svg-card" x="0.5" y={TOP} width={Math.max(total - 1, 1)} height={BAR} rx="4" />
         {rows.map((part) => (
           <Segment
@@ -60,13 +62,8 @@ export function CardPicture({ plan, scale, active, onPart, onOpen, label }) {
         <Need plan={plan} rows={rows} x={x} width={width} />
         <Budget layout={layout} args={args} x={x} width={width} />
         {over && <line class="svg-edge" x1={total} x2={total} y1={TOP - 6} y2={TOP + BAR + 16} />}
-        {over && (
-          <text
-            class="svg-bad"
-            x={Math.min(total, width - 4)}
-            y="14"
-            text-anchor={total > width * 0.6 ? "end" : "start"}
-          >
+        {end && (
+          <text class="svg-bad" x={end.x} y="14" text-anchor={end.anchor}>
             {t("card.end")}
           </text>
         )}

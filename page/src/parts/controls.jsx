@@ -34,12 +34,20 @@ async function writeClipboard(text) {
   }
 }
 
+// A shell text whose flags never break inside their names.
+export const ShellText = ({ text }) =>
+  text
+    .split(/((?:^|(?<=\s))--?[A-Za-z][\w-]*)/)
+    .map((part, at) => (at % 2 ? <span class="flag-name">{part}</span> : part));
+
 export function Command({ text, label }) {
   const t = useText();
   return (
     <div class="command">
       <pre tabIndex={0} aria-label={label ?? t("command")}>
-        <code>{text}</code>
+        <code>
+          <ShellText text={text} />
+        </code>
       </pre>
       <CopyButton text={text} />
     </div>

@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { callOnce } from "../engine.js";
 import { Choice, Picker, Slider, Toggle } from "../parts/controls.jsx";
-import { readValue, withFlag } from "../setup.js";
+import { readValue, undone, withFlag } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, tokensShort } from "../units.js";
 
@@ -69,6 +69,8 @@ export function Flags({ setup, plan, onChange }) {
     onReset: name in setup.flags ? () => onChange(withFlag(setup, name, undefined)) : undefined,
   });
   const changed = Object.keys(setup.flags);
+  const undo = undone(setup);
+  const undoes = changed.length + (undo.gpus !== setup.gpus) + (undo.model !== setup.model);
   const [open, setOpen] = useState(false);
   const onToggle = (event) => setOpen(event.currentTarget.open);
   const size = (kind) => (
@@ -82,9 +84,9 @@ export function Flags({ setup, plan, onChange }) {
     <section class="panel flags" aria-label={t("flags.title")}>
       <div class="row spread">
         <h2>{t("flags.title")}</h2>
-        {changed.length > 0 && (
-          <button type="button" class="link" onClick={() => onChange({ ...setup, flags: {} })}>
-            {t("flags.reset", { count: changed.length })}
+        {undoes > 0 && (
+          <button type="button" class="link" onClick={() => onChange(undo)}>
+            {t("flags.reset", { count: undoes })}
           </button>
         )}
       </div>

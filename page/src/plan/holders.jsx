@@ -2,9 +2,10 @@ import { useEffect, useState } from "preact/hooks";
 import { engine } from "../engine.js";
 import { ErrorNote } from "../parts/controls.jsx";
 import { MiniBar } from "../parts/card.jsx";
-import { modelRequestOf } from "../setup.js";
+import { sizeRequestOf, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { VERDICT_CLASS } from "./result.jsx";
+import { readCommand } from "./source.jsx";
 import { count, gib } from "../units.js";
 
 // Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
@@ -13,8 +14,17 @@ export function Holders({ setup, plan, onChange }) {
   const [open, setOpen] = useState(false);
   const [state, setState] = useState({ rows: null, error: null });
   // The length that vLLM would take here, so that the table answers the same question as the plan above it.
-  const context = plan?.args.max_model_len ?? null;
-  const key = JSON.stringify({ ...modelRequestOf(setup), context });
+  const request = sizeRequestOf(setup, plan);
+  const { context, concurrency } = request;
+  const key = JSON.stringify(request);
+  const use = async (row) => {
+    try {
+      const { flags } = await readCommand(row.command);
+      onChange(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags }));
+    } catch (error) {
+      setState((now) => ({ ...now, error }));
+    }
+  };
   useEffect(() => {
     if (!open) return undefined;
     const abort = new AbortController();
@@ -33,29 +43,17 @@ export function Holders({ setup, plan, onChange }) {
   return (
     <details class="holders fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{t("holders.title")}</summary>
-      {context && <p class="soft">{t("holders.for", { tokens: count(context) })}</p>}
+      {context && <p class="soft">{t(concurrency > 1 ? "holders.for_users" : "holders.for", { tokens: count(context), users: count(concurrency ?? 1) })}</p>}
       <ErrorNote error={state.error} />
       {!state.rows && !state.error && (
         <p class="soft" role="status">
           {t("holders.busy")}
         </p>
       )}
-      {state.rows && <HolderTable rows={state.rows} onUse={(row) => onChange(used(setup, row))} />}
+      {state.rows && <HolderTable rows={state.rows} onUse={use} />}
     </details>
   );
 }
-
-const used = (setup, row) => ({
-  ...setup,
-  gpu: row.gpu,
-  gpus: row.count,
-  gpu_memory: null,
-  flags: {
-    ...setup.flags,
-    ...(row.tensor_parallel_size > 1 && { tensor_parallel_size: row.tensor_parallel_size }),
-    ...(row.pipeline_parallel_size > 1 && { pipeline_parallel_size: row.pipeline_parallel_size }),
-  },
-});
 
 function HolderTable({ rows, onUse }) {
   const t = useText();
@@ -84,6 +82,9 @@ function HolderTable({ rows, onUse }) {
               <td class="figure">{row.count ? `${row.count} ×` : "–"}</td>
               <td>
                 <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
+                {row.gives_up?.length > 0 && (
+                  <span class="soft gives-up">{t("holders.gives_up", { losses: row.gives_up.join(", ") })}</span>
+                )}
               </td>
               <td class="figure">{row.count ? row.max_concurrency?.toFixed(1) : ""}</td>
               <td class="figure">{row.usd_per_hour == null ? "–" : `$${row.usd_per_hour.toFixed(2)}`}</td>

@@ -60,6 +60,9 @@ export function PlanArea({ params, active }) {
         )}
         <ErrorNote error={lists.error} />
         <Unread parts={setups[editing].unread} />
+        {!setups.b && toParams(setups.a).toString() === toParams(EMPTY).toString() && (
+          <p class="soft">{t("plan.example")}</p>
+        )}
         <Source key={editing} setup={setups[editing]} onChange={change(editing)} lists={lists} />
         <Wishes setup={setups[editing]} onChange={change(editing)} />
       </div>

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { CardPicture, Legend, MiniBar } from "../parts/card.jsx";
-import { Command, ErrorNote, Notes } from "../parts/controls.jsx";
+import { Command, ErrorNote, Notes, ShellText } from "../parts/controls.jsx";
 import { PARTS } from "../parts/layout.js";
 import { withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
@@ -202,7 +202,9 @@ function Fixes({ plan, busy, onApply }) {
   const fix = (each, index) => (
     <li key={flagsWords(each.flags)} class="fix">
       <div class="fix-head">
-        <code>{flagsWords(each.flags)}</code>
+        <code>
+          <ShellText text={flagsWords(each.flags)} />
+        </code>
         <button type="button" class="button primary" onClick={() => onApply(each.flags)}>
           {t("fixes.apply")}
         </button>

@@ -3,7 +3,7 @@ import { callOnce, engine } from "../engine.js";
 import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
 import { EMPTY } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { gib } from "../units.js";
+import { commandLine, gib, memoryOf } from "../units.js";
 
 export function useLists() {
   const [lists, setLists] = useState({ models: [], gpus: [], releases: [], error: null });
@@ -226,6 +226,10 @@ export const withServer = (setup, server) => ({
   flags: { ...server.flags },
 });
 
+// A command that legroom wrote, as the flags it has.
+export const readCommand = async (command) =>
+  (await engine.call("read", { text: commandLine(command) })).servers[0];
+
 function Machine({ setup, onChange, lists }) {
   const t = useText();
   const release = useId();
@@ -276,7 +280,7 @@ function Machine({ setup, onChange, lists }) {
           id={memory}
           type="text"
           value={setup.gpu_memory ?? ""}
-          placeholder={t("gpu_memory.hint")}
+          placeholder={memoryOf(lists.gpus, setup.gpu)}
           onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })}
         />
       </div>

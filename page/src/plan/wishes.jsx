@@ -1,36 +1,52 @@
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
-import { ErrorNote } from "../parts/controls.jsx";
-import { readLength, requestOf } from "../setup.js";
+import { ErrorNote, ShellText } from "../parts/controls.jsx";
+import { readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { commandLine } from "../units.js";
-import { withServer } from "./source.jsx";
+import { tokensShort } from "../units.js";
+import { readCommand } from "./source.jsx";
 
 // "I want 32k for 16 users": the flags are searched, put into the form, and what they give up is said.
 export function Wishes({ setup, onChange }) {
   const t = useText();
+  const { want_context, want_users } = setup;
   const [wish, setWish] = useState({ context: "32k", users: "16" });
+  // A link, or a row of Models, brings its own wish.
+  useEffect(() => {
+    if (!want_context || !want_users) return;
+    const written = want_context % 1024 ? String(want_context) : tokensShort(want_context);
+    if (readLength(wish.context) !== want_context || Number(wish.users) !== want_users)
+      setWish({ context: written, users: String(want_users) });
+  }, [want_context, want_users]);
   const [state, setState] = useState({ busy: false, error: null, answer: null });
   const newest = useRef(null);
   newest.current ??= new Newest(0);
   const context = readLength(wish.context);
-  const users = /^[1-9]\d*$/.test(wish.users.trim()) ? Number(wish.users) : null;
-  const take = async (command, gpus) => {
-    const { servers } = await engine.call("read", { text: commandLine(command) });
-    const { vllm, gpu, gpu_memory, env } = setup;
-    onChange({ ...withServer(setup, servers[0]), vllm, gpu, gpu_memory, env, gpus });
+  const users = usersOf(wish.users);
+  const change = (next) => {
+    setWish(next);
+    const wanted = { want_context: readLength(next.context), want_users: usersOf(next.users) };
+    if (wanted.want_context && wanted.want_users) onChange({ ...setup, ...wanted });
   };
-  const search = (event) => {
-    event.preventDefault();
+  const take = async ({ command, gives_up }, gpus) => {
+    const { model, flags } = await readCommand(command);
+    const replaced = isReplaced(gives_up);
+    const { model: asked, config, checkpoint_bytes } = typed(setup);
+    const source = replaced ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
+    onChange(withFound(setup, { ...source, gpus, flags, want_context: context, want_users: users }));
+  };
+  const search = (event, keep_model = false) => {
+    event?.preventDefault();
     if (!context || !users) return;
     setState({ busy: true, error: null, answer: null });
-    const { max_model_len, max_num_seqs, gpu_memory_utilization, ...flags } = setup.flags;
+    const { max_model_len, max_num_seqs, gpu_memory_utilization, ...flags } = typed(setup).flags;
     newest.current.run(
       async (signal) => {
-        const request = { ...requestOf(setup), flags, language: t.language, want: { context, users } };
+        const request = { ...requestOf(typed(setup)), flags, language: t.language, want: { context, users, keep_model } };
         const answer = await engine.call("plan", request, signal);
-        if (answer.verdict !== "does_not_fit") await take(answer.command, answer.gpu.count);
-        return answer;
+        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gives_up: answer.search.gives_up }, answer.gpu.count);
+        else if (keep_model) onChange(typed(setup));
+        return { ...answer, asked: typed(setup).model };
       },
       (answer) => setState({ busy: false, error: null, answer }),
       (error) => setState({ busy: false, error, answer: null }),
@@ -44,7 +60,7 @@ export function Wishes({ setup, onChange }) {
       value={wish[name]}
       aria-label={t(`wish.${name}`)}
       aria-invalid={!valid}
-      onInput={(event) => setWish({ ...wish, [name]: event.target.value })}
+      onInput={(event) => change({ ...wish, [name]: event.target.value })}
     />
   );
   const [before, between, after] = t("wish.sentence").split("|");
@@ -60,13 +76,16 @@ export function Wishes({ setup, onChange }) {
       </div>
       <div aria-live="polite">
         <ErrorNote error={state.error} />
-        {state.answer && <Found answer={state.answer} onTake={take} />}
+        {state.answer && <Found answer={state.answer} onTake={take} onKeep={() => search(null, true)} />}
       </div>
     </form>
   );
 }
 
-function Found({ answer, onTake }) {
+const usersOf = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
+const isReplaced = (losses) => Boolean(losses?.some((loss) => loss.startsWith("another checkpoint")));
+
+function Found({ answer, onTake, onKeep }) {
   const t = useText();
   const { words, search, verdict } = answer;
   return (
@@ -74,6 +93,14 @@ function Found({ answer, onTake }) {
       <p>
         <strong>{words.headline}</strong>
       </p>
+      {isReplaced(search.gives_up) && verdict !== "does_not_fit" && (
+        <>
+          <p>{t("wish.replaced", { asked: answer.asked, model: answer.model })}</p>
+          <button type="button" class="button small" onClick={onKeep}>
+            {t("wish.keep", { model: answer.asked.split("/").pop() })}
+          </button>
+        </>
+      )}
       {words.gives_up && <p>{words.gives_up}</p>}
       <p class="soft">{words.weighed}</p>
       {search.alternatives.length > 0 && (
@@ -82,8 +109,10 @@ function Found({ answer, onTake }) {
           <ul class="fix-list">
             {search.alternatives.map((other) => (
               <li key={other.command.join(" ")}>
-                <button type="button" class="button wide small" onClick={() => onTake(other.command, other.gpus)}>
-                  <code>{other.command.slice(3).join(" ") || t("wish.defaults")}</code>
+                <button type="button" class="button wide small" onClick={() => onTake(other, other.gpus)}>
+                  <code>
+                    <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
+                  </code>
                 </button>
               </li>
             ))}

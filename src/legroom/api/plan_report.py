@@ -146,9 +146,17 @@ def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
 
 
 def search(
-    args: ServeArgs, release: Release, where: Machine, context: int | None, concurrency: float, policy: Policy
+    args: ServeArgs,
+    release: Release,
+    where: Machine,
+    context: int | None,
+    concurrency: float,
+    policy: Policy,
+    *,
+    keep_model: bool = False,
 ) -> SearchReport:
-    """The flags that hold so many requests of a length; more GPUs are tried where their number is not given."""
+    """The flags that hold so many requests of a length; more GPUs are tried where their number is not given.
+    With `keep_model` no quantized checkpoint is tried in its place."""
     from legroom.planning.capacity_search import search_flags
     from legroom.planning.checkpoints import quantized_checkpoints
     from legroom.planning.machine import make_target
@@ -158,7 +166,8 @@ def search(
     target = make_target(args, release, replace(where, gpus=most))
     context = context or args.max_model_len or target.model.max_position_embeddings
     goal = CapacityGoal(context, concurrency, counts_up_to(most), policy)
-    targets = [target, *(replace(target, model=model) for model in quantized_checkpoints(target, args))]
+    others = [] if keep_model else quantized_checkpoints(target, args)
+    targets = [target, *(replace(target, model=model) for model in others)]
     answer = search_flags(targets, args, goal)
     if most == 1 and not where.gpus:
         for count in counts_up_to(NODE_GPUS)[1:]:

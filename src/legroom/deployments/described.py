@@ -120,10 +120,22 @@ def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
     return replace(base, others=base.others + added.others, **given)
 
 
+_WISHES = {
+    "--context": "plan has --want-context, size and models have --context",
+    "--users": "plan has --want-concurrency, size --concurrency, models --users",
+    "--concurrency": "plan has --want-concurrency, size --concurrency, models --users",
+}
+"""legroom's own options for a wish, for those who gave another command's."""
+
+
 def _refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
     """Raises LegroomError for those flag problems at which vLLM would not start."""
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:
         message = "; ".join(problem.message for problem in fatal)
-        hints = [f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead]
+        hints = [
+            _WISHES.get(problem.flag) or f"instead of {problem.flag}: {problem.instead}"
+            for problem in fatal
+            if problem.instead or problem.flag in _WISHES
+        ]
         raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")

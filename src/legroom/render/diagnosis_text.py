@@ -140,7 +140,7 @@ def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: La
 
 def _confidence_text(probability: float, language: Language) -> str:
     """`sure`, `likely` or `possible`, in the reader's language."""
-    name = "sure" if probability >= 0.85 else "likely" if probability >= 0.6 else "possible"
+    name = "sure" if probability >= 0.9 else "likely" if probability >= 0.6 else "possible"
     return heading(name, language)
 
 

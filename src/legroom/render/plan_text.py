@@ -23,6 +23,7 @@ from legroom.render.plan_parts import (
 )
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
+from legroom.vllm.resolve import default_and_longest_len
 
 if TYPE_CHECKING:
     from legroom.memory.server_states import ServerState
@@ -185,7 +186,8 @@ def _concurrency_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 def _longest_context_text(plan: Plan) -> str:
     """The longest context that fits, and the model's limit where that is lower."""
     fits = plan.memory.kv.longest_len
-    limit = max(plan.target.model.max_position_embeddings, plan.settings.max_model_len)
+    longest = default_and_longest_len(plan.args, plan.target.model, plan.target.release)[1]
+    limit = max(longest, plan.settings.max_model_len)
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
     return f"{count(fits)} tokens is the longest context that fits"

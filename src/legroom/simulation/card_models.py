@@ -15,7 +15,7 @@ from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import roofline, step_band, why_untrusted
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
-from legroom.vllm.resolve import served_model
+from legroom.vllm.resolve import default_and_longest_len, served_model
 from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
     fit = fewest_gpus(target, args, question.goal)
     if fit.plan is None:
         return CardModel(bundled, fit)
-    limit = max(target.model.max_position_embeddings, question.goal.context)
+    limit = max(default_and_longest_len(args, target.model, target.release)[1], question.goal.context)
     longest = min(fit.plan.memory.kv.longest_len, limit)
     return CardModel(bundled, fit, longest, decode_rate(fit.plan, question.goal.context))
 

@@ -71,7 +71,7 @@ _LONGROPE_KEY = "original_max_position_embeddings"
 
 def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
     """The given length, or the one that the release derives from the config."""
-    derived, limit = _derived_and_limit(args, model, release)
+    derived, limit = default_and_longest_len(args, model, release)
     window = model.config.get("sliding_window")
     if isinstance(window, int) and is_given(args, "--disable-sliding-window") and release.at_least("0.32.0"):
         derived, limit = min(derived, window), min(limit, window)
@@ -81,7 +81,7 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
     return args.max_model_len
 
 
-def _derived_and_limit(args: ServeArgs, model: Model, release: Release) -> tuple[int, int]:
+def default_and_longest_len(args: ServeArgs, model: Model, release: Release) -> tuple[int, int]:
     """The default max_model_len, and the longest one that the release accepts."""
     given = config_overrides(args)
     if not model.config:

@@ -28,9 +28,10 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
         from legroom.api.plan_report import search
 
         context, users = want.get("context"), float(want.get("users") or 1)
+        keep = bool(want.get("keep_model"))
         with deployment_of_request(request) as deployment:
             machine = machine_of_request(request)
-            found = search(deployment.args, deployment.release, machine, context, users, "balanced")
+            found = search(deployment.args, deployment.release, machine, context, users, "balanced", keep_model=keep)
             return found.json() | ({"words": search_words(found.answer)} if has_words else {})
     planned = plan_of_request(request, advice=request.get("advice", True))
     return plan_json(planned) | ({"words": plan_words(planned)} if has_words else {})
