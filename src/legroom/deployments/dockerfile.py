@@ -115,7 +115,7 @@ def _new_stage(body: str, build_args: dict[str, str], stages: dict[str, _Stage])
 
 
 def _exec_or_shell_words(text: str, start: int) -> tuple[Word, ...]:
-    """The words of the exec form `["a", "b"]` or of a shell line."""
+    """The words of an exec form `["a", "b"]` or of a shell line; `start` is the offset of `text` in the file."""
     if text.lstrip().startswith("["):
         try:
             listed = json.loads(re.sub(r"\\\r?\n", " ", text))

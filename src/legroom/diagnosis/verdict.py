@@ -355,7 +355,7 @@ def _check_fixes(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix,
 
 
 def _is_same_change(fix: Fix, other: Fix) -> bool:
-    """Whether two fixes change the same things."""
+    """Whether two fixes set the same flags and variables to the same values, with the same steps."""
     return (fix.flags, fix.env, fix.steps) == (other.flags, other.env, other.steps)
 
 

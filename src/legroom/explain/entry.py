@@ -215,7 +215,7 @@ class Entry:
 
     @property
     def first_seen(self) -> str | None:
-        """When the first counted thread was written."""
+        """The date (YYYY-MM) of the oldest public thread that the entry counts as this cause."""
         return min((thread.seen for thread in self.threads), default=None)
 
     @property

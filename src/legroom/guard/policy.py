@@ -237,7 +237,7 @@ def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
 
 
 def _checked_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
-    """The number as int or float as declared; ValueError where it is out of range or should be whole."""
+    """The value as the field is annotated (`kinds`), between `low` and `high` of `meta`; else ValueError."""
     if "float" not in kinds and not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)

@@ -245,7 +245,7 @@ def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    """The weights with the band of their class, at least their own; unchanged if exact and without a band."""
+    """The weights with the error band that known starts of this class had, or their own band if that is wider."""
     below, above = weights_band(weights_rows(), weights_path(of, value), value.bytes, gpu.total_bytes)
     if value.kind == "exact" and not below + above:
         return value

@@ -71,7 +71,7 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
 
 
 def _num_lengths(request: VerificationRequest) -> int:
-    """How many request lengths are drawn; 400 give a stable concurrency for a random load."""
+    """How many request lengths are drawn: those of the load, but at least 400 for a stable concurrency."""
     return max(request.requests or 0, 400)
 
 

@@ -119,7 +119,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
 
 
 def _platform_captures(args: ServeArgs, gpu: Gpu, release: Release) -> bool:
-    """Whether the platform captures graphs: Intel's if a variable is set, since 0.31 always, not with sleep mode."""
+    """Whether graphs are captured; Intel: from 0.31 on, earlier by VLLM_XPU_ENABLE_XPU_GRAPH, never with sleep mode."""
     if gpu.vendor != "intel":
         return True
     by_variable = release.at_least("0.22.0") and env_flag(args, "VLLM_XPU_ENABLE_XPU_GRAPH")

@@ -480,7 +480,7 @@ def _is_own_config(model: Model) -> bool:
 
 
 def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """DeepSeek-V4 names its backend itself, so that a card without the kernels is noticed when they first run."""
+    """A refusal, not certain, where no sparse MLA kernel that DeepSeek-V4 needs is built for the card."""
     table = backend_table(release, gpu.compute_capability) if traits(model).compressed_mla else None
     if table is not None and not any(table.runs(name) for name in table.names if name.endswith("_DSV4")):
         message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
