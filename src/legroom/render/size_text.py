@@ -58,13 +58,13 @@ def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
 
 def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
     """What the settings give up, which GPUs are too small, and why others cannot run the model."""
-    names: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for fit in fits:
         if fit.plan and fit.losses:
             other = fit.plan.target.model.name
             given_up = f"{'; '.join(fit.losses)}{f' ({other})' if other != fit.model else ''}"
-            names.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
-    for given_up, cards in names.items():
+            rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
+    for given_up, cards in rows.items():
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
