@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.described import deployment_from_arguments
 from legroom.planning.machine import Machine, make_plan
-from legroom.planning.plan import Plan
+from legroom.planning.plan import Plan, Policy, Target, Verdict
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
     from legroom.planning.capacity_search import SearchAnswer
-    from legroom.planning.plan import Policy, Target, Verdict
     from legroom.vllm.args import ServeArgs, Usage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,6 @@ from legroom.cli.shared_options import parse as parse_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.log_diagnosis import by_failure_time
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
+from legroom.diagnosis.verdict import Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import command_phrases, display_width, wrap, wrap_command
 from legroom.errors import LegroomError
+from legroom.explain.entry import Entry
 from legroom.facts.diagnosis_texts import (
     Language,
     heading,
@@ -21,20 +24,13 @@ from legroom.facts.diagnosis_texts import (
     phase_title,
 )
 from legroom.facts.releases import logged_release
+from legroom.memory.layout import Layout
 from legroom.render.plan_parts import layout_parts, scale_bytes
 from legroom.render.translation import in_language
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
+from legroom.vllm_logs.evidence import Evidence
 from legroom.vllm_logs.log_masking import masked
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.case import Case
-    from legroom.diagnosis.finding import Finding, Fix
-    from legroom.diagnosis.log_diagnosis import LogReading
-    from legroom.diagnosis.verdict import Diagnosis
-    from legroom.explain.entry import Entry
-    from legroom.memory.layout import Layout
-    from legroom.vllm_logs.evidence import Evidence
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, plural, wrap, wrap_command
+from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 from legroom.planning.packing.pack_changes import proof
 from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import answer_lines
 from legroom.units import gib, human_bytes
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 
 _MARGIN = "  "
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
-from legroom.planning.plan import cold_start, context_by_user_count, ready_command
+from legroom.planning.plan import Advice, Plan, cold_start, context_by_user_count, ready_command
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
@@ -28,7 +28,6 @@ from legroom.vllm.resolve import default_and_longest_len
 if TYPE_CHECKING:
     from legroom.memory.server_states import ServerState
     from legroom.planning.capacity_search import SearchAnswer
-    from legroom.planning.plan import Advice, Plan
 
 _MARGIN = "  "
 _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."

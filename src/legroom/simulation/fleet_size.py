@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.planning.plan import Target, plan_on_named_card, ready_command
+from legroom.facts.gpus import Gpu, GpuPrice
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.planning.plan import Plan, Target, plan_on_named_card, ready_command
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
@@ -17,15 +20,8 @@ from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
 from legroom.simulation.trace import Trace
-from legroom.sweeps import ProcessExecutor, sweep
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu, GpuPrice
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.sweeps import SweepExecutor
-    from legroom.vllm.args import ServeArgs
+from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.vllm.args import ServeArgs
 
 _SPLITS = (1, 2, 4, 8)
 """Tensor-parallel sizes that are tried: up to a node of eight."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.model import Experts, Quantization, latent, recurrent
+from legroom.facts.model import Experts, Mixer, Quantization, latent, recurrent
 from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
@@ -18,7 +18,6 @@ from legroom.vllm.args import WITHOUT_CACHE, draft_method
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.facts.model import Mixer
     from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
