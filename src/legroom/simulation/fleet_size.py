@@ -212,7 +212,10 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         if untrusted := why_untrusted(work):
             return replace(unsized, reason=untrusted)
         load = replace(load, pools=load.pools and load.pools.with_plan(plan))
-        candidate = Candidate({}, _scheduler_settings(plan, load.trace), roofline(work))
+        flags = planned_scheduler(plan).flags
+        if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
+            flags = as_one_group(load.trace, flags)
+        candidate = Candidate({}, (SchedulerSettings(**flags)), roofline(work))
     except LegroomError as error:
         return replace(unsized, reason=error.message)
     return _with_replicas(replace(unsized, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
@@ -236,14 +239,6 @@ def _with_replicas(
         return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
     high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, middle, most)
     return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome)
-
-
-def _scheduler_settings(plan: Plan, trace: Trace) -> SchedulerSettings:
-    """The planned scheduler settings, simplified to what the fast replay covers: one group of layers."""
-    flags = planned_scheduler(plan).flags
-    if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
-        flags = as_one_group(trace, flags)
-    return SchedulerSettings(**flags)
 
 
 def _fewest_replicas(
