@@ -66,9 +66,7 @@ def run(args: argparse.Namespace) -> int:
     order = {"failure": 0, "warning": 1, "ok": 2}
     ranked = sorted(answer.checks, key=lambda check: order[check.finding])
     head = "this node holds the server" if answer.ok else "this node does not hold the server"
-    lines = list(
-        ([f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)])
-    )
+    lines = [f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)]
     if not answer.ok:
         _write_termination_log(args.termination_log, lines)
     print_answer(args.json, answer.to_json, lambda _: "\n".join(lines) + "\n")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, plural, wrap, wrap_command
+from legroom.facts.release_support import ENDPOINTS_SWITCH
 from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 from legroom.planning.packing.pack_changes import proof
 from legroom.planning.plan import ready_command
@@ -147,8 +148,6 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
 
 def _is_set_by_pack(name: str) -> bool:
     """Whether pack itself sets this environment variable."""
-    from legroom.facts.release_support import ENDPOINTS_SWITCH
-
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 
 
