@@ -80,9 +80,6 @@ class CountBand:
     high: int | None
     """None: more than the maximum."""
 
-    def as_json(self, factor: float = 1) -> dict[str, float | None]:
-        return dict(zip(("low", "middle", "high"), self.times(factor), strict=True))
-
     def times(self, factor: float) -> tuple[float | None, float | None, float | None]:
         """The low, middle and high counts multiplied by `factor`; None stays None."""
         low, middle, high = (None if count is None else count * factor for count in (self.low, self.middle, self.high))
@@ -360,8 +357,8 @@ class FleetReport:
             "tensor_parallel_size": fleet.tensor_parallel_size,
             "holds": fleet.holds,
             "reason": fleet.reason or None,
-            "replicas": fleet.replicas.as_json(),
-            "gpus": fleet.replicas.as_json(fleet.gpus_per_replica),
+            "replicas": _band_json(fleet.replicas.times(1)),
+            "gpus": _band_json(fleet.replicas.times(fleet.gpus_per_replica)),
             "basis": band.basis if band else None,
             "step_time_band": {"low": band.low, "high": band.high} if band else None,
             "first_token_p99_s": round(outcome.first_token_p99, 4) if outcome else None,
@@ -369,16 +366,13 @@ class FleetReport:
             "price": {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source}
             if price
             else None,
-            "usd_per_hour": _money_json(self.usd_per_hour(fleet)),
-            "usd_per_million_tokens": _money_json(self.usd_per_million_tokens(fleet)),
+            "usd_per_hour": _band_json(self.usd_per_hour(fleet)),
+            "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,
         }
 
 
-def _money_json(money: Money | None) -> dict[str, float | None] | None:
-    """Dollars rounded to four decimals under low, middle and high; None where there is no price."""
-    if money is None:
-        return None
-    return {
-        name: None if usd is None else round(usd, 4) for name, usd in zip(("low", "middle", "high"), money, strict=True)
-    }
+def _band_json(band: Money | None) -> dict[str, float | None] | None:
+    """Figures rounded to four decimals under low, middle and high; None where there are none."""
+    names = ("low", "middle", "high")
+    return band and {name: figure and round(figure, 4) for name, figure in zip(names, band, strict=True)}
