@@ -173,11 +173,9 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         return
     else:
         wanted, trades = holds, "more requests wait outside the batch"
-    why = (
-        f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
-        f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
-        f"their end{f' (the limit is {now:,})' if now is not None else ''}"
-    )
+    why = f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
+    why += f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
+    why += f"their end{f' (the limit is {now:,})' if now is not None else ''}"
     flags = {"max_num_seqs": wanted}
     changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and not changed.starts:
@@ -253,10 +251,8 @@ def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         yield ProposedRemedy(why)
         return
     flags, changed = lowered
-    why = (
-        f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
-        f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
-    )
+    why = f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
+    why += f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
     yield ProposedRemedy(why, flags, command=_plan_command(changed), trades="a smaller pool")
 
 

@@ -100,10 +100,8 @@ def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus)
     if plan.verdict == "does_not_fit":
         return Expectation(f"it will not start: {failure.message if failure else plan.reason}", "does_not_fit")
     length, tokens = plan.settings.max_model_len, max(kv.tokens, 0)
-    text = (
-        f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
-        f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
-    )
+    text = f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
+    text += f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
     if plan.verdict == "tight":
         text += f" (tight: {plan.reason})"
     return Expectation(text, plan.verdict, tokens, kv.max_concurrency, length)
