@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import DONE, FAILED, JournalUnavailable
 from legroom.records import dataclass, field
 from legroom.run.run_options import RunOptions
 

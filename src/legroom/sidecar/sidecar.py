@@ -18,8 +18,9 @@ from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
-from legroom.live.journal.journal import JournalUnavailable, journal_path
+from legroom.live.journal.journal import journal_path
 from legroom.live.journal.journal_buffer import JournalThread
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result

@@ -18,12 +18,9 @@ from typing import Any
 
 from legroom.home import store_path
 from legroom.live.journal.journal_records import (
-    DONE,
-    FAILED,
     OUTCOMES,
     PLANNED,
     STARTED,
-    UNDONE,
     UNFINISHED,
     VERSION,
     Action,
@@ -38,24 +35,7 @@ from legroom.live.journal.sample_store import JournalPoint, Retention, SampleSto
 from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "OUTCOMES",
-    "PLANNED",
-    "STARTED",
-    "UNDONE",
-    "UNFINISHED",
-    "Action",
-    "ActionStage",
-    "Incident",
-    "Journal",
-    "JournalPoint",
-    "JournalUnavailable",
-    "Note",
-    "Retention",
-    "journal_path",
-]
+__all__ = ["Journal", "JournalPoint", "Retention", "journal_path"]
 
 _ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
 _INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
