@@ -102,10 +102,10 @@ def find_fix(question: Question) -> Answer:
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     account = kernel_account_from(question["account"]) if question.get("account") else None
     kill = kernel_kill(account) if account is not None else None
-    ended = death_text(ProcessDeath(**question["death"]), account) if question.get("death") and not kill else ""
-    remedy = find_remedy(
-        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill, ended
-    )
+    death = ProcessDeath(**question["death"]) if question.get("death") and not kill else None
+    ended = death_text(death, account) if death else ""
+    log, gpus = Path(question["log"]), Gpus(**question["gpus"])
+    remedy = find_remedy(log, command, bounds, gpus, os.environ, question["tried"], kill, death, ended)
     answer = asdict(remedy)
     if remedy.words:
         answer["line"] = _masked_command(remedy.words, remedy.env or {})

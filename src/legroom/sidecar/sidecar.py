@@ -329,7 +329,7 @@ class Sidecar:
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
         """Whether a requested action was accepted, why, and in how many seconds to ask again."""
         if not self._has_taken_over:
-            raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
+            raise JournalUnavailable("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
         decision = await self._actor.act_on_request(action, server, undo, servers, unhealthy)
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
