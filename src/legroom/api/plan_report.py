@@ -112,6 +112,7 @@ class SearchReport:
 
         answer = self.answer
         search = {
+            "model": self.target.model.name,
             "want_context": answer.goal.context,
             "want_concurrency": answer.goal.concurrency,
             "policy": answer.goal.policy,

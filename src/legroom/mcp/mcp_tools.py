@@ -190,16 +190,13 @@ class ServerTools:
     ) -> dict[str, Any]:
         """Say which GPUs, and how many of each, hold a model at a context length and a concurrency.
 
-        Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
-        limits it, its layout, and the command to run.
+        Answers with rows, one a GPU and one more where a quantized checkpoint needs fewer: count (0 where not even
+        max_gpus hold it), verdict, how the model is split, what limits it, what it gives up, the command to run.
         """
-        from legroom.planning.search_space import CapacityGoal, counts_up_to
-        from legroom.planning.sizing import named_gpus, size_json, size_models
+        from legroom.api.size_report import size_deployment
 
         what = deployment_from_request(model, None, flags, vllm, local_files=self.local_files)
-        goal = CapacityGoal(context, float(concurrency), counts_up_to(max_gpus))
-        rows = list(size_models([what.args.model], what.release, what.args, goal, named_gpus(gpus)))
-        return size_json(rows, goal, what.release)
+        return size_deployment(what, context, concurrency, max_gpus, gpus).json()
 
     def diagnose(
         self,

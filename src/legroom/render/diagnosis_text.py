@@ -245,10 +245,12 @@ def _before_and_after_bars(fix: Fix, style: Style, language: Language) -> Iterat
         segments: list[Segment] = [part.segment for part in layout_parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
         yield f"{_MARGIN}{name}{' ' * (9 - display_width(name))}{bar(segments, width, style)}"
-        kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
-        yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
+        kv, spare = (gib(size) if size > 0 else "none" for size in (layout.kv_cache.bytes, layout.headroom_bytes))
+        sizes = in_language(f"KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}", language)
+        yield f"{_MARGIN}{' ' * 9}{sizes}"
     named = [part.segment for part in layout_parts(fix.plan.layout) if part.segment.amount > 0]
-    yield f"{_MARGIN}{' ' * 9}{'  '.join(f'{swatch(segment, style)} {segment.label}' for segment in named)}"
+    words = (f"{swatch(segment, style)} {in_language(segment.label, language)}" for segment in named)
+    yield f"{_MARGIN}{' ' * 9}{'  '.join(words)}"
 
 
 def _changes_text(fix: Fix) -> str:

@@ -42,7 +42,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
         _failure_lines(plan, style),
         [_body_text(plan, style)],
         _advice_lines(plan, style),
-        _command_lines(_command_to_run(plan), style),
+        command_lines(_command_to_run(plan), style),
         _math_lines(plan, style) if explain_math else (),
         _note_lines(plan, style),
     )
@@ -157,8 +157,26 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
         return
     if kv.num_blocks > 0:
-        rows = [(style.paint(name, "bold"), text) for name, text in _kv_cache_rows(plan)]
+        rows = [(style.paint(name, "bold"), text) for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan))]
         yield from (_MARGIN + line for line in columns(rows, "<<"))
+
+
+def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Tokens a second of one user and of all together, and the list price; nothing where it does not start."""
+    from legroom.simulation.card_models import speed_and_price_json  # reads numpy
+
+    known = speed_and_price_json(plan) if plan.starts else {}
+    if one := known.get("one_user_tokens_per_s"):
+        groups = {"one user": one} | (
+            {str(users): known["all_users_tokens_per_s"]} if (users := known["users"]) > 1 else {}
+        )
+        each = [
+            f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) for {who}"
+            for who, rate in groups.items()
+        ]
+        yield "tokens/s", f"{', '.join(each)}, at full length"
+    if (usd := known.get("usd_per_hour")) is not None:
+        yield "price", f"${usd:,.2f} an hour, list price of {known['price_date']}"
 
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -278,7 +296,7 @@ def _command_to_run(plan: Plan) -> list[str]:
     return ready_command(plan.advice[0].plan) if plan.advice else []
 
 
-def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
+def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
     """The command line wrapped with backslashes, to be pasted into a shell."""
     for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
@@ -349,7 +367,7 @@ def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     remarks = (line for name in ("gives_up", "weighed") for line in wrap(words[name], style.width, "  "))
     text = paragraphs(
         [*answer_lines("fits", words["headline"], style), *remarks],
-        _command_lines(ready_command(result.best), style),
+        command_lines(ready_command(result.best), style),
         [_body_text(result.best, style)],
         _alternative_lines(result, style),
     )
@@ -363,7 +381,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
     yield style.paint("Other ways to pay", "bold")
     for plan, losses in result.alternatives:
         yield ""
-        yield from _command_lines(ready_command(plan), style)
+        yield from command_lines(ready_command(plan), style)
         yield from _mini_bar_lines(plan, style)
         yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_paid(losses)}", style.width, "    "))
 

@@ -155,6 +155,7 @@ class FixPlanner:
             from legroom.planning.advice import why as in_numbers
 
             why = f"{why} {in_numbers(self.failed_plan, planned)}." if self.failed_plan is not None else why
+            why += _caveat_without_log(planned)
         before = self.failed_plan.layout if self.failed_plan is not None and planned is not None else None
         line = self.command(flags, env)
         return Fix(
@@ -316,6 +317,19 @@ class FixPlanner:
             why,
             trades="less of the card is left for what vLLM does not count",
         )
+
+
+def _caveat_without_log(made: Plan) -> str:
+    """A sentence where the plan fits by the figures of the log alone, so that `legroom plan` says otherwise."""
+    from legroom.planning.plan import plan
+
+    if made.target.seen is None or made.verdict != "fits":
+        return ""
+    other = plan(replace(made.target, seen=None), made.args)
+    says = {"tight": f"calls it tight: {other.reason}", "does_not_fit": "expects that it does not start"}.get(
+        other.verdict
+    )
+    return f" legroom plan, which does not know this log, {says}." if says else ""
 
 
 def _is_same_start(made: Plan, failed: Plan) -> bool:

@@ -86,6 +86,8 @@ class LogAccounting:
 
     def refuses(self, flags: Mapping[str, Any]) -> bool:
         """Whether the figures already show that a server with these flags does not start."""
+        if flags.keys() == {"kv_cache_dtype"} and self.pool_bytes and 2 * self.pool_bytes < (self.request_bytes or 0):
+            return True  # 8 bits halve a request
         if self.total_bytes is None or flags.keys() & _CHANGES_POOL:
             return False
         share = flags.get("gpu_memory_utilization") or self.share
