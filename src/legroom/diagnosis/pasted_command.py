@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
+from legroom.facts.bundled import find
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
@@ -29,6 +32,9 @@ _MODEL = re.compile(
     r"""(?P<model>[\w.~/-]+/[\w./-]+)"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
+_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
+_RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
+_HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -77,10 +83,28 @@ def _single_settings(lines: list[str], release: Release) -> ServeArgs:
     for name, values in said.items():
         if len(values) == 1:
             typed.setdefault(name, *values)
-    args, model = ServeArgs(), _MODEL.search(plain)
+    args, model = _bare_flags(plain.split("\n"), release), _MODEL.search(plain)
     for name, value in typed.items():
-        args = _with_setting(args, name, value, release)
-    return replace(args, model=model["model"]) if model else args
+        if getattr(args, name) is None:
+            args = _with_setting(args, name, value, release)
+    if args.tensor_parallel_size is None and len(ranks := set(_RANKS.findall(plain))) == 1:
+        args = replace(args, tensor_parallel_size=int(*ranks))
+    known = {name for name in _HUB_ID.findall(plain) if find(name)}
+    return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
+
+
+def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
+    """Lines that hold nothing but flags, as one command; a flag that the release does not take is kept as it is."""
+    text = " ".join(line.strip().lstrip("$#> ") for line in lines if _BARE_FLAGS.match(line))
+    try:
+        words = shlex.split(text.replace("\\", " "), comments=True)
+    except ValueError:
+        return ServeArgs()
+    parsed, lost = parse_flags(words, release), []
+    for flag in {item.flag for item in parsed.problems if item.flag.startswith("--") and item.flag in words}:
+        at = words.index(flag)
+        lost += [flag, *itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
+    return replace(parsed.args, others=(*parsed.args.others, *lost), model="")
 
 
 def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
