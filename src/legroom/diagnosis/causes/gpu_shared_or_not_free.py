@@ -207,9 +207,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     is_small = _is_small(case, case.ledger.other_processes_bytes or 0)
     if less is None and is_small:
-        less = planner.lower_utilization(
-            planner.oom_shortage_bytes, "A smaller pool leaves room beside what others hold."
-        )
+        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = _free_gpu_fix(planner, less)
     in_turn = Fix(
         "sequence_starts_or_wait",

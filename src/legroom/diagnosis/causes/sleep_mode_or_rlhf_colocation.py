@@ -107,7 +107,7 @@ def _trainer_steps(case: Case, share: float) -> tuple[str, ...]:
     settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
     if settings is None:
         own = (
-            "the trainer's own part off the card while the engine runs: CPU offload of parameters and optimizer (FSDP)"
+            "the trainer's own part off the card while the engine runs: FSDP's CPU offload of parameters and optimizer"
         )
         return (own,) if _has_trainer(case) else ()
     setting, offload = settings

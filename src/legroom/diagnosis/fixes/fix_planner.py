@@ -92,7 +92,7 @@ class FixPlanner:
         return log_accounting(self.case, self.utilization, self.total_bytes, planned)
 
     def _planned_weights_bytes(self) -> int | None:
-        """The weights of the fullest rank by the model's own config; None where model or number of GPUs is not known."""
+        """The weights of the fullest rank by the model's config; None where model or number of GPUs is not known."""
         from legroom.planning.plan import Target, plan
 
         args = self.known.args
@@ -397,8 +397,10 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     if oom is None:
         return GIB
     short = oom.wanted_bytes - (oom.free_bytes or 0)
-    need = short if short > 0 else oom.wanted_bytes  # fragmented
     record = planner.case.black_box
+    # What follows in the step is half as large again: an activation's output beside its input.
+    follows = oom.wanted_bytes // 2 if record is None else 0
+    need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need
     whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * _LOGPROB_BYTES

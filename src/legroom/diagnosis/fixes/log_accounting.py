@@ -112,7 +112,7 @@ class LogAccounting:
 
 
 def log_accounting(case: Case, share: float, total_bytes: int | None, planned_weights: int | None) -> LogAccounting:
-    """The accounting of one case at this utilization and card total; weights that the log does not print are planned."""
+    """The accounting of one case at this utilization and card total; weights not printed are planned."""
     startup = case.startup
     is_checked = case.has("free_below_desired")
     pool = pool_bytes(case)
