@@ -7,11 +7,14 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.bundled import find
 from legroom.facts.flags import flag_name, flags_ever
+from legroom.facts.gpus import gpu, gpu_names
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import ServeArgs
@@ -34,6 +37,9 @@ _MODEL = re.compile(
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
 _RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
+_SHARE = re.compile(
+    r"\butil(?:i[sz]ation)?[ =:]{0,3}(?:of |at )?(0?\.\d+)|(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util"
+)
 _HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
@@ -46,11 +52,14 @@ def pasted_command(text: str, failure_line: int | None, release: Release | None)
     above = [pair for pair in commands if failure_line is None or pair[0] <= failure_line]
     for _, line in (*reversed(above), *(pair for pair in commands if pair not in above)):
         try:
-            args = deployment_from_command(line, release).args
+            read = deployment_from_command(line, release)
         except LegroomError:
             continue
+        args, prose = read.args, [item.flag for item in read.problems if not item.flag.startswith("-")]
         if args.model and "--config" not in line and "$" not in args.model:
-            return line, args
+            # In a sentence the command goes on in words that are no flags.
+            words = rf"(?<!\S)(?:{'|'.join(map(re.escape, prose))})(?!\S)"
+            return re.sub(words, "", line) if prose else line, args
     return None, _single_settings(lines, release or latest())
 
 
@@ -89,8 +98,32 @@ def _single_settings(lines: list[str], release: Release) -> ServeArgs:
             args = _with_setting(args, name, value, release)
     if args.tensor_parallel_size is None and len(ranks := set(_RANKS.findall(plain))) == 1:
         args = replace(args, tensor_parallel_size=int(*ranks))
+    shares = {float(one or other) for one, other in _SHARE.findall(plain)}
+    if args.gpu_memory_utilization is None and len(shares) == 1:
+        args = replace(args, gpu_memory_utilization=shares.pop())
     known = {name for name in _HUB_ID.findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
+
+
+@cache
+def _card_names() -> re.Pattern[str]:
+    """Names of all cards as people write them; short ones in capitals only, and no bare numbers."""
+    names = {
+        name.replace("-", " ")
+        for name, aliases in gpu_names().items()
+        for name in (name.removeprefix("NVIDIA "), *aliases)
+    }
+    names |= {str(name) for name in read_data("gpus.json")["ambiguous"]}
+    names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
+    words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
+    return re.compile(rf"(?<![\w.-])(?:{words})(?![\w.]|-\w|[ _-]?(?i:laptop|mobile))")
+
+
+def named_card(text: str) -> str | None:
+    """The only card that the text names outside of logged lines; None where it names none or several."""
+    plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
+    cards = {gpu(match[0].replace("_", " ")).name: match[0] for match in _card_names().finditer(plain)}
+    return cards.popitem()[1] if len(cards) == 1 else None
 
 
 def _bare_flags(lines: list[str], release: Release) -> ServeArgs:

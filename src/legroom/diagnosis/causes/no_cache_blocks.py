@@ -260,7 +260,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
     missing = max(-(pool or 0), 0)
     why = f"The pool is {gib(missing)} below zero at {planner.utilization:g} of the card."
-    for more in (GIB, GIB // 2, GIB // 4):
+    for more in (GIB, GIB // 2, *((GIB // 4,) if planner.total_bytes else ())):  # an estimate of the card needs room
         if pool is not None and (fix := planner.raise_utilization(missing + more, why)):
             return fix
     if pool is not None and (
