@@ -17,14 +17,13 @@ from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
 from legroom.render.incident_text import duration_text
 from legroom.render.watch_text import COLOURS, state_mark, two_columns, view_figures
-from legroom.sidecar.watch_session import stream
+from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
-    from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession
 
 _REDRAWN_S = 0.5
 _NARROW = 90

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import host_name, is_loopback_host
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def make_app(served: ServedSidecar) -> web.Application:
         try:
             answer: web.StreamResponse = await handler(request)
         except LegroomError as error:
-            return web.json_response({"error": error.message, "hint": error.hint}, status=400)
+            status = 503 if isinstance(error, JournalUnavailable) else 400
+            return web.json_response({"error": error.message, "hint": error.hint}, status=status)
         return answer
 
     app = web.Application(middlewares=[authorise], client_max_size=_MAX_BODY_BYTES)

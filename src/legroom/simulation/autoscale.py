@@ -86,9 +86,7 @@ class ScaledReplay:
             "finished": self.finished,
             "rejected": self.rejected,
             "preemptions": self.preemptions,
-            "first_token": {f"p{share}_s": round(percentile(ordered, share / 100), 3) for share in (50, 90, 99)}
-            if ordered
-            else {},
+            "first_token": {f"p{p}_s": round(percentile(ordered, p / 100), 3) for p in (50, 90, 99) if ordered},
             "replicas": {
                 "peak": max((sample.replicas for sample in self.samples), default=self.policy.least),
                 "mean": round(self.replica_seconds / max(self.samples[-1].time_s, 1.0), 3) if self.samples else 0.0,

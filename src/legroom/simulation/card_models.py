@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.bundled import Bundled, find
-from legroom.facts.gpus import list_prices
-from legroom.planning.plan import Target, ready_command
+from legroom.facts.gpus import Gpu, list_prices
+from legroom.facts.releases import Release
+from legroom.planning.plan import Plan, Target, ready_command
+from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import roofline, step_band, why_untrusted
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import default_and_longest_len, served_model
 from legroom.vllm.traits import is_pooling
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.vllm.args import ServeArgs
 
 _QUANTIZED_BYTES = 0.5
 """Of a weight in the smallest bundled checkpoints: 4 bits (AWQ, GPTQ, NVFP4, MXFP4)."""

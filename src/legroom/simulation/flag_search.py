@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from math import ceil
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -180,10 +182,7 @@ def flag_combinations(
 ) -> Iterator[dict[str, Any]]:
     """Every combination of the flags that were not given."""
     free = {name: values for name, values in (searched or SEARCHED).items() if name not in set(given)}
-    combinations: list[dict[str, Any]] = [{}]
-    for name, values in free.items():
-        combinations = [{**flags, name: value} for flags in combinations for value in values]
-    yield from combinations
+    return (dict(zip(free, values, strict=True)) for values in product(*free.values()))
 
 
 @dataclass(frozen=True)
@@ -260,23 +259,15 @@ def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once:
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
     """Outcomes that no other one beats in goodput, time to first token and latency alike."""
+
+    def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
+        return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99
+
     kept: list[ReplayOutcome] = []
-    for outcome in sorted(
-        outcomes, key=lambda o: (-o.finished, -o.goodput, o.first_token_p99, o.latency_p99, o.preemptions)
-    ):
-        if not any(_beats(other, outcome) for other in kept):
+    for outcome in sorted(outcomes, key=lambda each: (*costs(each), each.preemptions)):
+        if not any(all(map(le, costs(other), costs(outcome))) for other in kept):
             kept.append(outcome)
     return kept
-
-
-def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
-    """Whether `rival` is at least as good in finished requests, goodput and both p99 latencies."""
-    return (
-        rival.finished >= other.finished
-        and rival.goodput >= other.goodput
-        and rival.first_token_p99 <= other.first_token_p99
-        and rival.latency_p99 <= other.latency_p99
-    )
 
 
 def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:

@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.planning.plan import Target, plan_on_named_card, ready_command
+from legroom.facts.gpus import Gpu, GpuPrice
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.planning.plan import Plan, Target, plan_on_named_card, ready_command
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
@@ -17,15 +20,8 @@ from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
 from legroom.simulation.trace import Trace
-from legroom.sweeps import ProcessExecutor, sweep
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu, GpuPrice
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.sweeps import SweepExecutor
-    from legroom.vllm.args import ServeArgs
+from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.vllm.args import ServeArgs
 
 _SPLITS = (1, 2, 4, 8)
 """Tensor-parallel sizes that are tried: up to a node of eight."""
@@ -83,9 +79,6 @@ class CountBand:
     middle: int | None
     high: int | None
     """None: more than the maximum."""
-
-    def as_json(self, factor: float = 1) -> dict[str, float | None]:
-        return dict(zip(("low", "middle", "high"), self.times(factor), strict=True))
 
     def times(self, factor: float) -> tuple[float | None, float | None, float | None]:
         """The low, middle and high counts multiplied by `factor`; None stays None."""
@@ -216,7 +209,10 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         if untrusted := why_untrusted(work):
             return replace(unsized, reason=untrusted)
         load = replace(load, pools=load.pools and load.pools.with_plan(plan))
-        candidate = Candidate({}, _scheduler_settings(plan, load.trace), roofline(work))
+        flags = planned_scheduler(plan).flags
+        if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
+            flags = as_one_group(load.trace, flags)
+        candidate = Candidate({}, (SchedulerSettings(**flags)), roofline(work))
     except LegroomError as error:
         return replace(unsized, reason=error.message)
     return _with_replicas(replace(unsized, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
@@ -240,14 +236,6 @@ def _with_replicas(
         return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
     high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, middle, most)
     return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome)
-
-
-def _scheduler_settings(plan: Plan, trace: Trace) -> SchedulerSettings:
-    """The planned scheduler settings, simplified to what the fast replay covers: one group of layers."""
-    flags = planned_scheduler(plan).flags
-    if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
-        flags = as_one_group(trace, flags)
-    return SchedulerSettings(**flags)
 
 
 def _fewest_replicas(
@@ -369,8 +357,8 @@ class FleetReport:
             "tensor_parallel_size": fleet.tensor_parallel_size,
             "holds": fleet.holds,
             "reason": fleet.reason or None,
-            "replicas": fleet.replicas.as_json(),
-            "gpus": fleet.replicas.as_json(fleet.gpus_per_replica),
+            "replicas": _band_json(fleet.replicas.times(1)),
+            "gpus": _band_json(fleet.replicas.times(fleet.gpus_per_replica)),
             "basis": band.basis if band else None,
             "step_time_band": {"low": band.low, "high": band.high} if band else None,
             "first_token_p99_s": round(outcome.first_token_p99, 4) if outcome else None,
@@ -378,16 +366,13 @@ class FleetReport:
             "price": {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source}
             if price
             else None,
-            "usd_per_hour": _money_json(self.usd_per_hour(fleet)),
-            "usd_per_million_tokens": _money_json(self.usd_per_million_tokens(fleet)),
+            "usd_per_hour": _band_json(self.usd_per_hour(fleet)),
+            "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,
         }
 
 
-def _money_json(money: Money | None) -> dict[str, float | None] | None:
-    """Dollars rounded to four decimals under low, middle and high; None where there is no price."""
-    if money is None:
-        return None
-    return {
-        name: None if usd is None else round(usd, 4) for name, usd in zip(("low", "middle", "high"), money, strict=True)
-    }
+def _band_json(band: Money | None) -> dict[str, float | None] | None:
+    """Figures rounded to four decimals under low, middle and high; None where there are none."""
+    names = ("low", "middle", "high")
+    return band and {name: figure and round(figure, 4) for name, figure in zip(names, band, strict=True)}

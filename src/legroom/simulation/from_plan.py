@@ -16,9 +16,6 @@ from legroom.units import cdiv
 from legroom.vllm.args import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from legroom.facts.model import Mixer
     from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
@@ -123,7 +120,6 @@ def hardware(plan: Plan) -> Hardware:
     """Bytes and operations of one tensor-parallel rank; a token passes all pipeline stages."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
     weights_bytes = expert_bytes = expert_elements = flops = 0.0
-    expert_share = _expert_share(plan)
     for stage in range(settings.pipeline_parallel_size):
         for stored_module in stored_modules(model, settings, gpu, stage):
             part, stored = stored_module.module.part, float(sum(stored_module.storage.kept))
@@ -142,6 +138,8 @@ def hardware(plan: Plan) -> Hardware:
     mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also) if mixer is not None]
     blocks = [layer.feedforward for layer in model.layers if layer.feedforward is not None]
     experts = [block for block in blocks if isinstance(block, Experts)]
+    num_experts = sum(block.num_experts for block in experts)
+    expert_share = sum(block.experts_per_token for block in experts) / num_experts if experts else 1.0
     states = recurrent(mixers)
     # Each adds what the ranks computed of it: after attention, and after the MLP.
     all_reduces = len(mixers) + len(blocks) if split > 1 else 0
@@ -164,7 +162,7 @@ def hardware(plan: Plan) -> Hardware:
         ),
         **_cache_read(plan),
         state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
-        flops_per_pair=_flops_per_pair(mixers) / split,
+        flops_per_pair=sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything) / split,
         decode_flops_per_pair=sum(
             2.0 * mixer.heads * (mixer.latent_width + mixer.kv_lora_rank) / split
             for mixer in latent(mixers)
@@ -207,15 +205,3 @@ def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> boo
     if checkpoint is None:
         return (method or "").startswith("fp8")
     return checkpoint.weight_bits == 8 and checkpoint.number == "float"
-
-
-def _expert_share(plan: Plan) -> float:
-    """The share of the experts that one token activates; 1.0 for a model without experts."""
-    blocks = [layer.feedforward for layer in plan.target.model.layers if isinstance(layer.feedforward, Experts)]
-    chosen = sum(block.experts_per_token for block in blocks)
-    return chosen / sum(block.num_experts for block in blocks) if blocks else 1.0
-
-
-def _flops_per_pair(mixers: Sequence[Mixer]) -> float:
-    """Attention operations for one pair of tokens, over all layers without a window."""
-    return sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything)

@@ -116,7 +116,10 @@ class StepByStepReplay:
         upcoming = next(arrivals, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:
             if upcoming and not self.scheduler.has_requests and not self.in_flight:
-                self._skip_to_arrival(upcoming[1].arrival)
+                if self.clocks:
+                    self.now_s = max(self.now_s, upcoming[1].arrival)
+                else:
+                    self.step = max(self.step, int(upcoming[1].arrival))
             while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
                 self._add_request(*upcoming)
                 upcoming = next(arrivals, None)
@@ -125,13 +128,6 @@ class StepByStepReplay:
             self.step += 1
             if self.progress and self.step % 2000 == 0:
                 self.progress(self.tally.finished / len(self.trace))
-
-    def _skip_to_arrival(self, arrival: float) -> None:
-        """Advance an idle replay to the next arrival, in seconds or in steps as the trace counts."""
-        if self.clocks:
-            self.now_s = max(self.now_s, arrival)
-        else:
-            self.step = max(self.step, int(arrival))
 
     def _add_request(self, index: int, row: TraceRequest) -> None:
         request = Request(row, index, self.settings.max_model_len)

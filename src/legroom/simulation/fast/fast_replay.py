@@ -223,14 +223,9 @@ class FastReplay:
     def _state_row(self) -> Any:
         """The kernel's counters at the start, as a table of one row."""
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
-        for name, value in (
-            ("free_uncached", rules.usable_blocks),
-            ("spare_extent", 1),
-            ("spare_cell", 1),
-            ("spare_hold", 1),
-            ("sample_width", 1),
-        ):
-            fill(state, name, [value], self.use_numba)
+        fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
+        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
+            fill(state, name, [1], self.use_numba)
         return state
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from legroom.errors import LegroomError
@@ -28,13 +29,8 @@ class LruPolicy:
 
     def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
         """Evict exactly `count` chunks that `may_leave`, or none if there are too few."""
-        leaving: list[ChunkKey] = []
-        for key in self._order:
-            if may_leave(key):
-                leaving.append(key)
-                if len(leaving) == count:
-                    break
-        else:
+        leaving = list(islice(filter(may_leave, self._order), count))
+        if len(leaving) < count:
             return None
         for key in leaving:
             del self._order[key]

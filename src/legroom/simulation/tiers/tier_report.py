@@ -199,8 +199,5 @@ class TierReport:
         }
         if self.first_tokens_s:
             for name, waits in zip(("with", "without"), self.first_tokens_s, strict=True):
-                document[f"first_token_s_{name}"] = {
-                    "p50": round(percentile(waits, 0.5), 4),
-                    "p99": round(percentile(waits, 0.99), 4),
-                }
+                document[f"first_token_s_{name}"] = {f"p{p}": round(percentile(waits, p / 100), 4) for p in (50, 99)}
         return document

@@ -132,7 +132,7 @@ class TieredScheduler(Scheduler):
             budget -= used
         for queue, skipped in ((self.holding, kept), (self.waiting, deferred)):
             for request in reversed(skipped):
-                queue.prepend(request)
+                queue.add(request, first=True)
 
     def _begin_load(
         self, request: Request, output: SchedulerOutput, hit: Hit, num_hit_tokens: int, num_loadable: int
