@@ -45,7 +45,7 @@ class DecodeRate:
     high: float
 
     def as_json(self, users: int = 1) -> dict[str, float]:
-        """The rate of so many users together."""
+        """Low, estimated and high tokens per second of `users` users together."""
         return {"low": users * self.low, "estimate": users * self.estimate, "high": users * self.high}
 
 
@@ -61,7 +61,7 @@ class CardModel:
 
     @property
     def family(self) -> str:
-        """The model that a quantized checkpoint was made from."""
+        """The base model's name, also for a checkpoint that was quantized from it."""
         return self.bundled.base or self.bundled.name
 
     def as_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class CardModels:
 
     @property
     def best_of_each(self) -> list[CardModel]:
-        """Of each model the checkpoint with the largest weights that gives up the least."""
+        """For each base model the fitting checkpoint with the fewest losses, then the largest weights."""
         best: dict[str, CardModel] = {}
         for each in sorted(self.fitting, key=_preference):
             best.setdefault(each.family, each)
@@ -100,7 +100,7 @@ class CardModels:
 
     @property
     def nearest_missing(self) -> list[CardModel]:
-        """Of each model without a fitting checkpoint the one that lacks the least."""
+        """For each base model without a fitting checkpoint, the one that lacks the fewest bytes."""
         served = {each.family for each in self.fitting}
         missing: dict[str, CardModel] = {}
         for each in self.too_large:
@@ -150,7 +150,7 @@ def models_on_card(
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:
-    """A lower bound of the weights, without reading the config."""
+    """A lower bound of the checkpoint's weights in bytes, from catalog figures, without reading its config."""
     root = find(bundled.base) if bundled.base else bundled
     config = bundled.entry.get("config", {})
     scheme = bundled.entry.get("quantization") or {**config.get("text_config", {}), **config}.get("quantization_config")
@@ -159,7 +159,7 @@ def _least_weights_bytes(bundled: Bundled) -> float:
 
 
 def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
-    """The plan of one model with the wanted users and context, and its speed."""
+    """The plan of one bundled model with the question's users and context on its cards, and its decode speed."""
     args = replace(question.args, model=bundled.ids[0] if bundled.ids else bundled.name)
     target = Target(served_model(args), question.gpu, question.gpus, question.release)
     fit = fewest_gpus(target, args, question.goal)
@@ -171,7 +171,7 @@ def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
 
 
 def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
-    """The speed of each user; None where no time is estimated, and for models that generate nothing."""
+    """Tokens per second of each of `users` users at `context` tokens; None for pooling models or no estimate."""
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(work):
         return None

@@ -64,7 +64,7 @@ def _searched_limit(flags: dict[str, Any]) -> int | None:
 
 
 def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Candidate]) -> HoldingFleet | None:
-    """The fewest servers with which one of the candidates meets the goal; None where no number does."""
+    """The fewest servers with which one of the `few` candidates meets the goal; None where no number does."""
     if not choice.best.finished:
         return None
     most = min(len(trace), MAX_REPLICAS)
@@ -85,7 +85,7 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
 
 
 def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The smallest number in the range that holds the load (bisection); None where none does."""
+    """The smallest count from `least` to `most` for which `is_held_by` is true (bisection); None where none is."""
     if most < least:
         return None
     low, high = least - 1, least
@@ -180,7 +180,7 @@ class Choice:
 def flag_combinations(
     given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every combination of the flags that were not given."""
+    """Every combination of searched flag values (vLLM's Python names), without the flags already `given`."""
     free = {name: values for name, values in (searched or SEARCHED).items() if name not in set(given)}
     return (dict(zip(free, values, strict=True)) for values in product(*free.values()))
 
@@ -258,7 +258,7 @@ def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once:
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """Outcomes that no other one beats in goodput, time to first token and latency alike."""
+    """The Pareto frontier: outcomes that no other beats in goodput, time to first token and latency alike."""
 
     def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
         return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99
@@ -284,7 +284,7 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
 
 
 def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
-    """The replay of one server's requests under a candidate; tokens loaded from its tier count as cache hits."""
+    """One server's requests (`part`) replayed with a candidate's settings; tier loads count as cache hits."""
     if candidate.tier is None:
         return simulate(part, candidate.settings, cost=candidate.cost, engine=_replay_engine())
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier  # most searches have no tier

@@ -45,18 +45,21 @@ class ServingLoad:
 
     @property
     def mean_prompt_tokens(self) -> float:
+        """Mean prompt tokens of a request."""
         return sum(self.trace.prompt_lens) / len(self.trace)
 
     @property
     def mean_output_tokens(self) -> float:
+        """Mean generated tokens of a request."""
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
     def output_tokens_per_s(self) -> float:
+        """Generated tokens per second that the load asks for: arrival rate times mean output."""
         return self.requests_per_s * self.mean_output_tokens
 
     def with_step_factor(self, factor: float) -> ServingLoad:
-        """The load for steps that take `factor` times as long: arrivals, goals and transfers shrink by it instead."""
+        """The load as if steps took `factor` times as long: arrival times and goals are divided by it."""
         goal = self.goal
         first, each = goal.first_token_p99, goal.time_per_token_p99
         return ServingLoad(
@@ -119,7 +122,7 @@ class SizedFleet:
 
     @property
     def gpus(self) -> int:
-        """0 where no number of servers holds the load."""
+        """GPUs of all replicas together; 0 where no number of servers holds the load."""
         return (self.replicas.middle or 0) * self.gpus_per_replica
 
 
@@ -141,24 +144,24 @@ def size_fleets(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[tuple[SizedFleet, ...]]:
-    """Every model on every GPU, model after model; of each the layouts, fewest GPUs first."""
+    """The fleets of every model on every GPU, model by model; each entry's tensor-parallel sizes are sorted."""
     _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     return sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
-    """One model, by its index, on one GPU."""
+    """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
     number, card = cell
     args = task.args[number]
     with_length = replace(args, max_model_len=args.max_model_len or task.load.longest)
-    fleets = _fleets_by_split(
+    fleets = _fleets_by_tp_size(
         Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
     )
-    return tuple(sorted(fleets, key=_sort_key))
+    return tuple(sorted(fleets, key=_fleet_sort_key))
 
 
-def _sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
+def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
     """Sort key: fleets that hold the load first, those with the fewest GPUs before others."""
     # Of those that do not hold the load, the largest replayed split explains most.
     return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
@@ -178,9 +181,8 @@ def _check_task(task: FleetTask) -> None:
         )
 
 
-def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
-    """Every tensor-parallel size up to the one after the first that holds the load; larger ones rarely need fewer
-    GPUs."""
+def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
+    """A fleet per tensor-parallel size, up to the one after the first that holds the load."""
     fewest, is_last = most_gpus, False
     splits = (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS
     for size in splits:
@@ -196,7 +198,7 @@ def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gp
 
 
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
-    """The replicas needed on one GPU model with these flags; where it cannot be sized, `reason` says why."""
+    """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why."""
     size = args.tensor_parallel_size or 1
     servers = load.pools.prefill + load.pools.decode if load.pools else 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
@@ -221,7 +223,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The band of replicas; a layout that needs more than `worth_gpus` is no better than a known one."""
+    """The fleet with low, middle and high replica counts; unsized where it needs more than `worth_gpus` GPUs."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -294,7 +296,7 @@ class FleetReport:
 
     @property
     def holds(self) -> bool:
-        """Whether any fleet holds the load."""
+        """Whether any model's fleet on any GPU holds the load."""
         return any(fleet.holds for card in self.cards for fleet in card.fleets)
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
@@ -307,7 +309,7 @@ class FleetReport:
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
     def usd_per_million_tokens(self, fleet: SizedFleet) -> Money | None:
-        """Per million output tokens at the rate of the load, not at the servers' maximum."""
+        """Low, middle and high dollars per million output tokens at the load's rate; None without a price."""
         hourly = self.usd_per_hour(fleet)
         if hourly is None:
             return None
@@ -316,7 +318,7 @@ class FleetReport:
         return low, middle, high
 
     def best(self, cards: Sequence[CardFleets]) -> SizedFleet | None:
-        """The cheapest that holds the load even if steps are as slow as they may be, else the cheapest."""
+        """The cheapest fleet that holds the load even at the slowest estimated step time, else the cheapest."""
         return min(self.by_cost(cards), key=lambda fleet: fleet.replicas.high is None, default=None)
 
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
@@ -350,6 +352,7 @@ class FleetReport:
         }
 
     def _fleet_json(self, model: str, fleet: SizedFleet) -> dict[str, Any]:
+        """One fleet as an entry of `legroom size --rate --json`: layout, replicas, GPUs, cost and latency."""
         plan, band, outcome, price = fleet.plan, fleet.band, fleet.outcome, self.price_of(fleet)
         return {
             "model": model,

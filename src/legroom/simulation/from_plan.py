@@ -66,8 +66,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings with one full-attention group that hold as many average requests: several groups are replayed step by
-    step, too slow for a search."""
+    """The settings with one full-attention group that holds as many average requests, for the fast replay."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
     request_blocks = 0
     for group in flags["groups"]:
@@ -79,7 +78,7 @@ def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
-    """The group as the scheduler sees it, and its description."""
+    """The KV cache group as simulated, and a text that describes it."""
     spec = group.spec
     if isinstance(spec, StateSpec):
         blocks = spec.request_blocks or 1
@@ -117,7 +116,7 @@ def _settings_note(flags: dict[str, Any]) -> str:
 
 
 def hardware(plan: Plan) -> Hardware:
-    """Bytes and operations of one tensor-parallel rank; a token passes all pipeline stages."""
+    """What one tensor-parallel rank reads and computes per step (bytes, FLOPs), with its GPU's speed."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
     weights_bytes = expert_bytes = expert_elements = flops = 0.0
     for stage in range(settings.pipeline_parallel_size):
@@ -160,7 +159,7 @@ def hardware(plan: Plan) -> Hardware:
             2.0 * block.experts_per_token * (2 * block.hidden_size + 3 * block.intermediate_size / split)
             for block in experts
         ),
-        **_cache_read(plan),
+        **_kv_read_bytes(plan),
         state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
         flops_per_pair=sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything) / split,
         decode_flops_per_pair=sum(
@@ -182,8 +181,8 @@ def hardware(plan: Plan) -> Hardware:
     )
 
 
-def _cache_read(plan: Plan) -> dict[str, float]:
-    """Bytes of the cache that a step reads for a token held: all layers' where it sees everything, windows apart."""
+def _kv_read_bytes(plan: Plan) -> dict[str, float]:
+    """KV bytes a step reads per cached token: full attention, windowed layers, and the mean window in tokens."""
     whole = windowed = reach = 0.0
     for stage in plan.memory.kv.shape.stages:
         for spec in stage.specs.values():

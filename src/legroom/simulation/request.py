@@ -49,7 +49,7 @@ class Request:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last sampled token reached the requested length."""
+        """Whether all requested output tokens were sampled."""
         return self.num_tokens >= self.max_total_tokens
 
     @property

@@ -31,12 +31,15 @@ class WaitingQueue:
         heapq.heappush(self._heap, (key, request))
 
     def peek(self) -> Request:
+        """The request to admit next, left in the queue."""
         return self._heap[0][1]
 
     def pop(self) -> Request:
+        """Remove and return the request to admit next."""
         return heapq.heappop(self._heap)[1]
 
     def remove(self, request: Request) -> None:
+        """Remove this request, wherever it is in the queue."""
         self._heap = [entry for entry in self._heap if entry[1] is not request]
         heapq.heapify(self._heap)
 
@@ -77,10 +80,12 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
+        """Whether a request is running or waiting."""
         return bool(self.running) or bool(len(self.waiting))
 
     @property
     def num_waiting(self) -> int:
+        """Requests in the waiting queue."""
         return len(self.waiting)
 
     def pop_unschedulable(self) -> Request | None:
@@ -88,7 +93,7 @@ class Scheduler:
         return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> SchedulerOutput:
-        """Running requests first, then waiting ones unless a request was preempted."""
+        """The decisions of one step: running requests first, then waiting ones unless one was preempted."""
         output = SchedulerOutput()
         # Since 0.31 a lone prompt may use the whole budget.
         is_alone = len(self.running) + self.num_waiting <= 1
@@ -217,10 +222,11 @@ class Scheduler:
         return self.running[-1]
 
     def _can_free(self, request: Request) -> bool:
-        """Whether its blocks could be reused at once."""
+        """Whether the request's blocks could be reused at once if it were freed."""
         return True
 
     def _free(self, request: Request) -> None:
+        """Return the request's KV blocks to the pool."""
         self.kv_cache_manager.free(request)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
@@ -335,6 +341,7 @@ class SchedulerV0(Scheduler):
             budget -= tokens
 
     def _reject(self, request: Request, why: str, output: SchedulerOutput) -> None:
+        """Drop a waiting request that can never be served and report why in the step's output."""
         request.status = Status.FINISHED
         output.ignored.append((request, why))
 
