@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.described import deployment_from_arguments
+from legroom.drawing.terminal import PLAIN, Style
 from legroom.planning.machine import Machine, make_plan, make_target
 from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
     from legroom.planning.capacity_search import SearchAnswer
@@ -42,7 +42,6 @@ class PlanReport:
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The text of `legroom plan`."""
-        from legroom.drawing.terminal import PLAIN
         from legroom.render.plan_text import plan_text
 
         return plan_text(self.plan, style or PLAIN, explain_math)

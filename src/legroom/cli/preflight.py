@@ -6,14 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
 from legroom.cli.shared_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["add_options", "parse", "run"]
 

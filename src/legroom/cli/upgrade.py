@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_machine_options, add_source_options, described_machine, described_server
@@ -133,11 +134,7 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
 
 def _server_count(args: argparse.Namespace, current: Release | None) -> int:
     """How many servers a file starts; one for every other input."""
-    if not args.file:
-        return 1
-    from pathlib import Path
-
-    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0]))
+    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0])) if args.file else 1
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
