@@ -133,8 +133,7 @@ def document_kind(document: Node) -> DocumentKind:
 def rule_groups(document: Node) -> list[Node]:
     """The groups of Prometheus rules, in a rule file or in the operator's PrometheusRule."""
     keys = ("spec", "groups") if document.text("kind") == "PrometheusRule" else ("groups",)
-    groups = document.get(*keys)
-    return groups.list() if groups is not None else []
+    return document.list(*keys)
 
 
 def _with_release(
@@ -147,9 +146,8 @@ def _with_release(
     if len(named) != 1:
         return server
     # The image of another command or a comment makes a release likely, an install makes it certain.
-    is_certain = (
-        named == installs.pinned and not installs.is_unpinned and (kind == "document" or not installs.asks_version)
-    )
+    is_installed = named == installs.pinned and not installs.is_unpinned
+    is_certain = is_installed and (kind == "document" or not installs.asks_version)
     return replace(server, installed=min(named), is_release_assumed=not is_certain)
 
 

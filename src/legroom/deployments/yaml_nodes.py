@@ -44,12 +44,15 @@ class Node:
         node = self.get(*keys)
         return node.scalar or "" if node is not None else ""
 
-    def items(self) -> Iterator[tuple[str, Node]]:
-        """The keys and values of a mapping; none for other nodes."""
-        yield from self.values.items() if isinstance(self.values, dict) else ()
+    def items(self, *keys: str) -> Iterator[tuple[str, Node]]:
+        """The keys and values of the mapping at a path of keys; none where there is no mapping."""
+        node = self.get(*keys)
+        yield from node.values.items() if node is not None and isinstance(node.values, dict) else ()
 
-    def list(self) -> list[Node]:
-        return self.values if isinstance(self.values, list) else []
+    def list(self, *keys: str) -> list[Node]:
+        """The items of the list at a path of keys; none where there is no list."""
+        node = self.get(*keys)
+        return node.values if node is not None and isinstance(node.values, list) else []
 
     def walk(self) -> Iterator[Node]:
         """This node and every node inside it."""
@@ -163,9 +166,7 @@ def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
         values: Any = {}
         for key, value in node.value:
             if key.tag == _MERGE:
-                inherited |= {
-                    name: inner for name, inner in _merge_key_values(source, value, budget) if name not in inherited
-                }
+                inherited = dict(_merge_key_values(source, value, budget)) | inherited
             else:
                 values[key.value if isinstance(key.value, str) else "?"] = _to_node(source, value, budget)
         values = inherited | values
