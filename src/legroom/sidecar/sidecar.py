@@ -47,6 +47,7 @@ class Sidecar:
         self._config, self._log = config, log
         self.token = config.token
         self.any_host = not is_loopback_host(config.host)
+        """Whether other machines may ask, which know it by other names."""
         path = config.journal or journal_path()
         self._journal = JournalThread(path)
         self._metrics = SidecarMetrics()
