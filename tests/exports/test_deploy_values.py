@@ -146,7 +146,7 @@ def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fr
     words = parse_command(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument(vllm=version, args={"data_parallel_size": 4})
     needs = host_needs_of(words, 4, 4, 0, document, {})
-    assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
+    assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * WORKER_BYTES
     assert needs.cpus == fronts + 4 + 4
 
 
