@@ -314,11 +314,19 @@ def test_a_file_that_is_no_snapshot_is_an_input_error(file):
         answer("fragments", {"file": file})
 
 
+def test_a_search_in_chinese_says_which_model_was_asked_for():
+    want = {"context": 8192, "users": 4}
+    found = answer("plan", {"model": "llama-3.1-70b", "gpu": "h100", "gpus": 1, "want": want, "language": "zh"})
+    assert found["search"]["model"] == "meta-llama/Llama-3.1-70B" != found["model"]
+
+
 def test_every_gap_of_a_chinese_sentence_is_one_of_the_english():
     sentences = read_data("sentences_zh.json")["sentences"]
     assert [
         text for text, chinese in sentences.items() if not set(GAP.findall(chinese)) <= set(GAP.findall(text))
     ] == []
+    two = in_language("another checkpoint, its weights in 4 bits; keys and values in 8 bits", "zh")
+    assert two == "换用权重为 4 位的模型文件；键和值为 8 位"
     assert in_language("No such sentence is known; 3 users.", "zh") == "No such sentence is known; 3 users."
 
 
@@ -327,7 +335,7 @@ def test_a_row_of_the_gpu_table_fits_with_the_flags_of_its_command():
     row = answer("size", asked)["rows"][0]
     assert row["gives_up"] and row["count"]
     server = answer("read", {"text": " ".join(row["command"])})["servers"][0]
-    request = {"model": asked["model"], "gpu": row["gpu"], "gpus": row["count"], "advice": False}
+    request = {"model": row["model"], "gpu": row["gpu"], "gpus": row["count"], "advice": False}
     assert answer("plan", {**request, "flags": server["flags"]})["verdict"] == row["verdict"] != "does_not_fit"
 
 

@@ -12,7 +12,8 @@ from legroom.cli.output import print_answer
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import Incident
 
 DESCRIPTION = "What went wrong with servers, the newest first: from the journal of legroom watch and run."
 EPILOG = """\
@@ -85,7 +86,8 @@ def seconds_ago(text: str) -> float:
 
 def open_journal(named: str | None) -> Journal | None:
     """The named journal, or the user's; None where the user has none yet."""
-    from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
+    from legroom.live.journal.journal import Journal, journal_path
+    from legroom.live.journal.journal_records import JournalUnavailable
 
     path = Path(named) if named else journal_path()
     if not path.exists():
@@ -96,10 +98,9 @@ def open_journal(named: str | None) -> Journal | None:
     try:
         return Journal.open(path)
     except JournalUnavailable:
-        readable = _read_only(path)
-        if readable is None:
-            raise
-        return readable
+        if readable := _read_only(path):
+            return readable
+        raise
 
 
 def _check_is_journal(path: Path) -> None:

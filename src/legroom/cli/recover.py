@@ -94,7 +94,8 @@ def _is_confirmed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
     """Free what the dead processes hold, and write it to the journal if it can be opened."""
-    from legroom.live.journal.journal import Journal, JournalUnavailable
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import JournalUnavailable
     from legroom.recover.free_memory import free_dead_holders
 
     try:

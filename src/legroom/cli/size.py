@@ -38,9 +38,9 @@ USAGE = (
     "[any vLLM flag]"
 )
 DESCRIPTION = """\
-A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
-how the model is split over them, what stays free, which part needs the most memory, and what the model gives up to fit.
-Every row is a full plan; the cheapest per hour comes first.
+A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes, how
+fast it answers one user, what it costs, which part needs the most memory and what is given up, quantized checkpoints
+included. Every row is a full plan; the cheapest per hour comes first, and the command to run comes last.
 
 With --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one server, serve
 it within --ttft and --tpot, and what they cost per hour and per million output tokens, each with a range."""

@@ -240,7 +240,8 @@ def _watch_session(args: argparse.Namespace, journal: Journal | None, config: Si
 
 def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
     """The journal; None, with a note on stderr, where it cannot be opened."""
-    from legroom.live.journal.journal import Journal, JournalUnavailable
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import JournalUnavailable
 
     try:
         return Journal.open(config.journal)

@@ -71,7 +71,7 @@ def split_runs(contents: LogContents, source: str, lines: int) -> tuple[Case, ..
 
 
 def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Startup:
-    """Fills in gpu_memory_utilization from the accounting lines where the flags are not printed."""
+    """The start-up with gpu_memory_utilization from vLLM's memory accounting lines where no flag is printed."""
     ratio = next((event.fields["utilization_ratio"] for event in events if "utilization_ratio" in event.fields), None)
     if startup.args.gpu_memory_utilization is not None or not isinstance(ratio, float):
         return startup
@@ -149,7 +149,7 @@ def _with_pasted_command(
 
 
 def _with_args(case: Case, args: ServeArgs) -> Case:
-    """The case with these settings where its own lines show none."""
+    """The case with these serve arguments where its own log shows none."""
     return replace(case, startup=replace(case.startup, args=merge_args(args, case.startup.args)))
 
 
@@ -197,7 +197,7 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 
 def _put_informative_run_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """The runs with the last informative one first."""
+    """The runs with the first whose log was understood moved to the front; the others keep their order."""
     for uninformative in (("not understood", "cause above"), ("not understood",)):
         for number, run in enumerate(runs):
             if run.verdict not in uninformative:

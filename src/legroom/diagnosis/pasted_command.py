@@ -33,8 +33,7 @@ _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
 def pasted_command(text: str, failure_line: int | None, release: Release | None) -> tuple[str | None, ServeArgs]:
-    """The last whole command above the failure, else the first below it, and its settings; without one the single
-    settings of the text."""
+    """The last command line above the failure, else the first below, and its settings; else (None, named settings)."""
     lines = text.split("\n")
     commands = [(number, line) for number, line in _command_lines(lines) if not _ELIDED.search(line)]
     above = [pair for pair in commands if failure_line is None or pair[0] <= failure_line]
@@ -45,7 +44,7 @@ def pasted_command(text: str, failure_line: int | None, release: Release | None)
             continue
         if args.model and "--config" not in line and "$" not in args.model:
             return line, args
-    return None, _single_settings(lines, release or latest())
+    return None, _settings_outside_commands(lines, release or latest())
 
 
 def _command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -61,8 +60,8 @@ def _command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
         yield number, re.sub(r"\\(?=\s|$)", " ", command).partition("`")[0].strip()
 
 
-def _single_settings(lines: list[str], release: Release) -> ServeArgs:
-    """The settings named outside of logged lines: the last value of a command, the only value of a sentence."""
+def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
+    """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = "\n".join(line for line in lines if not _LOGGED.search(line))

@@ -131,23 +131,13 @@ def _fleet_group(
     key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds
 ) -> FleetGroup:
     """The group's KV use and the servers it needs: demand over target, or all of them where requests queue."""
-    queued = any(
-        (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio)
-        or use.mean_waiting >= 1.0
-        for use in members
-    )
+    full = (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio for use in members)
+    queued = any(full) or any(use.mean_waiting >= 1.0 for use in members)
     # Queued requests are demand beyond KV use, so all servers are needed.
     needed = len(members) if queued else min(len(members), max(1, math.ceil(demand / target)))
-    return FleetGroup(
-        key,
-        len(members),
-        sum(use.kv_tokens for use in members),
-        statistics.fmean(use.mean_kv_use for use in members),
-        demand,
-        queued,
-        needed,
-        tuple(_group_advice(members, levels)),
-    )
+    tokens, mean = sum(use.kv_tokens for use in members), statistics.fmean(use.mean_kv_use for use in members)
+    advice = tuple(_group_advice(members, levels))
+    return FleetGroup(key, len(members), tokens, mean, demand, queued, needed, advice)
 
 
 def _group_advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:

@@ -190,15 +190,11 @@ class LocalServers:
         if not pids:
             return result
         used_bytes = bytes_held_by(frozenset(pids), self._cards_now(now_s))
-        host_rss_bytes = result.host_rss_bytes
+        host_rss_bytes, stopped = result.host_rss_bytes, sum(map(self._is_stopped, pids)) or result.stopped_engines
         if host_rss_bytes is None and pids[1:]:
             host_rss_bytes = self._resident(pids[1:])  # the API server, the first, reports its own memory
-        return replace(
-            result,
-            memory_used_bytes=result.memory_used_bytes if used_bytes is None else used_bytes,
-            host_rss_bytes=host_rss_bytes,
-            stopped_engines=sum(map(self._is_stopped, pids)) or result.stopped_engines,
-        )
+        used_bytes = result.memory_used_bytes if used_bytes is None else used_bytes
+        return replace(result, memory_used_bytes=used_bytes, host_rss_bytes=host_rss_bytes, stopped_engines=stopped)
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
         """The memory of all local GPUs, read anew at a fixed interval; not again where the first read found none."""

@@ -140,15 +140,11 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
     in_cgroup = "cgroup" in killed["scope"] if killed else peak is None or (limit and peak >= 0.9 * limit[0])
     if cgroup is None or limit is None or not in_cgroup:
         limit = peak = None
-    return KernelKill(
-        limit[0] if limit else None,
-        str(Path(limit[1]) / _FILES[cgroup.version].limit) if cgroup is not None and limit else "",
-        peak,
-        int(memory[1]) * 1024 if memory else None,
-        killed["name"] if killed else "",
-        int(killed["anon"]) * 1024 if killed else None,
-        line,
-    )
+    victim, victim_bytes = (killed["name"], int(killed["anon"]) * 1024) if killed else ("", None)
+    limit_bytes = limit[0] if limit else None
+    file = str(Path(limit[1]) / _FILES[cgroup.version].limit) if cgroup is not None and limit else ""
+    machine_bytes = int(memory[1]) * 1024 if memory else None
+    return KernelKill(limit_bytes, file, peak, machine_bytes, victim, victim_bytes, line)
 
 
 def machine_kills(proc: Path = Path("/proc")) -> int | None:

@@ -173,11 +173,9 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         return
     else:
         wanted, trades = holds, "more requests wait outside the batch"
-    why = (
-        f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
-        f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
-        f"their end{f' (the limit is {now:,})' if now is not None else ''}"
-    )
+    why = f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
+    why += f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
+    why += f"their end{f' (the limit is {now:,})' if now is not None else ''}"
     flags = {"max_num_seqs": wanted}
     changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and not changed.starts:
@@ -235,10 +233,8 @@ def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     left_h = finding.numbers.get("hours_left")
     if left_h is not None:
-        yield ProposedRemedy(
-            f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back",
-            steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",),
-        )
+        why = f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back"
+        yield ProposedRemedy(why, steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",))
     if planned is None or per_h <= 0:
         return
     needed = per_h * 7 * 24.0
@@ -253,10 +249,8 @@ def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         yield ProposedRemedy(why)
         return
     flags, changed = lowered
-    why = (
-        f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
-        f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
-    )
+    why = f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
+    why += f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
     yield ProposedRemedy(why, flags, command=_plan_command(changed), trades="a smaller pool")
 
 
@@ -278,11 +272,8 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
     unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     ranks = planned.settings.tensor_parallel_size if planned is not None else 1
     if planned is not None and ranks > 1 and not getattr(planned.args, "disable_custom_all_reduce", None):
-        yield ProposedRemedy(
-            f"{unused} lies in pieces; expandable segments clash with custom all-reduce over {ranks} GPUs, so a "
-            "planned restart is what is left",
-            steps=(_RESTARTING,),
-        )
+        why = f"{unused} lies in pieces; expandable segments clash with custom all-reduce over {ranks} GPUs, so a "
+        yield ProposedRemedy(f"{why}planned restart is what is left", steps=(_RESTARTING,))
         return
     yield ProposedRemedy(
         f"PyTorch can grow its segments instead of leaving {unused} in pieces",
@@ -305,10 +296,8 @@ def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan |
 def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """A lower utilization, and the black box to measure the need."""
     yield from _headroom_remedies(_BURST_ROOM_BYTES, planned, "for the largest steps")
-    yield ProposedRemedy(
-        "with the black box on, the first refused request says how much it lacked",
-        steps=("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",),
-    )
+    steps = ("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",)
+    yield ProposedRemedy("with the black box on, the first refused request says how much it lacked", steps=steps)
 
 
 def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:

@@ -364,7 +364,7 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 def why(before: Plan, after: Plan) -> str:
     """What the KV cache holds after a change, and what stays free, in one sentence."""
-    old, new = (human_bytes(max(each.layout.kv_cache.bytes, 0)) for each in (before, after))
+    old, new = (human_bytes(had) if (had := each.layout.kv_cache.bytes) > 0 else "none" for each in (before, after))
     return (
         f"The KV cache has {new}{f' instead of {old}' if old != new else ''}, and one request of "
         f"{after.settings.max_model_len:,} tokens needs {human_bytes(after.memory.kv.needed_bytes)}; "

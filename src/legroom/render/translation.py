@@ -51,14 +51,17 @@ def _pattern(english: str) -> re.Pattern[str]:
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
     """The Chinese text of the first template that matches, its gaps translated too; else of its sentences, or of its
-    clauses where all of them have a template."""
+    clauses where all of them have a template. A gap spans two clauses only where they cannot be split."""
+    spanning = ""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):
-            return _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
+            if not any("; " in filled for filled in match.groups()):
+                return _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
+            spanning = spanning or _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
     if len(sentences := _SENTENCE_END.split(text)) > 1:
         return " ".join(map(_in_chinese, sentences)).replace("。 ", "。")
     for mark in _CLAUSE_ENDS:
         parts = [part.rstrip(";:,") for part in mark.split(text)]
         if len(parts) > 1 and all(_in_chinese(part) != part or not part.isascii() for part in parts):
             return {";": "；", ":": "：", ",": "，"}[mark.pattern[4]].join(map(_in_chinese, parts))
-    return text
+    return spanning or text

@@ -13,7 +13,8 @@ from legroom.actions.kubernetes_platform import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
 from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
-from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.decisions import decision_about

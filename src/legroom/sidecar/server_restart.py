@@ -26,8 +26,9 @@ from legroom.actions.platform import (
 )
 from legroom.actions.programs import process_identity
 from legroom.actions.server_drain import DrainMethod, NoDrain, PlatformDrain, wait_until_empty
-from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_buffer import Write
+from legroom.live.journal.journal_records import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.records import dataclass
 from legroom.sidecar.action_policy import ActionLimits

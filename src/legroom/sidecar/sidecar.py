@@ -18,8 +18,9 @@ from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
-from legroom.live.journal.journal import JournalUnavailable, journal_path
+from legroom.live.journal.journal import journal_path
 from legroom.live.journal.journal_buffer import JournalThread
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result
@@ -266,7 +267,7 @@ class Sidecar:
                 self._log(f"the journal was damaged: it is kept as {moved}, and a new one is begun")
                 for incident in self._keeper.all():
                     self._reporter.journal_opened(incident)
-            problem = self._journal.problem
+            problem = self._journal.buffer.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
                 self._log(f"{problem}; {waiting}" if problem else waiting)
@@ -293,14 +294,14 @@ class Sidecar:
 
     def health(self) -> dict[str, Any]:
         """`ok` while scrapes come in, even if the journal cannot be written; `acting` has what would be done now."""
-        can_act = self._has_taken_over and self._journal.problem is None
+        can_act = self._has_taken_over and self._journal.buffer.problem is None
         quiet_s = time.monotonic() - self._last_scrape_s
         return {
             "ok": quiet_s < 6 * self._config.interval_s + 30.0,
             "last_look_s": round(quiet_s, 3),
             "servers": len(self._watchers),
             "incidents_open": len(self._keeper.all()),
-            "journal": self._journal.problem or "ok",
+            "journal": self._journal.buffer.problem or "ok",
             "acting": sorted(self._config.act) if can_act else [],
         }
 

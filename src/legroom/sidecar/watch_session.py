@@ -28,7 +28,8 @@ from legroom.records import dataclass
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
 if TYPE_CHECKING:
-    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import Incident
     from legroom.live.metrics.scrape_recording import Recorder
     from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
 
@@ -248,7 +249,7 @@ class WatchSession:
 
     def _stop_journaling(self, error: Exception) -> None:
         """Goes on without the journal where it is unavailable; raises any other error."""
-        from legroom.live.journal.journal import JournalUnavailable
+        from legroom.live.journal.journal_records import JournalUnavailable
 
         if not isinstance(error, JournalUnavailable):
             raise error

@@ -41,7 +41,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """While weights load nothing is freed: the pieces are what rounding left, and joined they hold no more layers."""
+    """Whether weights were still loading: nothing is freed then, so defragmentation would not make room."""
     oom = planner.case.oom
     if oom is None or planner.case.site not in ("build", "load"):
         return False

@@ -38,7 +38,7 @@ def _confidence(case: Case) -> float:
 
 
 def _explanation(case: Case) -> str:
-    """Why capture ran out of memory, with what is left outside the budget."""
+    """Why capture ran out of memory, with the bytes left outside gpu_memory_utilization's budget."""
     startup, oom = case.startup, case.oom
     total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
     room = ""
@@ -54,7 +54,7 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
-    case, need = planner.case, _missing_bytes(planner)
+    case, need = planner.case, _graph_shortage_bytes(planner)
     room = planner.lower_utilization(need, "Graphs are captured beside the pool: a smaller pool leaves room for them.")
     eager = planner.plan_change(
         "eager_or_fewer_graphs",
@@ -83,9 +83,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.")
 
 
-def _missing_bytes(planner: FixPlanner) -> int:
-    """What the graphs lack: the failed piece, or all of them as printed, else as usual, less what is outside the
-    budget."""
+def _graph_shortage_bytes(planner: FixPlanner) -> int:
+    """Bytes the graphs lack: the failed allocation or the printed (else usual) graph size, less unbudgeted bytes."""
     case, total = planner.case, planner.total_bytes
     startup = case.startup
     piece = planner.oom_shortage_bytes if case.oom else GIB

@@ -94,7 +94,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             flags={"swap_space": 32},
             trades="32 GiB of host RAM a GPU",
         )
-    seqs = _held_sequences(planner, most)
+    seqs = _sequences_pool_holds(planner, most)
     fewer = planner.plan_change(
         "max_num_seqs",
         {"max_num_seqs": seqs},
@@ -121,8 +121,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
 
 
-def _held_sequences(planner: FixPlanner, running: int) -> int:
-    """Requests of the length that runs now which the pool holds: what ran when it was full, less the ones preempted."""
+def _sequences_pool_holds(planner: FixPlanner, running: int) -> int:
+    """How many requests of the current length the pool holds: those running when it was full, less preempted ones."""
     startup = planner.case.startup
     whole = int(startup.max_concurrency) if startup.max_concurrency else 0
     return max(running * 3 // 4, min(whole, running)) if running else whole

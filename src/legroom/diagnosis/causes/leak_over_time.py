@@ -33,7 +33,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_written_growth(case: Case) -> Assessment | None:
-    """Somebody wrote the growth down: `10 GiB -> 14 GiB -> 21 GiB`."""
+    """A growth series that a person wrote in the text: `10 GiB -> 14 GiB -> 21 GiB`; None without one."""
     for item in case.all("growth_series"):
         amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
         if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
@@ -86,7 +86,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
-    """A restart before the memory that the growth used up is used up again."""
+    """A scheduled restart before the recorded growth fills the card again."""
     every = duration_text(growth.seconds)
     return Fix(
         "sequence_starts_or_wait",
@@ -100,7 +100,7 @@ def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
 
 
 def _sleep_fixes() -> Iterator[Fix]:
-    """vLLM prints what is in use on the whole card (total less free, in sleep()), so a trainer's part is in it."""
+    """Fixes for memory that grows from sleep to sleep; vLLM's figure covers the whole card, so a trainer too."""
     yield Fix(
         "sequence_starts_or_wait",
         "The figure counts the whole card, the trainer's memory too: first see whose part grows.",

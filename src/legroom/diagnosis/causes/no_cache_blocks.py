@@ -31,14 +31,14 @@ _DECIDING_STEPS = (
 
 def examine(case: Case) -> Assessment | None:
     """Assesses vLLM's check for cache blocks, or accounting lines that show none are left."""
-    failed_check = cpu_check_failed(case)
+    failed_check = cpu_check_failure(case)
     if failed_check:
         why = (
             f"On the CPU backend the budget is {gib(int(failed_check.facts.get('budget_bytes', 0)))} of RAM, and the "
             f"process uses {gib(-int(failed_check.facts['requested_bytes']))} more than that before any KV cache."
         )
         return Assessment(0.93, proof(failed_check), why)
-    if (pool := _given_pool(case)) is not None and case.oom is not None:
+    if (pool := _explicit_pool_flag(case)) is not None and case.oom is not None:
         oom = case.oom
         free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
         flag, size = pool
@@ -57,8 +57,8 @@ def examine(case: Case) -> Assessment | None:
     return Assessment(0.85 if known else 0.6, proven, _explanation(case))
 
 
-def _given_pool(case: Case) -> tuple[str, str] | None:
-    """Flag and size of a pool that is given in bytes or blocks and could not be allocated."""
+def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
+    """Flag and value of a KV pool set in bytes or blocks that could not be allocated; None without one."""
     if case.oom is None or case.site != "kv":
         return None
     if (blocks := case.startup.args.num_gpu_blocks_override) is not None:
@@ -68,8 +68,8 @@ def _given_pool(case: Case) -> tuple[str, str] | None:
     return ("--kv-cache-memory-bytes", gib(given)) if isinstance(given, int) and given > 0 else None
 
 
-def cpu_check_failed(case: Case) -> Evidence | None:
-    """The CPU backend's form of the same check, where nothing is left (0.27+)."""
+def cpu_check_failure(case: Case) -> Evidence | None:
+    """The CPU backend's error that nothing is left for the KV cache (0.27+); None where it is not logged."""
     requested = case.number("cpu_kv_short", "requested_bytes")
     return case.first("cpu_kv_short") if requested is not None and requested <= 0 else None
 
@@ -98,13 +98,13 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a larger budget where the card has free memory; else smaller weights or peak; else other GPUs."""
-    failed_check = cpu_check_failed(planner.case)
+    failed_check = cpu_check_failure(planner.case)
     if failed_check:
         yield _larger_cpu_share_fix(planner, failed_check)
         return
-    if (pool := _given_pool(planner.case)) is not None and (oom := planner.case.oom) is not None:
+    if (pool := _explicit_pool_flag(planner.case)) is not None and (oom := planner.case.oom) is not None:
         if pool[0] == "--num-gpu-blocks-override":
-            yield _measured_pool_fix(planner)
+            yield _without_block_override_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
@@ -180,8 +180,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield other_hardware(planner)
 
 
-def _measured_pool_fix(planner: FixPlanner) -> Fix:
-    """Without the override vLLM counts the blocks that fit."""
+def _without_block_override_fix(planner: FixPlanner) -> Fix:
+    """Removes the explicit KV pool size, so that vLLM counts the blocks that fit."""
     flags = {"num_gpu_blocks_override": None}
     plan = planner.plan_with(flags)
     room = f" The plan has {plan.memory.kv.num_blocks:,}." if plan is not None else ""
@@ -210,9 +210,10 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
 
 
 def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes where the log prints no memory figures: fewer tokens per step; in V0 also a shorter max_model_len."""
     yield planner.plan_change(
         "max_num_batched_tokens",
-        smaller_step_flags(planner, _smaller_steps(planner)),
+        smaller_step_flags(planner, _proposed_batched_tokens(planner)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
     )
@@ -225,7 +226,7 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
-    """The share of RAM that holds the process and a pool, within what is free."""
+    """A higher gpu_memory_utilization on the CPU backend that holds process and pool in free RAM; None if none."""
     total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
@@ -238,7 +239,7 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
-    """The given share plus what is missing; without a share or a pool in the text, the largest share that is usual."""
+    """gpu_memory_utilization raised by the missing bytes; where utilization or pool is unknown, the usual maximum."""
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
     missing = max(-(pool or 0), 0)
     why = f"The pool is {gib(missing)} below zero at {planner.utilization:g} of the card."
@@ -262,7 +263,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _several_savings_fix(planner: FixPlanner) -> Fix | None:
-    """Share, steps and graphs together, where the missing memory is more than the share alone can add."""
+    """Higher utilization, smaller steps and fewer graphs together, where utilization alone cannot suffice."""
     missing = -(planner.case.startup.available_kv_bytes or 0)
     card = planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
     share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * card)
@@ -270,7 +271,7 @@ def _several_savings_fix(planner: FixPlanner) -> Fix | None:
     if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
         return None
     flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
-    flags |= smaller_step_flags(planner, _smaller_steps(planner))
+    flags |= smaller_step_flags(planner, _proposed_batched_tokens(planner))
     if not planner.known.args.enforce_eager:
         flags["enforce_eager"] = True
     share = f"{flags['gpu_memory_utilization']:g} of the card"
@@ -297,14 +298,14 @@ def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
     return known or Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="twice the GPUs")
 
 
-def _smaller_steps(planner: FixPlanner) -> int:
-    """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
+def _proposed_batched_tokens(planner: FixPlanner) -> int:
+    """The max_num_batched_tokens to propose: vLLM's server default, or half of a value below it."""
     given = planner.known.args.max_num_batched_tokens or _DEFAULT_LARGE_STEP_TOKENS
     return _DEFAULT_STEP_TOKENS if given > _DEFAULT_STEP_TOKENS else max(given // 2, 512)
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
-    """A pool in bytes, where more is charged to the share than weights and a peak as large as they are."""
+    """A KV pool in bytes, where the missing pool exceeds the weights, as if another process's memory were charged."""
     weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
     if weights is None or pool is None or -pool <= weights or not planner.utilization_known or planner.total_bytes:
         return None

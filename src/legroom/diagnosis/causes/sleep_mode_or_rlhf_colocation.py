@@ -102,7 +102,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:
-    """Where to set the utilization in the framework that runs the engine."""
+    """The step that sets gpu_memory_utilization to `share` in the training framework; empty without one."""
     lines = [item.text for item in case.all("trainer", "frame_wake")]
     setting = next((name for line in lines if (name := trainer_setting(line))), None)
     return (f"in the trainer's own settings: {setting}={share:g}",) if setting else ()

@@ -74,7 +74,7 @@ class LogAccounting:
         return max(self.weights_bytes - round(self.share * self.total_bytes), 0)
 
     def pool_at(self, share: float) -> int | None:
-        """The KV pool at another utilization; an upper bound where a part is not printed."""
+        """KV pool bytes at utilization `share`; an upper bound where the log does not print a part of the budget."""
         if self.total_bytes is None:
             return None
         if self.pool_bytes is not None:
@@ -85,7 +85,9 @@ class LogAccounting:
         return round(share * self.total_bytes) - counted
 
     def refuses(self, flags: Mapping[str, Any]) -> bool:
-        """Whether the figures already show that a server with these flags does not start."""
+        """Whether the log's figures alone show that a server with these flags cannot start."""
+        if flags.keys() == {"kv_cache_dtype"} and self.pool_bytes and 2 * self.pool_bytes < (self.request_bytes or 0):
+            return True  # 8 bits halve a request
         if self.total_bytes is None or flags.keys() & _CHANGES_POOL:
             return False
         share = flags.get("gpu_memory_utilization") or self.share
@@ -99,7 +101,7 @@ class LogAccounting:
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
     def longest_at(self, share: float) -> int | None:
-        """The longest request that the pool holds at another utilization, in steps of 256 tokens."""
+        """The longest request in tokens (multiple of 256) that the pool holds at utilization `share`."""
         pool = self.pool_at(share)
         if pool is None or self.request_bytes is None or self.request_len is None:
             return None
@@ -177,7 +179,7 @@ def _gpu_of_size(total_bytes: int) -> Gpu:
 
 
 def _nearest_card(total_bytes: int) -> Gpu | None:
-    """The card whose band of totals is nearest; None where none is within 3 %."""
+    """The card whose range of reported totals is nearest; None where none is within 3 %."""
     whole = [card for card in all_gpus() if " MIG " not in card.name and not card.unified]
     near = [
         card for card in whole if _distance_to_band_bytes(card, total_bytes) <= _MAX_RELATIVE_DISTANCE * total_bytes
@@ -186,6 +188,6 @@ def _nearest_card(total_bytes: int) -> Gpu | None:
 
 
 def _distance_to_band_bytes(card: Gpu, total_bytes: int) -> int:
-    """Distance of a total from the band that such cards report."""
+    """Bytes between a total and the range of totals that cards of this name report; 0 inside it."""
     low, high = card.total_low_bytes or card.total_bytes, card.total_high_bytes or card.total_bytes
     return max(low - total_bytes, total_bytes - high, 0)

@@ -79,13 +79,11 @@ def needs_legroom(server: ExportedServer) -> bool:
 
 def dockerfile(server: ExportedServer) -> ExportedFile:
     """A Dockerfile of vLLM's image with legroom."""
-    text = (
-        f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
-        f"# docker build -t {image(server)} .\n"
-        f"# {WRITTEN}\n"
-        f"FROM {server.image}\n"
-        f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
-    )
+    text = f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
+    text += f"# docker build -t {image(server)} .\n"
+    text += f"# {WRITTEN}\n"
+    text += f"FROM {server.image}\n"
+    text += f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
     return ExportedFile("Dockerfile", text)
 
 

@@ -211,6 +211,7 @@ def planned_server(
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
+    own_secrets = (name for name, value in given.items() if is_secret(name, value))
     return ExportedServer(
         name=options.name or deployment_name(words.model),
         model=words.model,
@@ -219,12 +220,7 @@ def planned_server(
         lines=lines,
         env=server_environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
-        secrets=secrets_of(
-            words,
-            options,
-            is_local,
-            (*secret_names, *(name for name, value in given.items() if is_secret(name, value))),
-        ),
+        secrets=secrets_of(words, options, is_local, (*secret_names, *own_secrets)),
         gpus=gpus,
         plan=plan,
         times=times,
@@ -235,12 +231,8 @@ def planned_server(
 
 def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
     """The variables that must come from a secret store."""
-    names = [*words.secrets, *given]
-    if not local:
-        names.append("HF_TOKEN")
-    if options.guard:
-        names.append(TOKEN_NAME)
-    return tuple(dict.fromkeys(names))
+    hub, guard = () if local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
+    return tuple(dict.fromkeys((*words.secrets, *given, *hub, *guard)))
 
 
 def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
@@ -286,18 +278,17 @@ def host_needs_of(
 ) -> HostNeeds:
     """CPUs and memory that the host needs."""
     args = parse_flags(words.words(), plan.release).args
-    return host_needs(
-        HostSettings(
-            args=replace(args, env={**args.env, **given}),
-            release=plan.release,
-            gpus=gpus,
-            engines=engines,
-            has_media=bool(plan.modalities),
-            swaps=plan.args.get("engine") == "V0",
-            checkpoint_bytes=checkpoint_bytes,
-            weights_bytes=plan.layout.weights_bytes,
-        )
+    settings = HostSettings(
+        args=replace(args, env={**args.env, **given}),
+        release=plan.release,
+        gpus=gpus,
+        engines=engines,
+        has_media=bool(plan.modalities),
+        swaps=plan.args.get("engine") == "V0",
+        checkpoint_bytes=checkpoint_bytes,
+        weights_bytes=plan.layout.weights_bytes,
     )
+    return host_needs(settings)
 
 
 def deployment_name(model: str) -> str:
@@ -348,8 +339,9 @@ def guard_drain(server: ExportedServer) -> str:
 def metrics_drain(server: ExportedServer) -> str:
     """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
     engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
-    running = name_of("running", server.release, engine) or "vllm:num_requests_running"
-    waiting = name_of("waiting", server.release, engine) or "vllm:num_requests_waiting"
+    running, waiting = (
+        name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in ("running", "waiting")
+    )
     return (
         f"sleep {ENDPOINT_S}; for turn in $(seq {max(server.times.drain_s // 2, 1)}); do "
         f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "

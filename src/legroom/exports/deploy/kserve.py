@@ -76,10 +76,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         hint = "use legroom export kubernetes, or data parallelism over the nodes"
         raise LegroomError("ranks of one copy over several nodes are not exported for KServe", hint)
     if over.answers_everywhere:
-        raise LegroomError(
-            "KServe's template starts all nodes but the first with --headless: only the first takes requests",
-            "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes",
-        )
+        why = "KServe's template starts all nodes but the first with --headless: only the first takes requests"
+        hint = "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes"
+        raise LegroomError(why, hint)
     remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
     text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
     return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
@@ -97,12 +96,8 @@ def llm_inference_service(server: ExportedServer, settings: ClusterSettings, ove
     }
     if over.nodes > 1:
         spec["worker"] = _pod_template(headless(server), settings, over)
-    return manifest(
-        "serving.kserve.io/v1alpha2",
-        "LLMInferenceService",
-        {**metadata(server, settings), "annotations": planned_gpu_note(server)},
-        spec,
-    )
+    about = {**metadata(server, settings), "annotations": planned_gpu_note(server)}
+    return manifest("serving.kserve.io/v1alpha2", "LLMInferenceService", about, spec)
 
 
 def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:

@@ -220,8 +220,8 @@ CLIENT = {"legroom.dev/vllm-client": "true"}
 def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     why = (
         "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: all of its "
-        "pods leave and come back together."
     )
+    why += "pods leave and come back together."
     spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
     return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 

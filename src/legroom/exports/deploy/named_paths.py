@@ -100,10 +100,9 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
     for phrase in _flags_that_may_hold_paths(server):
         relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _is_relative_path(phrase, path)]
     for what, path in relative:
-        raise LegroomError(
-            f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
-            f"name the absolute path, like {Path(path).expanduser().absolute()}",
-        )
+        where = "is a path from where the command runs, and the exported server starts elsewhere"
+        hint = f"name the absolute path, like {Path(path).expanduser().absolute()}"
+        raise LegroomError(f"{what} {path} {where}", hint)
     for path in (*models, *(named.path for named in named_paths(server))):
         if mounted and ":" in path:
             raise LegroomError(f"the path {path} has a colon, and volumes are written with one", "rename it")
@@ -209,9 +208,8 @@ def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str,
 
 def _paths_mounted_from_node(server: ExportedServer) -> list[NamedPath]:
     """Folders and large files that the command names, which no ConfigMap or Secret can hold."""
-    small = {
-        named.path for private in (False, True) for named in _files_for_config_map(server, private=private).values()
-    }
+    files = (_files_for_config_map(server, private=private).values() for private in (False, True))
+    small = {named.path for by_key in files for named in by_key}
     return [named for named in named_paths(server) if named.path not in small]
 
 

@@ -26,10 +26,8 @@ _USER, _BIN = "vllm", "/opt/vllm/bin"
 
 def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
     """The files of a format; with shifts, a script for each."""
-    servers = tuple(
-        planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name))
-        for packed in result.packed
-    )
+    named = ((packed.plan, ServerOptions(name=_PREFIX + packed.name)) for packed in result.packed)
+    servers = tuple(planned_server(plan_document(plan), options) for plan, options in named)
     return _FORMATS[format_name](result, servers)
 
 
@@ -122,11 +120,8 @@ def _llama_swap_files(result: PackResult, servers: Sequence[ExportedServer]) -> 
 def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
     words = [*server.words.head, *server.words.model_words]
     words += [word for line in server.lines if line.phrase.flag != "--port" for word in line.phrase.words]
-    model: dict[str, Any] = {
-        "cmd": f"{shlex.join(words)} --port ${{PORT}}",
-        "proxy": "http://127.0.0.1:${PORT}",
-        "checkEndpoint": "/health",
-    }
+    model: dict[str, Any] = {"cmd": f"{shlex.join(words)} --port ${{PORT}}", "proxy": "http://127.0.0.1:${PORT}"}
+    model["checkEndpoint"] = "/health"
     if server.env:
         model["env"] = [f"{line.name}={line.value}" for line in server.env]
     return model

@@ -181,10 +181,8 @@ def check_health_is_reachable(words: ServeCommand) -> None:
     """Refuse a server without HTTP, or one that requires a client certificate."""
     for flag in ("--headless", "--grpc"):
         if words.get(flag) is not None:
-            raise LegroomError(
-                f"a server with {flag} answers no HTTP, so no health check could tell that it has started",
-                "export a script and watch the server yourself",
-            )
+            why = f"a server with {flag} answers no HTTP, so no health check could tell that it has started"
+            raise LegroomError(why, "export a script and watch the server yourself")
     phrase = words.get("--ssl-cert-reqs")
     if phrase is not None and phrase.value == "2" and address_of(words).tls:
         hint = "leave it out, or export a script and watch the server yourself"
@@ -196,10 +194,8 @@ def check_reachable(words: ServeCommand) -> None:
     check_health_is_reachable(words)
     address = address_of(words)
     if address.socket:
-        raise LegroomError(
-            f"--uds {address.socket} is a socket inside the container, which nobody outside reaches",
-            "leave out --uds and use --port",
-        )
+        why = f"--uds {address.socket} is a socket inside the container, which nobody outside reaches"
+        raise LegroomError(why, "leave out --uds and use --port")
     if address.host not in _ALL_ADDRESSES:
         hint = "leave out --host, and publish the port on an address of the host instead"
         raise LegroomError(f"--host {address.host} is not reached from outside the container", hint)

@@ -84,8 +84,6 @@ def _runbook_index(conditions: Sequence[AlertCondition], levels: AlertLevels) ->
         texts = alert_texts()[name]
         first_sentence = fill_slots(texts["meaning"], slots).split(". ")[0].rstrip(".")
         rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {first_sentence} |")
-    head = (
-        f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
-        "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
-    )
+    head = f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
+    head += "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"

@@ -90,10 +90,8 @@ def body_timeout(seconds: float) -> Refusal:
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
     """400 for a sequence that needs more than the whole pool."""
-    message = (
-        f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
-        f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
-    )
+    message = f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
+    message += f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     return Refusal(400, "never_fits", message)
 
 

@@ -7,26 +7,20 @@ from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
 
-BREAKS = Rule(
-    "allocator-breaks",
-    "error",
-    "Expandable segments where they break the server",
+_WHY_BREAKS = (
     "Memory of expandable segments cannot be shared by IPC handles, pinned by a KV connector, or (before 0.20.1) put "
-    "to sleep (LR906).",
+    "to sleep (LR906)."
 )
-CLASHES = Rule(
-    "allocator-clash",
-    "warning",
-    "Expandable segments beside custom all-reduce",
+BREAKS = Rule("allocator-breaks", "error", "Expandable segments where they break the server", _WHY_BREAKS)
+_WHY_CLASHES = (
     "Custom all-reduce shares buffers between ranks by IPC handles; with expandable segments starts were seen to fail "
-    "with 'invalid argument' (LR906).",
+    "with 'invalid argument' (LR906)."
 )
-USELESS = Rule(
-    "allocator-useless",
-    "note",
-    "garbage_collection_threshold",
-    "It frees cached segments earlier and joins no pieces; with a full pool there is hardly anything to free (LR406).",
+CLASHES = Rule("allocator-clash", "warning", "Expandable segments beside custom all-reduce", _WHY_CLASHES)
+_WHY_USELESS = (
+    "It frees cached segments earlier and joins no pieces; with a full pool there is hardly anything to free (LR406)."
 )
+USELESS = Rule("allocator-useless", "note", "garbage_collection_threshold", _WHY_USELESS)
 
 
 @checks(StartedServer, BREAKS, CLASHES, USELESS)

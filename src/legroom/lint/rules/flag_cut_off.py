@@ -7,12 +7,8 @@ from legroom.facts.flags import flags_ever
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.vllm.command_line import plain_name
 
-RULE = Rule(
-    "flag-cut-off",
-    "error",
-    "A flag on a line of its own",
-    "The line above has no backslash at its end, or is a comment: vLLM starts without this flag and all that follow.",
-)
+_WHY = "The line above has no backslash at its end, or is a comment: vLLM starts without this flag and all that follow."
+RULE = Rule("flag-cut-off", "error", "A flag on a line of its own", _WHY)
 
 
 @checks(InvokedCommand, RULE)

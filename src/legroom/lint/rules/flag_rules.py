@@ -30,18 +30,10 @@ UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOP
 REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has", _STOPS)
 NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
 VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
-IGNORED = Rule(
-    "flag-ignored",
-    "warning",
-    "A flag that changes nothing",
-    "vLLM accepts it and does not use it, whatever its name promises.",
-)
-OTHER = Rule(
-    "flag-of-another",
-    "note",
-    "Flags of another program",
-    "A program that reads vLLM's command line and has flags of its own: those are not judged.",
-)
+_WHY_IGNORED = "vLLM accepts it and does not use it, whatever its name promises."
+IGNORED = Rule("flag-ignored", "warning", "A flag that changes nothing", _WHY_IGNORED)
+_WHY_OTHER = "A program that reads vLLM's command line and has flags of its own: those are not judged."
+OTHER = Rule("flag-of-another", "note", "Flags of another program", _WHY_OTHER)
 _BY_KIND = {
     "unknown": UNKNOWN,
     "removed": REMOVED,

@@ -7,13 +7,11 @@ import re
 from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "kill-by-pattern",
-    "warning",
-    "Processes are ended by a pattern",
+_WHY = (
     "The pattern misses the engine's own process title, and hits every other server on the machine. End the one "
-    "process that is proven to be an orphan (LR104).",
+    "process that is proven to be an orphan (LR104)."
 )
+RULE = Rule("kill-by-pattern", "warning", "Processes are ended by a pattern", _WHY)
 _SERVING = re.compile(
     r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|uvicorn|api_server|\$", re.IGNORECASE
 )

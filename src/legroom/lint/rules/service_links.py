@@ -7,13 +7,8 @@ import re
 from legroom.deployments.yaml_nodes import Node
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "service-named-vllm",
-    "warning",
-    "A Service called vllm",
-    "Kubernetes sets VLLM_PORT=tcp://... in every pod of its namespace that starts after it, and vLLM refuses it "
-    "(VLLM_PORT appears to be a URI).",
-)
+_WHY = "Kubernetes sets VLLM_PORT=tcp://... in every pod of its namespace that starts after it, and vLLM refuses a URI."
+RULE = Rule("service-named-vllm", "warning", "A Service called vllm", _WHY)
 _LINKS_OFF = re.compile(r"enableServiceLinks:\s*[\"']?false")
 
 

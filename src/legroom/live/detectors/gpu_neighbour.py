@@ -35,10 +35,8 @@ class GpuNeighbour(Detector):
         taken_bytes = sample.others_bytes - self._least_bytes
         if taken_bytes < levels.neighbour_bytes:
             return GOOD
-        reason = (
-            f"other processes hold {human_bytes(sample.others_bytes)} of the GPUs that the workers run on, "
-            f"{human_bytes(taken_bytes)} more than before"
-        )
+        reason = f"other processes hold {human_bytes(sample.others_bytes)} of the GPUs that the workers run on, "
+        reason += f"{human_bytes(taken_bytes)} more than before"
         numbers = {"others_bytes": float(sample.others_bytes), "taken_bytes": float(taken_bytes)}
         return Condition(True, reason, numbers)
 

@@ -71,10 +71,8 @@ class MemoryCreep(Detector):
         per_h = line.slope * _HOUR_S
         if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or not line.is_clear:
             return GOOD
-        reason = (
-            f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
-            f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
-        )
+        reason = f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
+        reason += f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
         numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
         left_h = self.hours_left(line, series[-1][1])
         if left_h is not None:

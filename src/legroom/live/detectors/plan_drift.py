@@ -86,10 +86,8 @@ class PlanDrift(Detector):
             more = (
                 f"; {engine.max_concurrency:.1f} full-length requests at once instead of {plan.kv.max_concurrency:.1f}"
             )
-        reason = (
-            f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
-            f"({deviation:+.0%}){more}"
-        )
+        reason = f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
+        reason += f"({deviation:+.0%}){more}"
         numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": deviation}
         return Condition(True, reason, numbers, which, severity="warning" if deviation < 0 else "info")
 

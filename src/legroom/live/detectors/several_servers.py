@@ -23,8 +23,6 @@ class SeveralServers(Detector):
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]
         if len(switches) < self.levels.switch_least:
             return GOOD
-        reason = (
-            f"{len(switches)} times in {(now_s - switches[0]) / 60:.0f} min another process answered than before, "
-            "so no rates can be told: a load balancer stands in front"
-        )
+        reason = f"{len(switches)} times in {(now_s - switches[0]) / 60:.0f} min another process answered than before, "
+        reason += "so no rates can be told: a load balancer stands in front"
         return Condition(True, reason, {"switches": float(len(switches))})

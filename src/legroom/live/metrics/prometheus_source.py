@@ -248,7 +248,9 @@ class PrometheusSource:
         for server in [known for known in self._last_s if known not in present]:
             polls = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
             if polls > _FORGET_AFTER_POLLS:
-                self._forget_server(server)
+                self._targets.discard(server)
+                for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
+                    kept.pop(server, None)
                 continue
             if server in self._targets and server not in is_up:
                 continue
@@ -260,11 +262,6 @@ class PrometheusSource:
             why = "its last scrape failed (up is 0)" if is_down else "Prometheus has no current figures of it"
             failures.append(ScrapeFailure(time_s, server, "unreachable", f"{server}: {why}"))
         return failures
-
-    def _forget_server(self, server: str) -> None:
-        self._targets.discard(server)
-        for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
-            kept.pop(server, None)
 
     async def query(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
         """The label sets and values of any instant query."""

@@ -88,16 +88,12 @@ def _math_line(label: str, amount: str, how: str) -> str:
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom size --json`."""
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-    from legroom.planning.sizing import named_gpus, size_json, size_models
+    from legroom.api.size_report import size_deployment
 
     with deployment_of_request(request) as deployment:
         context = request.get("context") or deployment.args.max_model_len or 4096
-        goal = CapacityGoal(context, float(request.get("concurrency") or 1), counts_up_to(request.get("max_gpus") or 8))
-        rows = size_models(
-            [deployment.args.model], deployment.release, deployment.args, goal, named_gpus(request.get("cards"))
-        )
-        return size_json(tuple(rows), goal, deployment.release)
+        most = request.get("max_gpus") or 8
+        return size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards")).json()
 
 
 def machine_of_request(request: dict[str, Any]) -> Machine:

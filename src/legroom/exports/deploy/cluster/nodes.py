@@ -72,10 +72,8 @@ class NodeSpread:
         if self.ray:
             return ()
         if not self.engines_per_node:
-            return (
-                _commented_flag("The first node of the group.", "--node-rank", "0"),
-                _commented_flag(_OWN_WHY, "--master-addr", _OWN),
-            )
+            first = _commented_flag("The first node of the group.", "--node-rank", "0")
+            return first, _commented_flag(_OWN_WHY, "--master-addr", _OWN)
         rank: tuple[CommentedFlag, ...] = ()
         if self.external:
             rank = (_commented_flag("Its copy.", "--data-parallel-rank", "0"),)
@@ -160,10 +158,8 @@ def _split_over_nodes(
         return _with_phrase_in_command(plan, added), NodeSpread(copies // local, engines_per_node=local)
     nodes = math.ceil(ranks / gpus_per_node)
     if copies > 1:
-        raise LegroomError(
-            f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them",
-            f"leave out --data-parallel-size and say --replicas {copies}",
-        )
+        why = f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them"
+        raise LegroomError(why, f"leave out --data-parallel-size and say --replicas {copies}")
     _check_gpus_divide_among_nodes(ranks, nodes)
     _check_release_has_flag("--nnodes", plan)
     return _with_phrase_in_command(plan, Phrase("--nnodes", (str(nodes),))), NodeSpread(nodes)
