@@ -12,7 +12,7 @@ from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.serve_command import parse_command
 from legroom.exports.export_request import ExportRequest
 from legroom.facts.releases import release
-from legroom.memory.host_needs import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
+from legroom.memory.host_needs import API_SERVER_BYTES, WORKER_BYTES
 from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.units import GIB
 
