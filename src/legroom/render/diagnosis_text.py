@@ -368,6 +368,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
         yield from wrap(
             other_engine_text(other.id, language) if other else heading("not_understood", language), style.width
         )
+        yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
     yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)

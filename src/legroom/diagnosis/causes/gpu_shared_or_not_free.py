@@ -115,7 +115,7 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
         )
         return Assessment(0.5 if case.platform.trainer else 0.9, proof(case.first("torch_oom")), why)
     others = case.ledger.other_processes_bytes or 0
-    if others < max(512 * MIB, oom.total_bytes // 20) or others < oom.wanted_bytes:
+    if others < 512 * MIB or others < oom.wanted_bytes:
         return None
     own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"
     why = (
@@ -125,9 +125,18 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     confidence = 0.9
     error = case.first("torch_oom")
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
-    if ranked and max(oom.others_bytes) < oom.total_bytes // 10:
+    if ranked and max(oom.others_bytes, default=others) < oom.total_bytes // 10:
         confidence = 0.3  # small shares beside a rank are its siblings' contexts
+    elif _is_small(case, others):
+        confidence = 0.3 if case.site else 0.6
+    elif not oom.others_bytes and case.has_site_frame and others < oom.total_bytes // 4:
+        confidence = 0.6
     return Assessment(confidence, proof(error), why)
+
+
+def _is_small(case: Case, others: int) -> bool:
+    """Whether the other processes hold less than a twentieth of the card, as their CUDA contexts do."""
+    return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
 
 
 def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
@@ -196,6 +205,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     less = _utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
     if less is None and case.site == "kv" and case.oom is not None:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
+    is_small = _is_small(case, case.ledger.other_processes_bytes or 0)
+    if less is None and is_small:
+        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = _free_gpu_fix(planner, less)
     in_turn = Fix(
         "sequence_starts_or_wait",
@@ -219,7 +231,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case) or _can_start_with_lower_utilization(case) or case.site == "kv":
+        if _is_held_by_sibling(case) or _can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
