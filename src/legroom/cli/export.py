@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.cli.main import Parser
 from legroom.cli.output import note, print_json
 from legroom.cli.shared_options import (
     add_machine_options,
@@ -19,12 +20,14 @@ from legroom.cli.shared_options import (
     split_words,
 )
 from legroom.errors import OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportedFile
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
-
+from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
+from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
+from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.planning.machine import make_plan
+from legroom.planning.plan_document import PlanDocument, read_plan
+from legroom.planning.plan_json import plan_document
 
 FORMATS = {
     "prometheus": "legroom.exports.prometheus.rules",
@@ -89,9 +92,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
-    from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
-    from legroom.exports.export_request import ExportRequest
-
     module = args.module
     plan = _plan(args)
     release = _release(args, module, plan)
@@ -112,8 +112,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
     """Whether the server has neither a key nor an address of its own."""
-    from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
-
     words = parse_command(plan.command, plan.release)
     is_bound = words.get("--host") is not None or words.get("--uds") is not None
     return not is_bound and API_KEY_NAME not in (*words.secrets, *secret_names)
@@ -162,8 +160,6 @@ def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> Non
 
 def _check_replaced(path: Path, text: str) -> None:
     """Raises LegroomError where a file exists that legroom did not write."""
-    from legroom.exports.export_request import MARK
-
     if not path.is_file():
         return
     try:
@@ -190,8 +186,6 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
-    from legroom.cli.main import Parser
-
     prog = f"legroom export {module.NAME}"
     parser = Parser(
         prog=prog,
@@ -223,9 +217,6 @@ def _vllm_help(module: Any) -> str:
 
 def _plan(args: argparse.Namespace) -> PlanDocument | None:
     """The plan of --plan or of the described server; None where neither is given."""
-    from legroom.planning.plan_document import read_plan
-    from legroom.planning.plan_json import plan_document
-
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:
@@ -237,8 +228,6 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
         return _checked(read_plan(args.plan))
     if not described:
         return None
-    from legroom.planning.machine import make_plan
-
     if args.vllm == "any":
         raise LegroomError(
             "a server is planned for one release, and --vllm says any",
@@ -262,9 +251,6 @@ def _checked(plan: PlanDocument) -> PlanDocument:
 
 def _release(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
     """The release whose names are written; None for any."""
-    from legroom.facts.releases import latest
-    from legroom.facts.releases import release as known_release
-
     takes_any = getattr(module, "TAKES_ANY", False)
     if args.vllm == "any":
         if not takes_any:

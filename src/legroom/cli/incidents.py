@@ -98,10 +98,9 @@ def open_journal(named: str | None) -> Journal | None:
     try:
         return Journal.open(path)
     except JournalUnavailable:
-        readable = _read_only(path)
-        if readable is None:
-            raise
-        return readable
+        if readable := _read_only(path):
+            return readable
+        raise
 
 
 def _check_is_journal(path: Path) -> None:

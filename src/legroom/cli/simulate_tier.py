@@ -49,7 +49,8 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         replayed = simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
     without = simulate(trace, pool.settings, cost=pool.cost)
     curve = _hit_curve(args, trace, pool, replayed) if args.tier_curve else ()
-    host_bytes = _host_bytes(plan, tier) if plan is not None else None
+    room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
+    host_bytes = (_bytes_held(plan, room / GIB) - _bytes_held(plan, 0)) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
     load = load_verdict(replayed.timeline)
     if args.svg:
@@ -177,12 +178,6 @@ def _block_bytes(plan: Plan) -> int:
     is_latent = all(isinstance(group.spec, LatentSpec) for group in shape.groups)
     copies = 1 if is_latent and settings.pipeline_parallel_size == 1 else ranks
     return shape.stages[0].bytes_per_block * copies
-
-
-def _host_bytes(plan: Plan, tier: TierSettings) -> int:
-    """Host memory that the plan's release allocates for the tier."""
-    room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
-    return _bytes_held(plan, room / GIB) - _bytes_held(plan, 0)
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:

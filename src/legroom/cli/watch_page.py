@@ -17,14 +17,13 @@ from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
 from legroom.render.incident_text import duration_text
 from legroom.render.watch_text import COLOURS, state_mark, two_columns, view_figures
-from legroom.sidecar.watch_session import stream
+from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
-    from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession
 
 _REDRAWN_S = 0.5
 _NARROW = 90
@@ -191,19 +190,10 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     lines = [f"{state_mark(view.state, style)}  {style.paint(named, 'bold')}"]
     lines += [style.paint(line, COLOURS[view.state]) for line in wrap(view.sentence, width)]
     shown = view_figures(view)
-    narrow = width < _NARROW
-    lines += [
-        "",
-        *(
-            columns([(style.paint(name, "grey"), text) for name, text in shown], "<<")
-            if narrow
-            else two_columns(shown, style)
-        ),
-        "",
-    ]
-    kv = [sample.kv_use or 0.0 for sample in history]
+    one_column = [(style.paint(name, "grey"), text) for name, text in shown]
+    lines += ["", *(columns(one_column, "<<") if width < _NARROW else two_columns(shown, style)), ""]
     curves = [
-        Curve("KV use", "blue", 4, kv, 1.0, "100%"),
+        Curve("KV use", "blue", 4, [sample.kv_use or 0.0 for sample in history], 1.0, "100%"),
         scaled_curve("running", "green", [sample.running for sample in history]),
         scaled_curve("waiting", "orange", [sample.waiting for sample in history]),
         scaled_curve("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),

@@ -147,7 +147,7 @@ def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...
         lambda server: replace(
             server,
             image=image,
-            in_container=True,
+            in_container=bool(image),  # a patch has none, and its base may mount /dev/shm
             shm=_pod_shm(container, pod),
             gpus=gpu_limit(container),
             other_device=other_device(container),

@@ -96,6 +96,11 @@ class Node:
             start = self.source.place(self.source.start_of(first))
             return Text(self.source.path, text, start.line + 1, (indent,) * count)
         place = self.source.place(self.offset)
+        rows = self.source.text[self.offset : self.end].strip("\"'\n ").split("\n")
+        if len(rows) > 1 and " ".join(row.strip() for row in rows) == text.strip():
+            # Folded lines are one line of the scalar; the shell's continuation keeps each at its own place.
+            columns = (place.column - 1 + bool(self.style), *(len(row) - len(row.lstrip()) for row in rows[1:]))
+            return Text(self.source.path, " \\\n".join(row.strip() for row in rows), place.line, columns)
         quote = 1 if self.style in ("'", '"') else 0
         return Text(self.source.path, text, place.line, (place.column - 1 + quote,))
 
@@ -141,7 +146,9 @@ def template_as_yaml(text: str) -> str:
         return re.sub(r"[^\n]", " ", action[0])
 
     text = re.sub(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", blank, text, flags=re.DOTALL)
-    text = _ONLY_ACTIONS.sub(blank, text)
+    # A line of actions inside a continued command continues it.
+    text = _ONLY_ACTIONS.sub(lambda line: blank(line)[:-1] + "\0", text)
+    text = re.sub(r"\\\n(?:.*\0\n)+", lambda run: run[0].replace("\0", "\\"), text).replace("\0", " ")
     return _ACTION.sub(lambda action: "$" + re.sub(r"[^\n]", "_", action[0][1:]).replace("\n", "_"), text)
 
 

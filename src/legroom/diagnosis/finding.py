@@ -107,7 +107,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The evidence in the order of the log, without repetitions; at most six lines."""
+    """The evidence in log order, without repetitions, at most six lines; shown under a finding."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

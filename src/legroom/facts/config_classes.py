@@ -115,11 +115,8 @@ class BackendTable:
 
     def reasons_against(self, name: str, needs: LayerNeeds) -> list[str]:
         """Why a backend does not take the layer, in vLLM's words; empty where it does."""
-        return list(
-            self._reasons_of_backend(
-                {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}, needs
-            )
-        )
+        backend = {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}
+        return list(self._reasons_of_backend(backend, needs))
 
     def runs(self, name: str) -> bool:
         """Whether a backend has kernels for the card."""

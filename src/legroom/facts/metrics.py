@@ -161,13 +161,10 @@ def _merged_spans(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 @cache
-def _type_by_series() -> dict[str, MetricType]:
-    return {name: entry["type"] for name, entry in _exposed_entries()}
-
-
 def type_of(series: str) -> MetricType | None:
     """The metric type of a series in the last release with it; None for an unknown series."""
-    return _type_by_series().get(series)
+    entry = dict(_exposed_entries()).get(series)
+    return entry["type"] if entry else None
 
 
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from legroom.facts import read_data
 from legroom.facts.fit import by_release
 from legroom.facts.gpus import Gpu
-from legroom.facts.releases import Release, release
+from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 
@@ -69,7 +69,7 @@ def driver_is_older(driver: str, than: str) -> bool:
 
 def newest_build_for_driver(driver: str, known: Release) -> Build | None:
     """The newest build up to a release whose CUDA version a driver runs."""
-    older = [build for build in builds() if not release(build.since).after(known.version)]
+    older = [build for build in builds() if not known_release(build.since).after(known.version)]
     fits = [build for build in older if build.oldest_driver and not driver_is_older(driver, build.oldest_driver)]
     return fits[-1] if fits else None
 

@@ -151,10 +151,7 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         traces = document.get("device_traces")
         lists = traces if isinstance(traces, list) else []
         count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
-        for segment in _checked_entries(document["segments"]):
-            count += 1 + len(segment["blocks"])
-            if count > MAX_ENTRIES:
-                break
+        count += sum(1 + len(segment["blocks"]) for segment in _checked_entries(document["segments"]))
         if count > MAX_ENTRIES:
             raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
         readings = [_device_reading(document, device, segments) for device, segments in _segments_by_device(document)]

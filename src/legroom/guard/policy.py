@@ -18,7 +18,7 @@ from legroom.units import MIB, parse_bytes
 
 
 def _key(default: Any, about: str, **more: Any) -> Any:
-    """A dataclass field with its default and the comment of its key in the TOML file."""
+    """A dataclass field with its default, the TOML comment `about`, and bounds (`low`, `high`) in its metadata."""
     return field(default=default, metadata={"about": about, **more})
 
 
@@ -149,6 +149,7 @@ def policy_toml(policy: Policy | None = None) -> str:
 
 
 def _toml_value(value: Any) -> str:
+    """A Python value (string, bool, number or list) as TOML text."""
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, int) and value >= 100_000:
@@ -179,7 +180,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
-    """The validated policy; an unknown section, unknown key or bad value raises, with its line in `text`."""
+    """The policy in a TOML text; `name` stands for the file in errors, which name the line of a wrong value."""
     sections: dict[str, Any] = {}
     for section, values in parse_toml(text, name, "see legroom guard --print-policy").items():
         kind = SECTIONS.get(section)
@@ -235,7 +236,7 @@ def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
 
 
 def _checked_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
-    """The value as the field is annotated (`kinds`), between `low` and `high` of `meta`; else ValueError."""
+    """The number as int or float (`kinds`: the annotation), within `low` and `high` of `meta`; else ValueError."""
     if "float" not in kinds and not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.log_diagnosis import by_failure_time
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
+from legroom.diagnosis.verdict import Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import command_phrases, display_width, wrap, wrap_command
+from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
 from legroom.errors import LegroomError
+from legroom.explain.entry import Entry
 from legroom.facts.diagnosis_texts import (
     Language,
     heading,
@@ -21,20 +24,13 @@ from legroom.facts.diagnosis_texts import (
     phase_title,
 )
 from legroom.facts.releases import logged_release
+from legroom.memory.layout import Layout
 from legroom.render.plan_parts import layout_parts, scale_bytes
 from legroom.render.translation import in_language
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
+from legroom.vllm_logs.evidence import Evidence
 from legroom.vllm_logs.log_masking import masked
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.case import Case
-    from legroom.diagnosis.finding import Finding, Fix
-    from legroom.diagnosis.log_diagnosis import LogReading
-    from legroom.diagnosis.verdict import Diagnosis
-    from legroom.explain.entry import Entry
-    from legroom.memory.layout import Layout
-    from legroom.vllm_logs.evidence import Evidence
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
@@ -105,18 +101,17 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
     if not diagnosis.findings:
         return "\n".join(_no_cause_lines(diagnosis, style, language))
     first = diagnosis.findings[0]
-    blocks = [
-        list(_headline(diagnosis, first, style, language)),
-        list(_evidence_lines(diagnosis, first, style)),
-        list(_why_lines(first, style, language)),
-        list(_fix_lines(first, style, language)),
-        list(_alternative_lines(first, style, language)),
-        list(_dead_end_lines(first, style, language)),
-        list(_verify_lines(diagnosis, first, style, language)),
-        list(_less_likely_lines(diagnosis.findings[1:], style, language)),
-        list(_note_lines(diagnosis, style)),
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    return paragraphs(
+        _headline(diagnosis, first, style, language),
+        _evidence_lines(diagnosis, first, style),
+        _why_lines(first, style, language),
+        _fix_lines(first, style, language),
+        _alternative_lines(first, style, language),
+        _dead_end_lines(first, style, language),
+        _verify_lines(diagnosis, first, style, language),
+        _less_likely_lines(diagnosis.findings[1:], style, language),
+        _note_lines(diagnosis, style),
+    )
 
 
 def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
@@ -373,6 +368,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
         yield from wrap(
             other_engine_text(other.id, language) if other else heading("not_understood", language), style.width
         )
+        yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
     yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)

@@ -84,13 +84,8 @@ def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
         ("answered", f"{count(len(good))}, {tokens / run.seconds if run.seconds else 0:,.0f} output tokens/s"),
     ]
     if good:
-        figures.append(
-            (
-                "first token",
-                percentiles([outcome.first_token_s for outcome in good if outcome.first_token_s is not None]),
-            )
-        )
-        figures.append(("latency", percentiles([outcome.total_s for outcome in good])))
+        firsts = [outcome.first_token_s for outcome in good if outcome.first_token_s is not None]
+        figures += [("first token", percentiles(firsts)), ("latency", percentiles([each.total_s for each in good]))]
     if run.interrupted:
         figures.append(("ended early", run.interrupted))
     return figures

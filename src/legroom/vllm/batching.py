@@ -38,9 +38,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
     given_tokens = args.max_num_batched_tokens
     # 0.9.2 - 0.10.0 replace even a given value without chunked prefill.
     if given_tokens is None or (not chunked and release.within("0.9.2", "0.10.0")):
-        tokens = _default_tokens_v1(
-            args, model, release, tokens=tokens, seqs=seqs, max_model_len=max_model_len, chunked=chunked
-        )
+        tokens = _default_tokens_v1(args, model, release, tokens, seqs, max_model_len, chunked)
     else:
         tokens = given_tokens
     if args.max_num_seqs is None and release.at_least("0.10.1"):
@@ -49,7 +47,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _default_tokens_v1(
-    args: ServeArgs, model: Model, release: Release, *, tokens: int, seqs: int, max_model_len: int, chunked: bool
+    args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
     """max_num_batched_tokens where none is given."""
     if release.at_least("0.20.0") and _is_batched_dp_moe(args, model):
@@ -90,12 +88,7 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
     else:
         large = gpu.total_bytes >= 70 * GIB and (release.before("0.9.0") or "a100" not in name)
     huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB and not gpu.unified
-    if huge:
-        tokens = 16384
-    elif large:
-        tokens = 16384 if offline else 8192
-    else:
-        tokens = 8192 if offline else 2048
+    tokens = 16384 if huge or (large and offline) else 8192 if large or offline else 2048
     if release.before("0.8.0"):
         return tokens, 256
     if release.before("0.8.4"):

@@ -283,13 +283,9 @@ def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterat
             message = "enable_expert_parallel must be True to use EPLB."
             yield message, "add --enable-expert-parallel, or leave --enable-eplb out"
         elif settings.expert_ranks <= 1:
-            sizes = (settings.tensor_parallel_size, settings.prefill_context_parallel_size, settings.data_parallel_size)
-            yield (
-                "EPLB requires tensor, prefill-context, or data parallelism, but got TP={}, PCP={}, DP={}.".format(
-                    *sizes
-                ),
-                "leave --enable-eplb out on one GPU",
-            )
+            sizes = f"TP={settings.tensor_parallel_size}, PCP={settings.prefill_context_parallel_size}"
+            message = "EPLB requires tensor, prefill-context, or data parallelism, but got"
+            yield f"{message} {sizes}, DP={settings.data_parallel_size}.", "leave --enable-eplb out on one GPU"
     elif redundant:
         yield (
             f"num_redundant_experts is set to {redundant} but EPLB is not enabled. Either enable EPLB or unset "

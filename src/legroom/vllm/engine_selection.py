@@ -20,49 +20,14 @@ def on_cpu(args: ServeArgs) -> ServeArgs:
 
 
 _V2_ARCHITECTURES = (
-    ("0.22.0", "0.22.1", {"Qwen3ForCausalLM"}),
-    ("0.23.0", "0.23.0", {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"}),
-    (
-        "0.24.0",
-        "0.24.0",
-        {
-            "Qwen3ForCausalLM",
-            "DeepseekV2ForCausalLM",
-            "Qwen2MoeForCausalLM",
-            "GraniteMoeForCausalLM",
-            "LlamaForCausalLM",
-            "MistralForCausalLM",
-        },
-    ),
-    ("0.25.0", "0.25.1", {"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"}),
-    (
-        "0.26.0",
-        "0.26.0",
-        {
-            "DeepseekV2ForCausalLM",
-            "GraniteMoeForCausalLM",
-            "InklingForCausalLM",
-            "InklingForConditionalGeneration",
-            "LongcatFlashNgramForCausalLM",
-            "Qwen2MoeForCausalLM",
-        },
-    ),
+    ("0.22.0", "0.24.0", {"Qwen3ForCausalLM"}),
+    ("0.23.0", "0.24.0", {"LlamaForCausalLM", "MistralForCausalLM"}),
+    ("0.24.0", "0.28.0", {"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"}),
+    ("0.26.0", "0.28.0", {"InklingForCausalLM", "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM"}),
+    ("0.27.0", "0.28.0", {"KimiK3ForConditionalGeneration"}),
     ("0.28.0", "0.28.0", {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}),
-    (
-        "0.27.0",
-        "0.28.0",
-        {
-            "DeepseekV2ForCausalLM",
-            "GraniteMoeForCausalLM",
-            "InklingForCausalLM",
-            "InklingForConditionalGeneration",
-            "KimiK3ForConditionalGeneration",
-            "LongcatFlashNgramForCausalLM",
-            "Qwen2MoeForCausalLM",
-        },
-    ),
 )
-"""Architectures with model runner V2 by default in 0.22.0 - 0.28.0, as each release lists them."""
+"""Architectures with model runner V2 by default in 0.22.0 - 0.28.0, and the first and last release that lists them."""
 
 _V2_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark"}
 _V2_REFUSED_SPEC_METHODS = {"suffix", "medusa", "mlp_speculator", "custom_class"}

@@ -37,12 +37,9 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
     if history is None:
         return _short_name(name, release) or _never_existed(name, release)
     if release.before(history.first):
-        return FlagProblem(
-            name,
-            "not_yet",
-            f"{name} came with vLLM {history.first}; {release} does not have it",
-            next((use for use in _OLDER_FLAGS.get(name, ()) if _usable(use, release)), ""),
-        )
+        message = f"{name} came with vLLM {history.first}; {release} does not have it"
+        older = next((use for use in _OLDER_FLAGS.get(name, ()) if _usable(use, release)), "")
+        return FlagProblem(name, "not_yet", message, older)
     known = advice(name)
     use = _usable(known.use, release) if known else ""
     kind: ProblemKind = "renamed" if known and known.renamed and use else "removed"

@@ -156,11 +156,6 @@ class FlagReader:
         else:
             self.others[flag.name] = as_words(value)
 
-    def store_dotted(self) -> None:
-        """Store the dotted keys of a flag as one JSON value, which replaces one given as a whole."""
-        for flag, value in self.dotted.values():
-            self.store(flag, value)
-
     def to_args(self, usage: Usage, env: Mapping[str, str]) -> ServeArgs:
         """All stored values as ServeArgs."""
         others: list[str] = []
@@ -202,7 +197,9 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
     reader = FlagReader(release, rest)
     while reader.at < len(rest):
         _read_token(reader)
-    reader.store_dotted()
+    # The dotted keys of a flag are one JSON value, which replaces one given as a whole.
+    for flag, value in reader.dotted.values():
+        reader.store(flag, value)
     # Takes the first positional as the model where none is given; the others are recorded as problems.
     words = reader.positionals
     if words and positional_model and not reader.values.get("model"):

@@ -51,13 +51,13 @@ class Cause:
 
     @property
     def is_memory(self) -> bool:
-        """Whether a change of memory use could fix it."""
+        """Whether the cause is a shortage of memory, which other memory settings can fix."""
         return self.domain in ("gpu", "host")
 
 
 @cache
 def causes() -> tuple[Cause, ...]:
-    """Every cause, ordered by priority and entry."""
+    """Every cause legroom can diagnose, ordered by priority, then by catalog entry."""
     every: list[Cause] = []
     for name in (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py")):
         module = importlib.import_module(f"{__name__}.{name}")

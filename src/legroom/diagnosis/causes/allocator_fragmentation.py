@@ -32,6 +32,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.6  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
         confidence = 0.88  # a twentieth of the card in unused pieces is no side effect
+    elif oom.unallocated_bytes < (oom.total_bytes or 0) // 100:
+        confidence = 0.3  # what rounding leaves on a full card
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
         f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
@@ -41,7 +43,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """While weights load nothing is freed: the pieces are what rounding left, and joined they hold no more layers."""
+    """Whether weights were still loading: nothing is freed then, so defragmentation would not make room."""
     oom = planner.case.oom
     if oom is None or planner.case.site not in ("build", "load"):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.units import GIB, gib
 
 _GRAPH_BYTES = 3 * GIB
@@ -28,17 +29,24 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in CUDA graph capture."""
-    if case.site == "graph":
+    if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
         return 0.86
     if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
         return 0.8  # the pool was sized, and torch already has a private pool: capture had begun
+    if not case.site and _captured_anyway(case):
+        return 0.6
     if case.oom is None and case.has("cuda_oom") and not case.site:
         return 0.5  # the driver's own message without sizes: graphs are allocated past torch
     return 0.25
 
 
+def _captured_anyway(case: Case) -> bool:
+    """Whether graphs have a pool although eager mode is said to be on: the flag did not reach the engine."""
+    return bool(case.startup.args.enforce_eager and case.oom and case.oom.pools_bytes)
+
+
 def _explanation(case: Case) -> str:
-    """Why capture ran out of memory, with what is left outside the budget."""
+    """Why capture ran out of memory, with the bytes left outside gpu_memory_utilization's budget."""
     startup, oom = case.startup, case.oom
     total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
     room = ""
@@ -54,7 +62,17 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
-    case, need = planner.case, _missing_bytes(planner)
+    case, need = planner.case, _graph_shortage_bytes(planner)
+    if _captured_anyway(case):
+        yield Fix(
+            "eager_or_fewer_graphs",
+            "torch has a pool for graphs, so eager mode, and perhaps the share, did not reach the engine.",
+            steps=(
+                "give --enforce-eager and --gpu-memory-utilization to the server itself, past the wrapper: the line "
+                "`Initializing a V1 LLM engine` shows what it took",
+                "and --max-num-seqs 64: the largest graph follows it",
+            ),
+        )
     room = planner.lower_utilization(need, "Graphs are captured beside the pool: a smaller pool leaves room for them.")
     eager = planner.plan_change(
         "eager_or_fewer_graphs",
@@ -83,9 +101,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.")
 
 
-def _missing_bytes(planner: FixPlanner) -> int:
-    """What the graphs lack: the failed piece, or all of them as printed, else as usual, less what is outside the
-    budget."""
+def _graph_shortage_bytes(planner: FixPlanner) -> int:
+    """Bytes the graphs lack: the failed allocation or the printed (else usual) graph size, less unbudgeted bytes."""
     case, total = planner.case, planner.total_bytes
     startup = case.startup
     piece = planner.oom_shortage_bytes if case.oom else GIB

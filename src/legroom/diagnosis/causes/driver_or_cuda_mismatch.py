@@ -11,12 +11,12 @@ _LABEL = "driver_or_cuda_mismatch"
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses messages that name the driver, the toolkit, a library or the architecture."""
+    """Assesses errors that name the driver, CUDA toolkit, a missing library or the GPU's compute capability."""
     return assess_lookalike(case, _LABEL)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes of the matching look-alike messages."""
+    """The catalog's fixes for the driver or CUDA error that matched."""
     yield from lookalike_fixes(planner, _LABEL)
 
 

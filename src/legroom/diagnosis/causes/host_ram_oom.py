@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failed
+from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
@@ -31,7 +31,7 @@ _REFUSED_PIN = "CUDA error: invalid argument"
 
 def examine(case: Case) -> Assessment | None:
     """Assesses messages of the kernel, the container platform or Ray, and failed host allocations."""
-    shares = case.first("cpu_below_desired") or (None if cpu_check_failed(case) else case.first("cpu_kv_short"))
+    shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
@@ -77,15 +77,15 @@ def _suggests_kill(case: Case, ended: Evidence) -> bool:
 
 
 def _confidence(case: Case, error: Evidence, certainty: float) -> float:
-    """The confidence, lowered where the GPU failed before the kill or shares the host's memory."""
-    if error.id not in _CERTAIN and _failed_before(case, error):
+    """`certainty` (0 to 1), lowered where the GPU failed before the kill or shares the host's memory."""
+    if error.id not in _CERTAIN and _another_failure_came_first(case, error):
         return min(certainty, 0.45)  # the GPU side failed first; being killed came after
     on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
     return min(certainty, 0.6) if case.has("driver_no_memory") or on_shared_memory else certainty
 
 
-def _failed_before(case: Case, error: Evidence) -> bool:
-    """Whether another failure came first: a server that shuts down kills its own workers."""
+def _another_failure_came_first(case: Case, error: Evidence) -> bool:
+    """Whether another failure precedes this one: a server that shuts down kills its own workers."""
     reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
     return any(item.line < error.line for item in reasons)
 
@@ -146,7 +146,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a smaller CPU pool, more /dev/shm, less pinned memory, more RAM, by what ran out."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
-    if shares and not cpu_check_failed(case):
+    if shares and not cpu_check_failure(case):
         yield _smaller_cpu_pool_fix(planner, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
         yield Fix(
@@ -175,7 +175,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 steps=("start without sleep mode, or sleep at level 2, which keeps no copy",),
                 trades="the memory of the GPU is not freed between rollouts",
             )
-        fixes = (_more_ram_fix(planner), _smaller_shared_pool_fix(planner))
+        fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
         yield from reversed(fixes) if case.platform.unified else fixes
     if planner.known.ranks > 1:
         yield Fix(
@@ -223,8 +223,7 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _mmap_fix(case: Case) -> Fix:
-    """torch maps a checkpoint private and writable, so the kernel accounts for the whole file against RAM, swap and
-    overcommit limits."""
+    """Overcommit and swap for torch's private writable map, which the kernel counts at full file size."""
     mapped = case.first("mmap_failed")
     size = gib(int(mapped.facts.get("bytes_count", 0))) if mapped else "the file"
     return Fix(
@@ -237,8 +236,8 @@ def _mmap_fix(case: Case) -> Fix:
     )
 
 
-def _smaller_shared_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A smaller KV pool given in bytes, which is RAM on a machine whose GPU has none of its own."""
+def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
+    """A smaller --kv-cache-memory-bytes, which is RAM where GPU and CPU share it; None if unset or not killed."""
     if (pool := planner.known.args.kv_cache_memory_bytes) is None or not planner.case.has("killed_process", "sigkill"):
         return None
     why = f"Where CPU and GPU share one memory (DGX Spark, Jetson), the {gib(pool)} of KV cache are RAM too."

@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixP
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's check of state blocks."""
+    """Assesses vLLM's error that max_num_seqs exceeds the Mamba state blocks of a hybrid model."""
     error = case.first("state_blocks_short")
     if error is None:
         return None

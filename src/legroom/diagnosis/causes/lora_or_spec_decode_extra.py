@@ -12,7 +12,7 @@ _LARGE_NON_TORCH = int(2.5 * GIB)
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses LoRA and speculative decoding: in the traceback, enabled, or a large share outside torch."""
+    """Assesses LoRA and speculative decoding: in the traceback, enabled, or with much memory outside torch."""
     if not case.is_oom:
         return None
     ledger = case.ledger

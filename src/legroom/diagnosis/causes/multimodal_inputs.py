@@ -48,6 +48,7 @@ def _dummy_media_suspected(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
+    """Why the vision or audio encoder ran out of memory, with the size of the request if it exceeds the card."""
     oom = case.oom
     if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
@@ -111,7 +112,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _bounded_media_fix(planner: FixPlanner) -> Fix:
-    """Fewer and smaller media; none where one dummy item exceeds the card and cannot be bounded."""
+    """Limits on media per prompt and their size; no media where one dummy item already exceeds the card."""
     limit = smaller_media_fix(
         planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
     )

@@ -8,7 +8,7 @@ from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixP
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses KV usage that rises while no request waits or is preempted: cached prefixes."""
+    """Assesses KV usage that rises with no request waiting or preempted: cached prefixes, which is harmless."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:

@@ -38,6 +38,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case) -> str:
+    """Why the failed allocation is a second copy of weights, with its size where printed."""
     wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
     return (
         f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.facts.log_messages import trainer_setting
+from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
 
@@ -52,18 +52,18 @@ def _has_trainer(case: Case) -> bool:
     """Whether the text shows a training framework, or an engine inside a process that torch.distributed started."""
     if any(item.text.startswith("[rank") for item in case.all("frame_wake")):
         return True
-    return case.platform.trainer or case.has("training_step") or any(trainer_setting(e.text) for e in case.evidence)
+    return case.platform.trainer or case.has("training_step") or any(trainer_settings(e.text) for e in case.evidence)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
     # Trainers set the share themselves, to 0.3 to 0.7: without a printed one the lower half is below most of them.
-    share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2) if planner.utilization_known else 0.4
+    share = round(min(planner.utilization * 0.75, 0.6), 2) if planner.utilization_known else 0.4
     lower = planner.plan_change(
         "lower_util",
         {"gpu_memory_utilization": share},
         "Whoever shares the card needs its part beside the engine's. 0.7 to 0.3 is what worked for others.",
-        steps=_trainer_setting_step(planner.case, share),
+        steps=_trainer_steps(planner.case, share),
         trades="a smaller KV pool",
     )
     newer = Fix(
@@ -83,7 +83,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=(
                 "nvidia-smi shows who holds the card; POST /sleep to the server that is awake, then /wake_up here",
                 "servers that are awake at the same time: their --gpu-memory-utilization add up to less than 1",
-                "in a program of your own: free its memory, then wake_up(tags=['weights']), then tags=['kv_cache']",
+                "in a program of your own: free its memory, then wake_up(tags=['weights']), then tags=['kv_cache']; "
+                "where other cards are nearly empty, place the engines on different ones (CUDA_VISIBLE_DEVICES)",
             ),
         )
     off: Fix | None = Fix(
@@ -101,11 +102,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
-def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:
-    """Where to set the utilization in the framework that runs the engine."""
-    lines = [item.text for item in case.all("trainer", "frame_wake")]
-    setting = next((name for line in lines if (name := trainer_setting(line))), None)
-    return (f"in the trainer's own settings: {setting}={share:g}",) if setting else ()
+def _trainer_steps(case: Case, share: float) -> tuple[str, ...]:
+    """Where to set the utilization in the framework that runs the engine, and how its own part leaves the card."""
+    settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
+    if settings is None:
+        own = (
+            "the trainer's own part off the card while the engine runs: FSDP's CPU offload of parameters and optimizer"
+        )
+        return (own,) if _has_trainer(case) else ()
+    setting, offload = settings
+    return (f"in the trainer's own settings: {setting}={share:g}", f"and its own part off the card: {offload}")
 
 
 CAUSE = Cause(

@@ -35,7 +35,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
-    """The last value that each process printed."""
+    """By process, the last value of `fact` that evidence with this id printed."""
     values: dict[str, int] = {}
     for item in case.all(id_):
         value = item.facts.get(fact)
@@ -75,7 +75,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _layer_partition(planner: FixPlanner) -> str:
-    """Layers per pipeline stage; empty where model or stages are not known."""
+    """VLLM_PP_LAYER_PARTITION: layers per pipeline stage, comma-separated; empty where layers or stages are unknown."""
     stages = planner.known.args.pipeline_parallel_size or 1
     if planner.failed_plan is None or stages < 2:
         return ""

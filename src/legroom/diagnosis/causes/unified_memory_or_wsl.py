@@ -16,6 +16,7 @@ _SHORTAGES = (
     "sigkill",
     "cannot_allocate",
     "rpc_timeout",
+    "host_froze",
 )
 
 
@@ -91,13 +92,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "After a stop the memory comes back slowly.",
         steps=("wait until free -g is back before the next start",),
     )
-    share = round(max(planner.utilization - 0.1, 0.3), 2)
-    lower = planner.plan_change(
-        "lower_util",
-        {"gpu_memory_utilization": share},
-        "The system needs its part of the one memory.",
-        trades="a smaller KV pool",
-    )
+    why, pool = "The system needs its part of the one memory.", planner.known.args.kv_cache_memory_bytes
+    share = {"gpu_memory_utilization": round(max(planner.utilization - 0.1, 0.3), 2)}
+    lower = planner.plan_change("lower_util", share, why, trades="a smaller KV pool")
+    if pool is not None:
+        lower = planner.lower_utilization(pool // 4, why)
     if case.platform.integrated:
         yield from (_larger_gpu_share_fix(case), lower, drop)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
@@ -105,7 +104,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif case.site == "device":
         yield from (wait, drop, lower)
     else:
-        yield from (drop, lower, wait, wsl)
+        yield from (drop, lower, wait, wsl) if pool is None else (lower, drop, wait)
 
 
 def _larger_gpu_share_fix(case: Case) -> Fix:

@@ -35,7 +35,7 @@ def _confidence(case: Case) -> float:
 
 
 def nothing_was_freed(case: Case) -> bool:
-    """Hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
+    """Whether torch held hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False

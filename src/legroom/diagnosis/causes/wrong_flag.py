@@ -37,7 +37,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
-    """A flag that was accepted and had no effect."""
+    """Assesses a warning that an accepted flag had no effect; None without one."""
     offload = case.first("offload_on")
     if offload and case.is_oom and case.site in ("build", "load", "") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."

@@ -39,11 +39,8 @@ _NAMES = {
 _FULL_EVERY = {
     "gemma2": 2,
     "gemma3": 6,
-    "gemma3_text": 6,
     "gemma3n": 5,
-    "gemma3n_text": 5,
     "gemma4": 6,
-    "gemma4_text": 6,
     "gpt_oss": 2,
     "cohere2": 4,
     "cohere2_moe": 4,
@@ -198,10 +195,11 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     written = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
     if isinstance(written, str):
         return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
-    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type) or _text_interval(text)
+    family = model_type.removesuffix("_text")
+    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(family) or _text_interval(text)
     if every and model_type not in _FULL_FIRST:
         kinds = ["full" if (index + 1) % every == 0 else "sliding" for index in range(count)]
-        if model_type in ("gemma4", "gemma4_text"):
+        if family == "gemma4":
             kinds[-1] = "full"  # Gemma-4 ends on a full-attention layer whatever the pattern
         return tuple(kinds)
     first = _FULL_FIRST.get(model_type)

@@ -7,10 +7,10 @@ usual ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from legroom.facts.model import LiveTensors, MediaItem
+from legroom.facts.model import MediaItem
 
 Config = Mapping[str, Any]
 
@@ -29,11 +29,6 @@ def media_items(row: Config, config: Config, *, patch: int, merge: int, image_si
         for spec in (given if isinstance(given, list) else [given])
         for item in grid.items(kind, spec)
     )
-
-
-def live_tensors(rows: Sequence[Config]) -> tuple[LiveTensors, ...]:
-    """The live sets of a family's encoder block, from data/towers.json."""
-    return tuple(LiveTensors(**row) for row in rows)
 
 
 def processor_files(files: Mapping[str, Config]) -> dict[str, Config]:

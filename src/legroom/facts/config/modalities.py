@@ -14,8 +14,8 @@ from typing import Any
 
 from legroom.facts import read_data
 from legroom.facts.config.fields import config_defaults, nested_text_config
-from legroom.facts.config.media_items import live_tensors, media_items
-from legroom.facts.model import Linear, MediaItem, Modality, Split
+from legroom.facts.config.media_items import media_items
+from legroom.facts.model import Linear, LiveTensors, MediaItem, Modality, Split
 from legroom.records import dataclass
 
 Config = Mapping[str, Any]
@@ -53,10 +53,9 @@ def families() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _live_tensor_rows(name: str) -> list[dict[str, Any]]:
-    """The rows of one table in towers.json: the tensors alive at the peak of an encoder's forward pass."""
-    table: list[dict[str, Any]] = read_data("towers.json")["live"][name]
-    return table
+def _live_tensors(name: str) -> tuple[LiveTensors, ...]:
+    """One table of towers.json: the tensors alive at the peak of an encoder's forward pass."""
+    return tuple(LiveTensors(**row) for row in read_data("towers.json")["live"][name])
 
 
 def _tower_family(config: Config) -> str:
@@ -167,7 +166,7 @@ def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
         feature_levels=1 + encoder.tapped_blocks,
         exact=exact,
         items=items,
-        moments=live_tensors(_live_tensor_rows(str(row.get("live", "plain")))),
+        moments=_live_tensors(str(row.get("live", "plain"))),
         pixels_per_patch=encoder.patch_pixels,
         raw_pixels_since=str(row.get("raw_pixels_since", "")),
         chunk_bytes_per_patch=int(row.get("chunk_bytes_per_patch", 0)),
@@ -208,7 +207,7 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         frames,
         weights,
         items=(MediaItem("audio", tokens, frames),),
-        moments=live_tensors(_live_tensor_rows("whisper")),
+        moments=_live_tensors("whisper"),
         pixels_per_patch=2 * bins,
         spread=0.1,
     )
@@ -283,6 +282,7 @@ def _phi4mm_projector(encoder: _Encoder) -> list[Linear]:
 
 
 def _mlp_projector(encoder: _Encoder) -> list[Linear]:
+    """LLaVA: two linear layers over the features of one or several encoder layers."""
     tapped = encoder.config.get("vision_feature_layer")
     levels = len(tapped) if isinstance(tapped, (list, tuple)) else int(encoder.row.get("projector_inputs", 1))
     bias = bool(encoder.config.get("multimodal_projector_bias", True))

@@ -61,7 +61,7 @@ TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
 
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
-    """How to read a request's body; None: it passes without admission."""
+    """The kind of API body for a method and path; None where the request passes without admission."""
     if method != "POST":
         return None
     return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path))

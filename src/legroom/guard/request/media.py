@@ -52,7 +52,7 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
 
 
 def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
-    """The other values of a content part with media: all but the data or URL."""
+    """The other values of a content part with media, such as its text: all but the data or URL."""
     address = _url_or_data(part)
     rest: list[Any] = []
     for key, value in part.items():
@@ -64,7 +64,7 @@ def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _url_or_data(part: Mapping[str, Any]) -> str | None:
-    """The URL or data of a content part."""
+    """The URL or base64 data of a content part with media; None where it has neither."""
     for key in (*KINDS, "source"):
         value = part.get(key)
         if isinstance(value, dict):

@@ -69,7 +69,7 @@ REASONS = (
 
 
 def bad_value(reason: str, message: str, param: str | None) -> Refusal:
-    """400 for a request outside the policy's bounds."""
+    """A 400 response for a request outside the policy's bounds; `param` names the request field."""
     return Refusal(400, reason, message, INVALID, param)
 
 
@@ -79,24 +79,24 @@ def too_large(limit_bytes: int) -> Refusal:
 
 
 def malformed(why: str) -> Refusal:
-    """400 for a body that is not a JSON object."""
+    """A 400 response for a body that is not a JSON object."""
     return Refusal(400, "malformed_json", f"The request body is not a JSON object: {why}.")
 
 
 def body_timeout(seconds: float) -> Refusal:
-    """408 for a client that sends too slowly."""
+    """A 408 response for a client that did not send its body within `seconds`."""
     return Refusal(408, "body_timeout", f"The request body did not arrive within {seconds:g} seconds.")
 
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
-    """400 for a sequence that needs more than the whole pool."""
+    """A 400 response for a sequence that needs more KV tokens than the whole pool has."""
     message = f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
     message += f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     return Refusal(400, "never_fits", message)
 
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
-    """429 with Retry-After; `free_tokens` is None where only sequences are limited."""
+    """A 429 response with Retry-After; `free_tokens` is None where only sequences are limited."""
     why = "The server already runs as many sequences as it may"
     if free_tokens is not None:
         grown = f"it may grow to {needed_tokens:,} tokens, {free_tokens:,} are free"
@@ -106,12 +106,12 @@ def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int,
 
 
 def draining(retry_after_s: int) -> Refusal:
-    """503 while the guard drains."""
+    """A 503 response while the guard drains."""
     return Refusal(503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s)
 
 
 def pool_unknown(why: str) -> Refusal:
-    """503 under `when_unknown = "closed"`."""
+    """A 503 response while the pool's size is unknown, under `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
     return Refusal(503, "pool_unknown", message, SERVER, None, 5)
 
@@ -129,7 +129,7 @@ class Change:
 
 
 def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
-    """The first bound that a request exceeds."""
+    """The refusal for the first policy or engine bound that the request exceeds; None where it exceeds none."""
     bounds = policy.requests
     most = bounds.max_sequences
     if most and demand.sequences > most:
@@ -149,7 +149,7 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
 
 
 def most_logprobs(named: int | None, limits: EngineLimits) -> int:
-    """The policy's bound, else the server's, else vLLM's default."""
+    """The most logprobs allowed: the policy's bound (`named`), else the server's, else vLLM's default."""
     if named is not None:
         return named
     if limits.max_logprobs is None:

@@ -73,7 +73,7 @@ class ClientConnection(HttpToolsProtocol):
             self.refuse_unread(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse data; returns what must be parsed again after an offer to upgrade the protocol (h2c) was ignored."""
+        """Parse received bytes; returns those to parse again after an ignored offer to upgrade to h2c."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -154,12 +154,13 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:
+        """The response was sent: release the body and let uvicorn go on with the connection."""
         self.release_body()
         self.on_lost = None
         super().on_response_complete()
 
     def release_body(self) -> None:
-        """The request body is no longer in memory."""
+        """Subtract the request body from the bytes that all connections hold in memory."""
         self._proxy.buffered_bytes -= self._buffered_bytes
         self._buffered_bytes = 0
 
@@ -213,7 +214,7 @@ class ClientConnection(HttpToolsProtocol):
         self.stalled_since_s = 0.0
 
     def sweep(self, now_s: float) -> None:
-        """Disconnect a client that is too slow; call it once a second."""
+        """Disconnect the client where a read or write deadline has passed; called once a second."""
         if self.stalled_since_s:
             before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
             if self._unsent_bytes < before_bytes:

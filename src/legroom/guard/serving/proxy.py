@@ -225,6 +225,7 @@ class Proxy(AdmissionApp):
         stop.set()
 
     async def _sweep_forever(self) -> None:
+        """Call `sweep` once a second."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             try:
@@ -233,7 +234,7 @@ class Proxy(AdmissionApp):
                 log_bug(error)
 
     def sweep(self, now_s: float) -> None:
-        """Check the policy file and every deadline."""
+        """Reload a changed policy file, and close connections and exchanges past their deadline."""
         self.now_s = now_s
         self.admission.reload()
         queue = self.admission.policy.queue
@@ -242,7 +243,7 @@ class Proxy(AdmissionApp):
             client.sweep(now_s)
 
     async def _scrape_steps_forever(self) -> None:
-        """Scrape the engine's usage while requests wait for it."""
+        """Scrape the engine's step counter while requests wait for it."""
         admission, (delay_s, longest_s) = self.admission, USAGE_INTERVALS_S
         while True:
             await asyncio.sleep(delay_s)
@@ -314,14 +315,14 @@ class Proxy(AdmissionApp):
 
 
 def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
-    """Run the proxy until SIGTERM or SIGINT."""
+    """Run the proxy until SIGTERM or SIGINT; returns the exit code. `ready` is called once it listens."""
     _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve_until_stopped(options, ready))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed."""
+    """uvloop's event loop factory; None where uvloop is not installed."""
     try:
         import uvloop
     except ImportError:

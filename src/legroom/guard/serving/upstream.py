@@ -56,7 +56,7 @@ class Upstream:
 
 
 def upstream_of(url: str) -> Upstream:
-    """Parse the value of `--upstream`."""
+    """The server's address from the URL of `--upstream`; raises for a URL that is not http(s)."""
     hint = "write it like http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -134,7 +134,7 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
-    """502 for a server that does not answer; Retry-After as for a pool that is not known yet."""
+    """A 502 response for a server that does not answer, with a Retry-After of 5 s."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER, None, 5)
 
 
@@ -203,13 +203,13 @@ class UpstreamConnection(asyncio.Protocol):
         return data
 
     def fail(self, refusal: Refusal) -> None:
-        """End the exchange without a (whole) response."""
+        """End the exchange without a whole response; `refusal` is sent to the client instead."""
         self.failure = self.failure or refusal
         self.transport.abort()
         self._wake_reader()
 
     def finish(self) -> None:
-        """Keep the connection for the next request if the response is complete, else close it."""
+        """Return the connection to the idle pool if the response is complete, else close it."""
         self.on_chunks = None
         if self.is_complete and self._is_reusable and not self.unsent and not self.transport.is_closing():
             self.is_used = True
@@ -364,6 +364,7 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def remove_idle(self, connection: UpstreamConnection) -> None:
+        """Forget an idle connection that the server closed."""
         if connection in self._idle:
             self._idle.remove(connection)
 

@@ -75,7 +75,7 @@ class _ContentStreams:
         return known[place]
 
     def streams_of_request(self, r: int) -> tuple[int, int, int, int]:
-        """(prefix, prefix blocks, boundary, suffix) of one request."""
+        """Request `r`'s prefix stream, its whole blocks, the stream of the block it ends in, and the suffix's."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
         few: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class _ContentStreams:
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Own tokens that happen to continue the prefix count as prefix."""
+        """Prefix length and the tokens left after those of `own` that happen to continue the prefix."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own
@@ -135,7 +135,7 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
 def _drop_unshared(
     trace: Trace, prefix: list[int], prefix_blocks: list[int], boundary: list[int], suffix: list[int]
 ) -> None:
-    """Content that only one request has belongs to no stream."""
+    """Set to NONE, in these columns, every stream that only one request has: it is never a cache hit."""
     readers, twins = Counter(prefix), Counter(suffix)
     # A prefix that begins another one is read by the readers of both.
     readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
@@ -213,7 +213,7 @@ class FastReplay:
         )
 
     def _stream_rows(self) -> Any:
-        """For each prefix group its parent group and the parent's length in whole blocks, flattened."""
+        """For each prefix group its parent group and the prefix shared with it in blocks, as one flat list."""
         streams = numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
         for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
             streams[2 * group] = parent
@@ -223,14 +223,9 @@ class FastReplay:
     def _state_row(self) -> Any:
         """The kernel's counters at the start, as a table of one row."""
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
-        for name, value in (
-            ("free_uncached", rules.usable_blocks),
-            ("spare_extent", 1),
-            ("spare_cell", 1),
-            ("spare_hold", 1),
-            ("sample_width", 1),
-        ):
-            fill(state, name, [value], self.use_numba)
+        fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
+        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
+            fill(state, name, [1], self.use_numba)
         return state
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:
@@ -269,18 +264,19 @@ class FastReplay:
         try:
             while replay(self.sim, self.rules, self.cost, turns):
                 if progress:
-                    progress(self._total("finished") / len(self.trace))
+                    progress(self._tally_field("finished") / len(self.trace))
         except KeyboardInterrupt:
             interrupted = True
-        if self._total("failed"):
+        if self._tally_field("failed"):
             raise NeedsStepByStepReplay
         return self._timeline(interrupted)
 
-    def _total(self, name: str) -> int:
-        """The field of `Tally` with this name, from the simulated state."""
+    def _tally_field(self, name: str) -> int:
+        """One total of the replay (a field of `Tally`), read from the kernel's state."""
         return int(column(self.sim.state, name, self.use_numba)[0])
 
     def _column(self, name: str) -> Any:
+        """One field of all requests, in trace order, read from the kernel's tables."""
         return column(self.sim.requests, name, self.use_numba)
 
     def _timeline(self, interrupted: bool) -> Timeline:
@@ -291,7 +287,7 @@ class FastReplay:
         return Timeline(
             self.settings,
             trace,
-            Tally(**{name: self._total(name) for name in Tally.__dataclass_fields__}),
+            Tally(**{name: self._tally_field(name) for name in Tally.__dataclass_fields__}),
             first_sched,
             self._column("first_token"),
             self._column("finish"),
@@ -301,12 +297,12 @@ class FastReplay:
             self.rejections,
             Clocks(*(self._column(name) for name in ("sched_s", "token_s", "finish_s"))) if trace.in_seconds else None,
             interrupted,
-            self._total("step"),
+            self._tally_field("step"),
         )
 
     def _samples(self) -> Iterator[PoolSample]:
         """The recorded pool samples in order of steps; those that no step reached are left out."""
-        width = self._total("sample_width")
+        width = self._tally_field("sample_width")
         points = [
             column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
         ]
@@ -316,11 +312,7 @@ class FastReplay:
 
 
 def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> int:
-    """The most extents that a replay can need: each has a block or more.
-
-    In a pool that holds the whole trace nothing is evicted or preempted: every request leaves the blocks that it shares
-    and one extent of its own.
-    """
+    """An upper bound of the extents (runs of equal blocks) that a replay needs, which sizes the kernel's table."""
     if not settings.enable_prefix_caching:
         return 0
     lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
