@@ -333,6 +333,7 @@ class Admission:
     ) -> bytes:
         """The guard's Prometheus series; `upstream_up` is set by the proxy, `stopped_engines` by the middleware."""
         size, pool = self.limits.block_size or 0, self.pool
+        fails_open = not self.limits.known and self.policy.pool.when_unknown == "open"
         values: dict[str, tuple[str, float]] = {
             "waiting": ("Requests in the queue.", pool.waiting),
             "running": ("Requests admitted and not finished.", pool.running),
@@ -343,10 +344,7 @@ class Admission:
             "waiting_clients": ("Clients that these are of.", pool.waiting_clients),
             "small_lane_total": ("Requests admitted to the part kept for small ones.", pool.small_admitted),
             "draining": ("1 while new requests are refused.", int(self.draining)),
-            "fail_open": (
-                "1 while the pool's size is not known and all are admitted.",
-                int(not self.limits.known and self.policy.pool.when_unknown == "open"),
-            ),
+            "fail_open": ("1 while the pool's size is not known and all are admitted.", int(fails_open)),
             "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.learner.calls),
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),

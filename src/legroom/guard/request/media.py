@@ -9,21 +9,9 @@ from typing import Any
 
 from legroom.records import dataclass
 
-KINDS: Mapping[str, str] = {
-    "image_url": "image",
-    "input_image": "image",
-    "image": "image",
-    "image_pil": "image",
-    "image_embeds": "image",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "audio": "audio",
-    "audio_embeds": "audio",
-    "video_url": "video",
-    "input_video": "video",
-    "video": "video",
-    "video_embeds": "video",
-}
+_MODALITIES = ("image", "audio", "video")
+_TYPES = ("{0}_url", "input_{0}", "{0}", "{0}_embeds")
+KINDS: Mapping[str, str] = {form.format(kind): kind for kind in _MODALITIES for form in _TYPES} | {"image_pil": "image"}
 _NAMES = frozenset(KINDS)
 _EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
 _JPEG = b"\xff\xd8"

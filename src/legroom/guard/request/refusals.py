@@ -97,12 +97,10 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
     """A 429 response with Retry-After; `free_tokens` is None where only sequences are limited."""
-    why = (
-        "The server already runs as many sequences as it may"
-        if free_tokens is None
-        else f"The KV cache has no room for this request now: it may grow to {needed_tokens:,} tokens, "
-        f"{free_tokens:,} are free"
-    )
+    why = "The server already runs as many sequences as it may"
+    if free_tokens is not None:
+        grown = f"it may grow to {needed_tokens:,} tokens, {free_tokens:,} are free"
+        why = f"The KV cache has no room for this request now: {grown}"
     message = f"{why} and {waiting:,} requests wait. Retry in {retry_after_s} s."
     return Refusal(429, reason, message, RATE, None, retry_after_s)
 
@@ -146,9 +144,8 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
         text = f"{demand.output_key} is {output:,}; answers of at most {bounds.max_output_tokens:,} tokens are served."
         return bad_value("output_too_long", text, demand.output_key)
-    return _logprobs_refusal(demand, bounds, limits) or (
-        _media_refusal(demand, bounds, limits) if demand.media else None
-    )
+    too_many = _logprobs_refusal(demand, bounds, limits)
+    return too_many or (_media_refusal(demand, bounds, limits) if demand.media else None)
 
 
 def most_logprobs(named: int | None, limits: EngineLimits) -> int:
@@ -191,9 +188,8 @@ def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) 
 def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
     """The refusal for a media input given as a forbidden URL or too large in bytes or pixels; otherwise None."""
     if item.remote and bounds.remote_media == "reject":
-        return bad_value(
-            "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"
-        )
+        text = f"The {item.kind} is given as a URL; send it in the request itself."
+        return bad_value("remote_media", text, "messages")
     if item.sent_bytes > bounds.media_bytes:
         text = f"One {item.kind} has {item.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
         return bad_value("media_too_large", text, "messages")

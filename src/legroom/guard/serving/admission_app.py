@@ -161,9 +161,8 @@ class AdmissionApp:
         if isinstance(body, Refusal):
             await send_refusal(body, send)
             return
-        status, document = control.answer_control(
-            self.admission, self.token, method, scope["path"], authorization, body
-        )
+        request = (method, scope["path"], authorization, body)
+        status, document = control.answer_control(self.admission, self.token, *request)
         if status == 200:
             document = await self.control_peers(document, self.admission.draining if method == "POST" else None)
         await send_response(status, b"application/json", json.dumps(document).encode(), send)

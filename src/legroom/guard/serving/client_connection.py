@@ -8,17 +8,17 @@ import fcntl
 import struct
 import termios
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httptools
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from legroom.guard.log import log_bug
-from legroom.guard.pool.admission import Admission
 from legroom.guard.request import refusals
 from legroom.guard.request.refusals import INVALID, SERVER, Refusal
+
+if TYPE_CHECKING:
+    from legroom.guard.serving.proxy import Proxy
 
 HEADER_TIMEOUT_S = 10.0
 """From the first byte of a request to the end of its headers, as in nginx's order of magnitude (60 s) but shorter."""
@@ -34,19 +34,8 @@ class Stop(Exception):
     """Ends the parsing of a connection that was refused."""
 
 
-class ConnectionOwner(Protocol):
-    """The state that all connections of a proxy share."""
-
-    config: Config
-    server_state: ServerState
-    admission: Admission
-    now_s: float
-    buffered_bytes: int
-    most_buffered_bytes: int
-
-
 class ClientConnection(HttpToolsProtocol):
-    def __init__(self, proxy: ConnectionOwner) -> None:
+    def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.config, proxy.server_state, {})
         self._proxy = proxy
         self._head_bytes = self._body_bytes = self._buffered_bytes = 0

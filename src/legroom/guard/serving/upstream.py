@@ -64,9 +64,8 @@ def upstream_of(url: str) -> Upstream:
     except ValueError as error:
         raise LegroomError(f"--upstream is not an address: {error}", hint) from error
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", parts.hostname):
-        raise LegroomError(
-            f"--upstream needs an http or https address, not {parts.scheme}://{parts.hostname or ''}", hint
-        )
+        address = f"{parts.scheme}://{parts.hostname or ''}"
+        raise LegroomError(f"--upstream needs an http or https address, not {address}", hint)
     if "://" not in url and port is None:  # as likely a mistyped word as a host name
         raise LegroomError(f"--upstream {parts.hostname} has neither http:// nor a port, so it is not an address", hint)
     if port == 0:
@@ -97,10 +96,8 @@ def request_head(
     method: str, target: bytes, headers: Headers, upstream: Upstream, length: int | None, peer: str
 ) -> bytes:
     """The request line and headers sent to the server; `length` None: there is no body."""
-    lines = [
-        b"%b %b%b HTTP/1.1\r\nhost: %b\r\n"
-        % (method.encode(), upstream.base_path.encode(), target, upstream.host_header)
-    ]
+    parts = (method.encode(), upstream.base_path.encode(), target, upstream.host_header)
+    lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % parts]
     dropped = connection_headers(headers)
     is_authorized = False
     forwarded_for = peer.encode()

@@ -126,10 +126,8 @@ class EngineLimits:
         elif other.known:  # a metrics page does not show drafts, nor, before 0.24, hybrid layers
             missing["extra_tokens"] = self.extra_tokens or other.extra_tokens
             length = self.max_model_len or other.max_model_len
-            if self.full_request_blocks is None and (other.block_size, other.max_model_len) == (
-                self.block_size,
-                length,
-            ):
+            is_alike = (other.block_size, other.max_model_len) == (self.block_size, length)
+            if self.full_request_blocks is None and is_alike:
                 missing["full_request_blocks"] = other.full_request_blocks
         return replace(self, **missing)
 
