@@ -409,10 +409,12 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
 
 
 def _holding_fleet_name(fleet: HoldingFleet) -> str:
+    """The fleet in words: `3 replicas on NVIDIA L4` or `One NVIDIA H100`."""
     if fleet.replicas == 1:
         return f"One {fleet.gpu}"
     return f"{fleet.replicas} replicas" + (f" on {fleet.gpu}" if fleet.gpu else "")
 
 
 def _time_unit_text(choice: Choice) -> str:
+    """The unit of the trace's times: `s` or `steps`."""
     return "s" if choice.in_seconds else "steps"
