@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import warnings
@@ -16,6 +17,7 @@ from legroom.deployments.shell.shell_script import read_shell, subjects_of
 from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
+from legroom.errors import LegroomError
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
@@ -42,16 +44,19 @@ def python_subjects(source: Text) -> tuple[Subject, ...]:
         tree = parse_python(source.text)
         program = _Program(source, tree)
         program.visit(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (LegroomError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     return tuple(program.subjects())
 
 
 def parse_python(text: str) -> ast.Module:
-    """The syntax tree of a source, without Python's warnings about it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
+    """The syntax tree of a source, without Python's warnings about it. Raises LegroomError for other texts."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise LegroomError("the Python source could not be read", f"{type(error).__name__}: {error}") from None
 
 
 class _Program(ast.NodeVisitor):
@@ -131,10 +136,8 @@ class _Program(ast.NodeVisitor):
             literal_arguments = values, tuple(name for name, value in given if value is _NOT_KNOWN)
             words, call = tuple(self._call_as_command(node)), EngineCall(name, *literal_arguments)
             place = self._source.place
-            read_as = f"Python {name}(...)"
-            self._calls.append(
-                StartedServer("python", words, {}, place, place(words[0].offset), read_as=read_as, call=call)
-            )
+            started = StartedServer("python", words, {}, place, place(words[0].offset), read_as=f"Python {name}(...)")
+            self._calls.append(replace(started, call=call))
         self.generic_visit(node)
 
     def _engine_class(self, called: ast.expr) -> str | None:
@@ -286,14 +289,11 @@ def _is_list(node: ast.expr) -> bool:
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """The module-level names that are assigned a literal."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    try:
-                        yield target.id, ast.literal_eval(node.value)
-                    except _NOT_LITERAL:
-                        continue
+    assigned = ((target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+    for target, value in assigned:
+        if isinstance(target, ast.Name):
+            with contextlib.suppress(*_NOT_LITERAL):
+                yield target.id, ast.literal_eval(value)
 
 
 def _engine_names(tree: ast.Module) -> dict[str, str]:
@@ -341,14 +341,9 @@ def _has_type(kind: str, value: Any) -> bool:
     """Whether a literal has the type of a field."""
     if not kind:
         return isinstance(value, str | int | float | bool | list | tuple | dict)
-    if kind.startswith("bool"):
-        return isinstance(value, bool)
-    if kind.startswith("int"):
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind.startswith("float"):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind.startswith("Mapping"):
-        return isinstance(value, dict)
+    if isinstance(value, bool):
+        return kind.startswith("bool")
     if kind.startswith("tuple"):
         return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
-    return isinstance(value, str)
+    types: dict[str, Any] = {"bool": bool, "int": int, "float": int | float, "Mapping": dict}
+    return isinstance(value, next((types[name] for name in types if kind.startswith(name)), str))

@@ -127,6 +127,8 @@ class InvokedCommand:
     words: tuple[Word, ...]
     line: str
     locate: Callable[[int], Place]
+    is_cut_off: bool = False
+    """Whether it begins with an option right after a server, to which a line break did not let it belong."""
 
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)

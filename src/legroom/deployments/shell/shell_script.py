@@ -52,13 +52,20 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
 
 def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
     """The commands and servers of a script with the outer variables `env`."""
+    follows_server = False
     for command in simple_commands(source, env):
-        yield from subjects_of(source, command.within(env), runs, depth)
+        is_cut_off = follows_server and "".join(command.texts()[:1]).startswith("--")
+        for subject in subjects_of(source, command.within(env), runs, depth, is_cut_off):
+            yield subject
+            # An action of a template may stand between a command and its flags.
+            follows_server = isinstance(subject, StartedServer) and "{{" not in command.pipeline
 
 
-def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0) -> Iterator[Subject]:
+def subjects_of(
+    source: Text, command: SimpleCommand, runs: Runs, depth: int = 0, is_cut_off: bool = False
+) -> Iterator[Subject]:
     """The command itself, and the server that it starts."""
-    yield InvokedCommand(command.words, command.pipeline, source.place)
+    yield InvokedCommand(command.words, command.pipeline, source.place, is_cut_off)
     texts = command.texts()
     name = next((basename(text) for text in texts if basename(text) not in _WRAPPERS), "")
     if name in _PRINTING:
