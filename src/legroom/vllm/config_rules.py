@@ -40,10 +40,9 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """What the release's config classes refuse, in their order."""
-    args = settings.given
     if not is_asked(release):
         return
-    yield from _fields(args, release)
+    yield from field_refusals(settings.given, release)
     for rule in (
         _names,
         _dtype,
@@ -62,8 +61,10 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
         yield from rule(settings, model, release)
 
 
-def _fields(args: ServeArgs, release: Release) -> Iterator[Refusal]:
-    """Each given value against the bounds and choices of its field."""
+def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
+    """Each given value against the bounds and choices of its field; none for a release whose code was not asked."""
+    if not is_asked(release):
+        return
     for dest, value in _given(args):
         rule = field_of_flag(dest, release)
         if isinstance(value, int | float) and not isinstance(value, bool):
