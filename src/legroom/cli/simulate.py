@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
+from legroom.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
@@ -157,8 +158,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     for flag in _COUNT_FLAGS:
         name = flag[2:].replace("-", "_")
         if getattr(args, name) is not None:
-            from legroom.units import parse_count
-
             setattr(args, name, parse_count(getattr(args, name), flag))
     return args
 
@@ -311,8 +310,6 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
     """`--start`, else the expected time of a first start with its download, as in exported manifests."""
     if args.start is not None:
-        from legroom.units import parse_seconds
-
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:
         raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.releases import release
+from legroom.units import parse_count, parse_length
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -98,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
     from legroom.api.size_report import SizeReport
     from legroom.deployments.described import deployment_from_words, server_env
     from legroom.facts.gpus import list_prices
-    from legroom.facts.releases import release
     from legroom.planning.sizing import named_gpus, read_price_file, size_models
 
     by_rate = _is_rate(args)
@@ -125,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
 def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
     """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
-    from legroom.units import parse_count, parse_length
 
     context = parse_length(args.context or "4k", "--context")
     concurrency = parse_count(args.concurrency or "1", "--concurrency")
@@ -161,7 +161,6 @@ def _run_rate(
     from legroom.planning.sizing import read_price_file
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
-    from legroom.units import parse_length
     from legroom.vllm.resolve import served_model
 
     load = _serving_load(args)
@@ -220,8 +219,6 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
 
 def _length_spec(text: str, option: str) -> str:
     """A number of tokens, or a distribution as `simulate --synthetic` takes it."""
-    from legroom.units import parse_length
-
     if "(" in text:
         return text.replace(" ", "")
     tokens = parse_length(text, option)

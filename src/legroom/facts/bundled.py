@@ -360,8 +360,7 @@ def _texts() -> dict[str, str]:
 
 @cache
 def _parse_family(name: str) -> Mapping[str, Mapping[str, Any]]:
-    entries: Mapping[str, Mapping[str, Any]] = json.loads(_texts()[name])
-    return entries
+    return dict(json.loads(_texts()[name]))
 
 
 @cache
@@ -398,8 +397,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The content of schemes.json."""
-    shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
-    return shared
+    return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
 
 
 @cache

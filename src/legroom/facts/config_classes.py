@@ -22,8 +22,7 @@ def _asked_releases() -> tuple[str, ...]:
 def release_facts(part: str, release: Release) -> Mapping[str, Any]:
     """One part of the answers of the newest asked release up to this one; empty where none was asked."""
     name = next((name for name in reversed(_asked_releases()) if not release.before(name)), None)
-    facts: Mapping[str, Any] = read_data(f"vllm/{name}.json").get(part, {}) if name else {}
-    return facts
+    return dict(read_data(f"vllm/{name}.json").get(part, {})) if name else {}
 
 
 def is_asked(release: Release) -> bool:
