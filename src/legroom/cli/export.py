@@ -187,7 +187,10 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
         description=module.HELP,
         allow_abbrev=False,
     )
-    parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
+    about = "vLLM release (default: the plan's, else the newest known)"
+    if getattr(module, "TAKES_ANY", False):
+        about = "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
+    parser.add_argument("--vllm", metavar="VERSION", help=about)
     parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
     where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
     shared_options.add_machine_options(where)
@@ -200,13 +203,6 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout: the files with their text")
     parser.set_defaults(prog=prog, secret_names=())
     return parser
-
-
-def _vllm_help(module: Any) -> str:
-    """The help of `--vllm` for one kind of export."""
-    if getattr(module, "TAKES_ANY", False):
-        return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
-    return "vLLM release (default: the plan's, else the newest known)"
 
 
 def _plan(args: argparse.Namespace) -> PlanDocument | None:
