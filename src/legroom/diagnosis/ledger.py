@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _OWN_SHARE = 5
 """33 published messages name the process's own size: outside torch it holds at most 18 % of the card (9.6 GiB)."""
+_DRIVER_BYTES = GIB
+"""The driver keeps less for itself (at most 0.6 GiB in the published messages)."""
 _ROUNDING_BYTES = GIB // 100
 """Sizes are printed in hundredths of a GiB."""
 
@@ -77,6 +79,9 @@ def ledger_of(oom: TorchOom | None) -> Ledger:
     others: int | None = None
     if oom.own_bytes:
         others = sum(oom.others_bytes)
+        unlisted = (oom.total_bytes or 0) - (oom.free_bytes or 0) - oom.own_bytes
+        if oom.free_bytes is not None and unlisted > max(others, _DRIVER_BYTES):
+            others = unlisted  # processes of other containers are not listed
     elif oom.others_bytes:
         others = sum(sorted(oom.others_bytes)[:-1])
     sizes = (oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import pasted_command
+from legroom.diagnosis.pasted_command import named_card, pasted_command
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -145,12 +145,15 @@ def _with_pasted_command(
     command, args = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
     if command and not any(case.startup.args_known for case in cases):
         hints = replace(hints or Hints(), command=command)
-    return tuple(case if case.startup.args_known else _with_args(case, args) for case in cases), hints
+    card = named_card(text)
+    return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 
-def _with_args(case: Case, args: ServeArgs) -> Case:
-    """The case with these serve arguments where its own log shows none."""
-    return replace(case, startup=replace(case.startup, args=merge_args(args, case.startup.args)))
+def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
+    """The case with these settings, and this card, where its own lines show none."""
+    startup = replace(case.startup, args=merge_args(args, case.startup.args))
+    is_sized = startup.gpu_name or startup.gpu_total_bytes or case.oom or case.has("free_below_desired")
+    return replace(case, startup=startup if is_sized else replace(startup, gpu_name=card))
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:

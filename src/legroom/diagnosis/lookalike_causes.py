@@ -52,6 +52,8 @@ def _explains_errors(case: Case, stop: Evidence) -> bool:
     failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
     dead = case.first("engine_dead")
     is_first = not any(item.line < stop.line for item in (*failed, *((dead,) if dead else ())))
+    if stop.id == "run_finished" and not all("illed by signal" in item.text for item in failed):
+        return False  # what is not the end of a process may be a failure of its own
     return is_first and bool(failed or dead or not case.was_ready)
 
 

@@ -202,10 +202,12 @@ def _library_why_and_step(line: MatchedLine) -> tuple[str, str]:
         )
     major = re.search(r"\.so\.(\d+)", library)
     if major and re.match(r"lib(?:cudart|cublas|cusparse|nvrtc|cufft|curand)", library):
-        why = f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed."
-    else:
-        why = "It belongs to a package that is not installed, or not of the version the wheel was built with."
-    return why, (
+        return f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed.", (
+            f"nvidia-smi shows the driver's CUDA: below {major[1]} take the wheel that is built for it (uv pip install "
+            "vllm --torch-backend=auto, or the +cu file of vLLM's release page), or a newer driver; otherwise a fresh "
+            f"environment with pip install 'vllm{_version_pin(line.planner)}'"
+        )
+    return "It belongs to a package that is not installed, or not of the version the wheel was built with.", (
         f"in a fresh environment: pip install 'vllm{_version_pin(line.planner)}' (its torch brings the CUDA "
         "libraries); on an older CUDA take the wheel of that CUDA from vLLM's release page"
     )

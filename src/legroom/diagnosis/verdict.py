@@ -22,7 +22,7 @@ from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
 from legroom.regex import compiled
-from legroom.units import gib
+from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
 
@@ -80,7 +80,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     """Examines one run with every cause and computes the fixes of the likely ones."""
     planner = FixPlanner(case, hints)
     if (other := _other_engine(case)) is not None:
-        return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"),))
+        others = case.ledger.other_processes_bytes or 0
+        held = (f"{gib(others)} of the card belong to another process: that has to end first.",) if others > GIB else ()
+        return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"), *held))
     wanted = wanted_tensors(planner)
     if site := computed_site(planner, wanted):
         planner.case = case = replace(case, computed_site=site)

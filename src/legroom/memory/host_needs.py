@@ -177,7 +177,8 @@ def host_needs(settings: HostSettings) -> HostNeeds:
     fronts = api_servers(settings)
     pinned = list(_pinned(settings))
     shm = shm_bytes(settings)
-    processes = HostShare("processes", fronts * API_SERVER_BYTES + engines * ENGINE_BYTES + gpus * WORKER_BYTES)
+    cores = engines if gpus > engines else 0  # the worker of an engine with one rank is the engine's own process
+    processes = HostShare("processes", fronts * API_SERVER_BYTES + cores * ENGINE_BYTES + gpus * WORKER_BYTES)
     at_least = (fronts + engines) * LEAST_PROCESS_BYTES + gpus * LEAST_WORKER_BYTES
     in_shm = math.ceil(_shared_offload(settings))
     shares = [processes, *pinned, *_media(settings, fronts), HostShare("/dev/shm", shm)]

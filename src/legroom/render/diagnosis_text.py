@@ -45,8 +45,7 @@ def readings_text(
     all_runs: bool = False,
     explain_math: bool = False,
 ) -> str:
-    """The diagnoses of all logs; only the last run of each is in full unless `all_runs`. `explain_math` adds the
-    ledger of the card."""
+    """The diagnoses of all logs, the last run of each in full, with `all_runs` all; `explain_math` adds the ledger."""
     blocks: list[str] = []
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
@@ -82,7 +81,7 @@ _LEDGER_ENTRIES = {
 
 
 def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
-    """The ledger as seen and as planned at each moment, in GiB, and the tensors of the size that failed."""
+    """A table in GiB of the card's memory as logged and as planned at loading, profiling and serving."""
     columns = {"seen": diagnosis.case.ledger, **diagnosis.expected}
     yield style.paint(f"{_MARGIN}{'GiB':20}" + "".join(f"{name:>10}" for name in columns), "bold")
     for entry, title in _LEDGER_ENTRIES.items():
@@ -182,6 +181,7 @@ def _shown_evidence(evidence: Evidence) -> str:
 
 
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """The explanation of the finding's cause as wrapped lines under a heading."""
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (entry := _catalog_entry(finding)):
         yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
@@ -363,6 +363,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
         yield from wrap(
             other_engine_text(other.id, language) if other else heading("not_understood", language), style.width
         )
+        yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
     yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)

@@ -410,4 +410,5 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
 
 
 def _time_unit_text(choice: Choice) -> str:
+    """The unit of the trace's times: `s` or `steps`."""
     return "s" if choice.in_seconds else "steps"

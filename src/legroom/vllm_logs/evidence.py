@@ -126,6 +126,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
 
 _COVERED_BY = {
     "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
+    "false_oom": ("torch_oom_unsized", "cuda_oom", "exception"),
     "hbm_oom": ("torch_oom_unsized", "exception"),
     "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
     "nccl_oom": ("nccl_other_cuda", "cuda_oom"),

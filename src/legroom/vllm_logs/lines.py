@@ -110,7 +110,9 @@ def line_width(sample: str) -> LineWidth | None:
     if broken > 2 * full or at_spaces or (broken > full == 1 and longest not in _USUAL_WIDTHS):
         return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
     enough = full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE)
-    return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
+    is_prompt = full == 1 and lines[0].startswith("$ ") and len(lines[0]) == longest
+    is_short = full and longest in _USUAL_WIDTHS and filled <= _SHORT and not is_prompt
+    return at_column if enough or is_short else None
 
 
 def _parts_known_words(lines: list[str]) -> bool:

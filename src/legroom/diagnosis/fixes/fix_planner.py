@@ -21,6 +21,7 @@ from legroom.diagnosis.fixes.failed_run import (
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
 from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
@@ -87,7 +88,21 @@ class FixPlanner:
     @cached_property
     def accounting(self) -> LogAccounting:
         """vLLM's memory accounting with the figures of the log."""
-        return log_accounting(self.case, self.utilization, self.total_bytes)
+        planned = None if self.case.startup.weights_bytes else self._planned_weights_bytes()
+        return log_accounting(self.case, self.utilization, self.total_bytes, planned)
+
+    def _planned_weights_bytes(self) -> int | None:
+        """The weights of the fullest rank by the model's config; None where model or number of GPUs is not known."""
+        from legroom.planning.plan import Target, plan
+
+        args = self.known.args
+        if self.model is None or not (self.known.ranks_known or args.tensor_parallel_size is None):
+            return None
+        try:
+            card = self.known.gpu or known_gpu("96GiB")
+            return plan(Target(self.model, card, args.gpus_needed, self.known.release), args).layout.weights.bytes
+        except NOT_PLANNABLE:
+            return None
 
     @property
     def oom_shortage_bytes(self) -> int:
@@ -249,7 +264,9 @@ class FixPlanner:
         return won >= self.oom_shortage_bytes
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """The command line with these changes; MODEL stands for an unknown model."""
+        """The command line with these changes; MODEL stands for an unknown model. A trainer starts no server."""
+        if self.case.platform.trainer and self.known.rebuilt.is_unknown:
+            return ()
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
     def lower_utilization(self, need_bytes: int, why: str) -> Fix | None:
@@ -394,8 +411,10 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     if oom is None:
         return GIB
     short = oom.wanted_bytes - (oom.free_bytes or 0)
-    need = short if short > 0 else oom.wanted_bytes  # fragmented
     record = planner.case.black_box
+    # What follows in the step is half as large again: an activation's output beside its input.
+    follows = oom.wanted_bytes // 2 if record is None else 0
+    need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need
     whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * _LOGPROB_BYTES

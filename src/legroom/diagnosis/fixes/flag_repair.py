@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
-from legroom.facts.flags import choices, dest_name, flag_kind_ever, flags_of
+from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -20,6 +21,8 @@ from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
 from legroom.vllm_logs.evidence import Evidence
 
+LARGEST_DEFAULT_TOKENS = 8192
+"""vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 _CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
@@ -151,6 +154,8 @@ _MODELS_WITH_MAX_PIXELS = (
 _MEGAPIXEL = 1003520
 """1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
 
+_MISSPELT_RATIO = 0.85
+"""One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
 _SWITCHES = ("switch", "bool", "optbool")
 
 REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
@@ -203,6 +208,9 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
         if problem is None:
             continue
         flags[dest_name(name)] = None
+        is_like = SequenceMatcher(None, name, problem.instead).ratio() >= _MISSPELT_RATIO
+        if problem.kind == "unknown" and not is_like and advice(name) is None:
+            problem = replace(problem, instead="")  # another program's flag
         instead = _replacement_dest(planner, problem, value)
         if instead is not None:
             flags[instead] = _parse_value(planner, instead, value)

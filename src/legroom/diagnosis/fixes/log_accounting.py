@@ -36,6 +36,8 @@ _CHANGES_POOL = frozenset(
 """Flags that change the weights or how the pool is sized."""
 BESIDE_BYTES = 3 << 30
 """CUDA context, profile run and a small pool, where none is measured."""
+_LEAST_BESIDE_BYTES = 1 << 29
+"""CUDA context and the smallest profile run (H200 starts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ class LogAccounting:
 
     @property
     def likely_total_bytes(self) -> int | None:
-        """The card's total; where it is not printed, from weights and pool with the usual peak beside them."""
+        """The card's total; where it is not printed, the smallest that weights and pool allow: a share that is
+        enough there is enough on a larger one."""
         if self.total_bytes is not None or self.weights_bytes is None or self.pool_bytes is None:
             return self.total_bytes
-        beside = max((self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0), BESIDE_BYTES)
-        return round((self.weights_bytes + self.pool_bytes + beside) / self.share)
+        beside = (self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0)
+        beside = max(beside, _LEAST_BESIDE_BYTES)
+        return max(round((self.weights_bytes + self.pool_bytes + beside) / self.share), self.weights_bytes + beside)
 
     @property
     def weights_over_budget_bytes(self) -> int:
@@ -109,8 +113,8 @@ class LogAccounting:
         return min(tokens, self.request_len) // 256 * 256 or None
 
 
-def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
-    """The accounting of one case at this utilization and card total."""
+def log_accounting(case: Case, share: float, total_bytes: int | None, planned_weights: int | None) -> LogAccounting:
+    """The accounting of one case at this utilization and card total; weights not printed are planned."""
     startup = case.startup
     is_checked = case.has("free_below_desired")
     pool = pool_bytes(case)
@@ -118,7 +122,7 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
         total_bytes,
         share,
         case.number("free_below_desired", "free_bytes") if is_checked else startup.free_at_start_bytes,
-        startup.weights_bytes or None,
+        startup.weights_bytes or planned_weights,
         startup.activation_bytes,
         startup.non_torch_bytes,
         pool,

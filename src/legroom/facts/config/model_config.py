@@ -126,11 +126,7 @@ _FALLBACK_LEN = 2048
 
 
 def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
-    """The smallest length in the config, times its rope scaling.
-
-    `yarn_multiplies`: older releases compute YaRN lengths as original length x factor; newer ones use
-    max_position_embeddings unscaled.
-    """
+    """The config's smallest context length times RoPE scaling; `yarn_multiplies`: as old releases compute YaRN."""
     lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
         return _FALLBACK_LEN
