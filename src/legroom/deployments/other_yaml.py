@@ -156,7 +156,7 @@ def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:
 
 
 def _whole_json(word: Word) -> Word:
-    """`{"level": 3}` with its quotes: not every tool passes it through a shell."""
+    """A word such as `{"level": 3}` with its JSON quotes, as not every tool passes it through a shell."""
     try:
         return word.with_text(word.raw) if word.raw.startswith("{") and json.loads(word.raw) else word
     except ValueError:
@@ -164,7 +164,7 @@ def _whole_json(word: Word) -> Word:
 
 
 def _joined_flag(word: Word) -> tuple[Word, ...]:
-    """The two words of `--max-model-len auto`: a recipe is joined into one shell line."""
+    """A list item such as `--max-model-len auto` as its two words; recipes are joined into one shell line."""
     flag, space, value = word.text.partition(" ")
     if not space or not flag.startswith("--"):
         return (word,)
