@@ -356,7 +356,10 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         return
     method = draft_method(spec)
     implements = interfaces(model.architecture, release)
-    if implements is not None and method.endswith("mtp") and not _has_mtp(implements, model) and not spec.get("model"):
+    # Where the release counts the MTP layers, the checkpoint must hold some.
+    own = {"mtp", f"mtp:{model.model_type}", *(["counted_mtp"] if model.draft_layers else [])}
+    lacks_mtp = implements is not None and own.isdisjoint(implements)
+    if lacks_mtp and method.endswith("mtp") and not spec.get("model"):
         yield (
             f"Unsupported speculative method: '{method}'",
             "leave --speculative-config out: the model has no MTP layers",
@@ -375,12 +378,6 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         )
     elif method == "eagle3" and implements is not None and "eagle3" not in implements:
         yield "Model does not support EAGLE3 interface", "use another speculative method"
-
-
-def _has_mtp(implements: frozenset[str], model: Model) -> bool:
-    """Whether the architecture has MTP layers; where the release counts them, the checkpoint must hold some."""
-    own = {"mtp", f"mtp:{model.model_type}"}
-    return bool(own & implements) or ("counted_mtp" in implements and bool(model.draft_layers))
 
 
 def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
