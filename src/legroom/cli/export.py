@@ -10,15 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from legroom.cli import shared_options
 from legroom.cli.main import Parser
 from legroom.cli.output import note, print_json
-from legroom.cli.shared_options import (
-    add_machine_options,
-    add_source_options,
-    described_machine,
-    described_server,
-    split_words,
-)
 from legroom.errors import OK, LegroomError
 from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
 from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
@@ -84,7 +78,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.parse_args(["--help"])
     module = _format_module(words[0] if words else "")
     chosen = _format_parser(module)
-    own, rest, after = split_words(chosen, words[1:])
+    own, rest, after = shared_options.split_words(chosen, words[1:])
     args = chosen.parse_args(own)
     args.module, args.vllm_words, args.command_words = module, rest, after
     return args
@@ -193,11 +187,14 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
         description=module.HELP,
         allow_abbrev=False,
     )
-    parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
+    about = "vLLM release (default: the plan's, else the newest known)"
+    if getattr(module, "TAKES_ANY", False):
+        about = "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
+    parser.add_argument("--vllm", metavar="VERSION", help=about)
     parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
     where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
-    add_machine_options(where)
-    add_source_options(parser)
+    shared_options.add_machine_options(where)
+    shared_options.add_source_options(parser)
     if hasattr(module, "add_options"):
         module.add_options(parser.add_argument_group(f"{module.NAME}"))
     out = parser.add_argument_group("output")
@@ -206,13 +203,6 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout: the files with their text")
     parser.set_defaults(prog=prog, secret_names=())
     return parser
-
-
-def _vllm_help(module: Any) -> str:
-    """The help of `--vllm` for one kind of export."""
-    if getattr(module, "TAKES_ANY", False):
-        return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
-    return "vLLM release (default: the plan's, else the newest known)"
 
 
 def _plan(args: argparse.Namespace) -> PlanDocument | None:
@@ -234,9 +224,11 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
             "name its release, or give a plan file: --plan plan.json --vllm any",
         )
     # The exported server does not inherit this shell's environment.
-    deployment = described_server(args, environ={})
+    deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
-    made = make_plan(deployment.args, deployment.release, described_machine(args, deployment), advice=False)
+    made = make_plan(
+        deployment.args, deployment.release, shared_options.described_machine(args, deployment), advice=False
+    )
     document = plan_document(made)
     return _checked(replace(document, env={**deployment.given_env, **document.env}))
 

@@ -155,7 +155,8 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
     width = len(str(max(evidence.line for evidence in finding.evidence)))
     edge = style.paint(style.pick("│", "|"), "blue")
     yield f"{' ' * width}{style.paint(style.pick('──▶', '-->'), 'blue')} {diagnosis.case.source}"
-    decisive = _decisive_evidence(finding)
+    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
+    decisive = failing[0] if failing else finding.evidence[-1]
     last = None
     for evidence in finding.evidence:
         if last is not None and evidence.line > last + 1:
@@ -171,12 +172,6 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
         if evidence is decisive:
             mark = style.pick("╰─", "^^")
             yield f"{' ' * width} {edge} {style.paint(f'{mark} {evidence.id}', 'red')}"
-
-
-def _decisive_evidence(finding: Finding) -> Evidence | None:
-    """The first evidence of a failure or of the host, else the last of any; None where there is none."""
-    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
-    return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
 
 
 def _shown_evidence(evidence: Evidence) -> str:

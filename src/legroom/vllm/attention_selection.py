@@ -165,7 +165,9 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):
                 sparse = bool(mixer.index_heads or mixer.index_head_dim)
-                yield LayerNeeds(mixer.latent_width, mla=True, sparse=sparse, shape=_shape(mixer), **common)
+                shape = {128: "deepseek", 192: "glm"}.get(mixer.qk_nope_head_dim, "small")
+                shape = shape if mixer.qk_rope_head_dim else "no_rope"
+                yield LayerNeeds(mixer.latent_width, mla=True, sparse=sparse, shape=shape, **common)
         elif not mixer.index_head_dim and mixer.v_head_dim == mixer.head_dim:
             yield LayerNeeds(
                 mixer.head_dim,
@@ -184,10 +186,3 @@ def _draft_dtype(settings: EngineSettings, model: Model) -> str:
     return (
         str(own) if own else "auto" if by_default and settings.kv_cache_dtype == "fp8_e4m3" else settings.kv_cache_dtype
     )
-
-
-def _shape(mixer: LatentAttention) -> str:
-    """The kind of MLA head sizes in the backend table: no_rope, deepseek, glm, or small."""
-    if not mixer.qk_rope_head_dim:
-        return "no_rope"
-    return {128: "deepseek", 192: "glm"}.get(mixer.qk_nope_head_dim, "small")

@@ -156,7 +156,9 @@ def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
         if dest == "model" or value is None:
             continue
         if dest == "speculative_config" and dest not in by_dest:
-            words += _legacy_speculative(value, by_dest)
+            # The flags of speculative decoding up to 0.8.2.
+            for own, key in SPECULATIVE_FIELDS.items():
+                words += flag_words(by_dest[own], value[key]) if key in value and own in by_dest else ()
         elif dest == "optimization_level" and dest in by_dest:
             words.append(f"-O{value}")
         elif dest in by_dest:
@@ -242,13 +244,6 @@ def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
     if dest == "compilation_config" and args.cudagraph_capture_sizes is not None:
         return {**(value or {}), "cudagraph_capture_sizes": list(args.cudagraph_capture_sizes)}
     return value
-
-
-def _legacy_speculative(config: Mapping[str, Any], by_dest: Mapping[str, Flag]) -> Iterator[str]:
-    """The speculative decoding flags up to 0.8.2."""
-    for dest, key in SPECULATIVE_FIELDS.items():
-        if key in config and dest in by_dest:
-            yield from flag_words(by_dest[dest], config[key])
 
 
 def without_secrets(words: Iterable[str], release: Release | None = None) -> Iterator[str]:

@@ -40,10 +40,9 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """What the release's config classes refuse, in their order."""
-    args = settings.given
     if not is_asked(release):
         return
-    yield from _fields(args, release)
+    yield from field_refusals(settings.given, release)
     for rule in (
         _names,
         _dtype,
@@ -62,8 +61,10 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
         yield from rule(settings, model, release)
 
 
-def _fields(args: ServeArgs, release: Release) -> Iterator[Refusal]:
-    """Each given value against the bounds and choices of its field."""
+def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
+    """Each given value against the bounds and choices of its field; none for a release whose code was not asked."""
+    if not is_asked(release):
+        return
     for dest, value in _given(args):
         rule = field_of_flag(dest, release)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -355,7 +356,10 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         return
     method = draft_method(spec)
     implements = interfaces(model.architecture, release)
-    if implements is not None and method.endswith("mtp") and not _has_mtp(implements, model) and not spec.get("model"):
+    # Where the release counts the MTP layers, the checkpoint must hold some.
+    own = {"mtp", f"mtp:{model.model_type}", *(["counted_mtp"] if model.draft_layers else [])}
+    lacks_mtp = implements is not None and own.isdisjoint(implements)
+    if lacks_mtp and method.endswith("mtp") and not spec.get("model"):
         yield (
             f"Unsupported speculative method: '{method}'",
             "leave --speculative-config out: the model has no MTP layers",
@@ -374,12 +378,6 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         )
     elif method == "eagle3" and implements is not None and "eagle3" not in implements:
         yield "Model does not support EAGLE3 interface", "use another speculative method"
-
-
-def _has_mtp(implements: frozenset[str], model: Model) -> bool:
-    """Whether the architecture has MTP layers; where the release counts them, the checkpoint must hold some."""
-    own = {"mtp", f"mtp:{model.model_type}"}
-    return bool(own & implements) or ("counted_mtp" in implements and bool(model.draft_layers))
 
 
 def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
