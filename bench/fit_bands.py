@@ -45,10 +45,10 @@ from legroom.memory.bands import (
     COUNTED,
     BandClass,
     band_class,
+    error_scale,
     possible_extra,
     possible_saving,
     possible_spare,
-    error_scale,
     total_spread,
     weights_path,
 )
@@ -95,7 +95,7 @@ class Miss:
 
     error: int
     rounding: int
-    error_scale: float
+    scale: float
     """What its own rule expected; of the KV cache 0."""
     allowed_below: int = 0
     allowed_above: int = 0
@@ -127,8 +127,8 @@ class Start:
 
     def own_error(self, figure: str, own: Mapping[str, float]) -> float:
         if figure != "kv_cache":
-            return own[figure] * self.misses[figure].error_scale
-        return math.hypot(*(own[name] * error_scale for name, error_scale in zip(COUNTED, self.scales, strict=True)))
+            return own[figure] * self.misses[figure].scale
+        return math.hypot(*(own[name] * scale for name, scale in zip(COUNTED, self.scales, strict=True)))
 
 
 def cases(truth: Path, gpu: Path) -> list[ScoredStart]:
@@ -177,7 +177,10 @@ def start_of(result: Result) -> Start | None:
     for name, value in truths.items():
         if value is not None and rules[name].kind == "estimated":
             misses[name] = Miss(
-                rules[name].bytes - value, printed.rounding_bytes, error_scale(rules[name]), possible_saving(rules[name])
+                rules[name].bytes - value,
+                printed.rounding_bytes,
+                error_scale(rules[name]),
+                possible_saving(rules[name]),
             )
     rule = weights(*what, layout.rank)
     if printed.weights_bytes:
@@ -283,7 +286,7 @@ def fit_own(starts: Sequence[Start]) -> dict[str, float]:
     seen = Evidence(starts)
     near = [s for s in starts if s.instrumented and not seen.distance(s)]
     errors = {f: [Judged(s, abs(s.misses[f].truth_above), 0) for s in near if f in s.misses] for f in COUNTED}
-    off = {f: quantile(some, lambda j, f=f: j.error / j.start.misses[f].error_scale, COVERAGE) for f, some in errors.items()}
+    off = {f: quantile(some, lambda j, f=f: j.error / j.start.misses[f].scale, COVERAGE) for f, some in errors.items()}
     return {f: _digits(off[f]) for f in COUNTED}
 
 
@@ -343,7 +346,7 @@ def fit_outside(starts: Sequence[Start]) -> dict[str, float]:
     """Multiples of the own error estimate of memory beside the budget, which mostly errs to one side: the card holds
     less than the sum of what every part may take."""
     some = [
-        Judged(s, s.misses["outside"].truth_above / s.misses["outside"].error_scale, 0)
+        Judged(s, s.misses["outside"].truth_above / s.misses["outside"].scale, 0)
         for s in starts
         if "outside" in s.misses
     ]
