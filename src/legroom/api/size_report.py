@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from legroom.drawing.terminal import PLAIN, Style
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 from legroom.units import parse_length
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.drawing.terminal import Style
     from legroom.facts.gpus import GpuPrice
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
@@ -36,7 +36,6 @@ class SizeReport:
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`; `matrix` is its --matrix."""
-        from legroom.drawing.terminal import PLAIN
         from legroom.planning.sizing import cheapest_first
         from legroom.render.size_text import matrix_text, size_text
 

@@ -133,11 +133,12 @@ def comparisons(expression: str) -> Iterator[Comparison]:
         elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
             texts = (token.text for token in stream[i + 1 :])
-            yield Comparison(
+            operator, until_set = (
                 _REVERSED.get(token.text, token.text),
-                _number_of_token(number),
-                number.offset,
-                any(text in _ARITHMETIC for text in takewhile(lambda text: text not in _SET_OPERATORS, texts)),
+                takewhile(lambda text: text not in _SET_OPERATORS, texts),
+            )
+            yield Comparison(
+                operator, _number_of_token(number), number.offset, any(text in _ARITHMETIC for text in until_set)
             )
 
 

@@ -147,13 +147,10 @@ class Context:
         history = flag_history(flag)
         texts = tuple(word.text for word in server.words)
         releases = map(known_release, known_releases()) if history else ()
-        return all(
-            any(
-                problem.flag == flag and problem.kind == kind for problem in _parse_server_args(texts, release).problems
-            )
-            for release in releases
-            if history and any(not release.before(first) and not release.after(last) for first, last in history.spans)
-        )
+        spans = history.spans if history else ()
+        having = (release for release in releases if any(release.within(first, last) for first, last in spans))
+        problems = (_parse_server_args(texts, release).problems for release in having)
+        return all(any((problem.flag, problem.kind) == (flag, kind) for problem in found) for found in problems)
 
     def has_unknown_release(self, server: StartedServer) -> bool:
         """Whether the server runs an unnamed release: a fork's image, a private tag, another launcher."""

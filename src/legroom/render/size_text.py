@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
-from legroom.planning.plan import ready_command
+from legroom.facts.gpus import GpuPrice
+from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
-from legroom.planning.sizing import hourly_usd
+from legroom.planning.sizing import Fit, hourly_usd
 from legroom.render.plan_parts import short_model_name
 from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import GpuPrice
-    from legroom.planning.plan import Plan
-    from legroom.planning.sizing import Fit
 
 Rows = Sequence[tuple[str, "Fit"]]
 
@@ -274,6 +269,7 @@ def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
 
 
 def _marked_tight(name: str, plan: Plan, style: Style) -> str:
+    """The model's name, marked where its plan fits only barely."""
     return name if plan.verdict == "fits" else f"{name} {style.paint('tight', 'orange')}"
 
 

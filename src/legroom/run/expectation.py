@@ -13,7 +13,7 @@ from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
 from legroom.vllm.setting_checks import RefusedByVllm
-from legroom.vllm_logs.startup_log import Startup, read_startups
+from legroom.vllm_logs.startup_log import read_startups
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -100,10 +100,8 @@ def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus)
     if plan.verdict == "does_not_fit":
         return Expectation(f"it will not start: {failure.message if failure else plan.reason}", "does_not_fit")
     length, tokens = plan.settings.max_model_len, max(kv.tokens, 0)
-    text = (
-        f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
-        f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
-    )
+    text = f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
+    text += f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
     if plan.verdict == "tight":
         text += f" (tight: {plan.reason})"
     return Expectation(text, plan.verdict, tokens, kv.max_concurrency, length)
@@ -149,7 +147,11 @@ POOL_TOLERANCE = 0.02
 
 def pool_comparison(log: Path, expected: Expectation) -> str:
     """A sentence that compares the pool in vLLM's log with the expected one; empty where the log has none."""
-    startup = _startup_of_log(log)
+    try:
+        startups = read_startups(_log_text(log))
+    except OSError:
+        return ""
+    startup = startups[-1] if startups else None
     if startup is None or startup.tokens is None:
         return ""
     times = f", {startup.max_concurrency:.2f} requests at once" if startup.max_concurrency is not None else ""
@@ -182,15 +184,6 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
     if not terms:
         return "the start-up printed no memory that could be kept"
     return f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"
-
-
-def _startup_of_log(log: Path) -> Startup | None:
-    """The last start-up found in the log; None where there is none or it cannot be read."""
-    try:
-        startups = read_startups(_log_text(log))
-    except OSError:
-        return None
-    return startups[-1] if startups else None
 
 
 def _log_text(log: Path) -> str:

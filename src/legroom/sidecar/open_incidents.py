@@ -9,7 +9,8 @@ from typing import Any
 
 from legroom.actions.platform import FlagChange
 from legroom.live.detectors import DetectorFinding
-from legroom.live.journal.journal import Incident, Journal
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import Incident
 from legroom.records import dataclass as record
 
 BY = "sidecar"

@@ -28,7 +28,8 @@ from legroom.records import dataclass
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
 if TYPE_CHECKING:
-    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import Incident
     from legroom.live.metrics.scrape_recording import Recorder
     from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
 
@@ -112,9 +113,8 @@ class WatchSession:
         self._append_history(result, now, watcher)
         changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
-            self.changes.appendleft(
-                IncidentChange(incident, False, result.time_s, self._journal_opened(incident, watcher))
-            )
+            made = self._journal_opened(incident, watcher)
+            self.changes.appendleft(IncidentChange(incident, False, result.time_s, made))
         for incident in changed.closed:
             self._journal_closed(incident, OVER, result.time_s)
         if isinstance(result, Sample) and self._journal is not None:
@@ -176,9 +176,8 @@ class WatchSession:
 
     def scraped_only_once(self) -> list[str]:
         """Servers with a single sample, and so without rates."""
-        return [
-            name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
-        ]
+        windows = {name: watcher.window for name, watcher in self._watchers.items()}
+        return [name for name, window in windows.items() if window.is_answering and not window.steps]
 
     @property
     def open_incidents(self) -> tuple[OpenIncident, ...]:
@@ -248,7 +247,7 @@ class WatchSession:
 
     def _stop_journaling(self, error: Exception) -> None:
         """Goes on without the journal where it is unavailable; raises any other error."""
-        from legroom.live.journal.journal import JournalUnavailable
+        from legroom.live.journal.journal_records import JournalUnavailable
 
         if not isinstance(error, JournalUnavailable):
             raise error

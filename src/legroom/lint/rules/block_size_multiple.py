@@ -5,13 +5,11 @@ from __future__ import annotations
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
 
-RULE = Rule(
-    "block-size",
-    "warning",
-    "A block size that FlashAttention does not take",
+_WHY = (
     "At most block_size - 1 slots of a sequence stay empty, 15 tokens with 16. FlashAttention takes multiples of 16: a "
-    "smaller block costs the fast kernels or the start (LR403).",
+    "smaller block costs the fast kernels or the start (LR403)."
 )
+RULE = Rule("block-size", "warning", "A block size that FlashAttention does not take", _WHY)
 
 
 @checks(StartedServer, RULE)

@@ -6,13 +6,11 @@ from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place
 from legroom.units import human_bytes
 
-RULE = Rule(
-    "eager",
-    "note",
-    "--enforce-eager",
+_WHY = (
     "Without CUDA graphs every decoding step is slower. It saves the graphs' memory alone, and before 0.20 not one KV "
-    "block comes of it, because graphs were not counted in the budget (LR201).",
+    "block comes of it, because graphs were not counted in the budget (LR201)."
 )
+RULE = Rule("eager", "note", "--enforce-eager", _WHY)
 
 
 @checks(StartedServer, RULE)
@@ -25,9 +23,5 @@ def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findi
     message = f"--enforce-eager saves the memory of CUDA graphs{saved} and slows every decoding step"
     if context.release_of(server).before("0.20.0"):
         message += "; before 0.20 it adds no KV block"
-    yield finding(
-        RULE,
-        flag_place(server, "--enforce-eager"),
-        message,
-        "leave it out unless graph capture is what runs out (LR302)",
-    )
+    suggestion = "leave it out unless graph capture is what runs out (LR302)"
+    yield finding(RULE, flag_place(server, "--enforce-eager"), message, suggestion)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "empty-cache",
-    "warning",
-    "empty_cache() in another process",
-    "A new process has an empty cache of its own; it cannot free another process's memory (LR104).",
-)
+_WHY = "A new process has an empty cache of its own; it cannot free another process's memory (LR104)."
+RULE = Rule("empty-cache", "warning", "empty_cache() in another process", _WHY)
 
 
 @checks(InvokedCommand, RULE)

@@ -8,12 +8,8 @@ from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "env-unknown",
-    "warning",
-    "A variable that this release does not read",
-    "vLLM starts as if it were not set: what it was meant to do does not happen (LR907).",
-)
+_WHY = "vLLM starts as if it were not set: what it was meant to do does not happen (LR907)."
+RULE = Rule("env-unknown", "warning", "A variable that this release does not read", _WHY)
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 

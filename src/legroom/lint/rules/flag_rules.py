@@ -23,6 +23,7 @@ from legroom.lint.rule import (
     similarity,
 )
 from legroom.vllm.command_line import plain_name
+from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
@@ -30,18 +31,10 @@ UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOP
 REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has", _STOPS)
 NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
 VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
-IGNORED = Rule(
-    "flag-ignored",
-    "warning",
-    "A flag that changes nothing",
-    "vLLM accepts it and does not use it, whatever its name promises.",
-)
-OTHER = Rule(
-    "flag-of-another",
-    "note",
-    "Flags of another program",
-    "A program that reads vLLM's command line and has flags of its own: those are not judged.",
-)
+_WHY_IGNORED = "vLLM accepts it and does not use it, whatever its name promises."
+IGNORED = Rule("flag-ignored", "warning", "A flag that changes nothing", _WHY_IGNORED)
+_WHY_OTHER = "A program that reads vLLM's command line and has flags of its own: those are not judged."
+OTHER = Rule("flag-of-another", "note", "Flags of another program", _WHY_OTHER)
 _BY_KIND = {
     "unknown": UNKNOWN,
     "removed": REMOVED,
@@ -98,6 +91,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding(OTHER, server.place, message)
     yield from _utilization_above_one(server, context)
+    yield from _refused_by_config_classes(server, context)
     yield from _device_of_another_build(server)
 
 
@@ -232,6 +226,17 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
     is_certain = server.runs != "config"  # it may be another program's percent
     yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
+
+
+def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
+    """Keys and values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
+    if server.gpu_names or server.call is not None or any(_VARIABLE.search(word.text) for word in server.words):
+        return
+    is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
+    for message, hint in field_refusals(context.parsed_args(server).args, context.release_of(server)):
+        word = next((word for word in server.words if plain_name(word.text) in hint.split()), None)
+        if word is not None and plain_name(word.text) != _SHARE:
+            yield finding(VALUE, server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
 
 
 def _device_of_another_build(server: StartedServer) -> Findings:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "gpu-reset",
-    "warning",
-    "A GPU is reset",
+_WHY = (
     "It needs every process off the card, fails on cards with a display or NVLink peers in use, and takes neighbours "
-    "down. Ending the orphan is enough (LR104).",
+    "down. Ending the orphan is enough (LR104)."
 )
+RULE = Rule("gpu-reset", "warning", "A GPU is reset", _WHY)
 
 
 @checks(InvokedCommand, RULE)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
 
-RULE = Rule(
-    "gpus-too-few",
-    "error",
-    "More ranks than GPUs",
+_WHY = (
     "From 0.11.1 on vLLM ends with 'World size is larger than the number of available GPUs' unless it is told of Ray "
-    "or of other nodes; before, it looked for a Ray cluster.",
+    "or of other nodes; before, it looked for a Ray cluster."
 )
+RULE = Rule("gpus-too-few", "error", "More ranks than GPUs", _WHY)
 _MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
 """Flags that put ranks on other machines."""
 _PARTS = ("size-local", "rank", "start-rank", "address", "backend", "external-lb", "hybrid-lb")

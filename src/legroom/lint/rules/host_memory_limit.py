@@ -7,13 +7,11 @@ from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import human_bytes
 
-RULE = Rule(
-    "host-memory",
-    "error",
-    "A memory limit below what the processes hold",
+_WHY = (
     "Every GPU has a worker process beside the API server and the engine; above the limit the kernel ends one of them "
-    "(exit code 137, OOMKilled), whatever the GPU has left (LR501).",
+    "(exit code 137, OOMKilled), whatever the GPU has left (LR501)."
 )
+RULE = Rule("host-memory", "error", "A memory limit below what the processes hold", _WHY)
 
 
 @checks(StartedServer, RULE)

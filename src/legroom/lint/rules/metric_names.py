@@ -20,25 +20,17 @@ from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, series_names, tokens
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
 
-HIDDEN = Rule(
-    "metric-hidden",
-    "warning",
-    "A deprecated series that is hidden by default",
-    "Before a metric is removed a release hides it: it appears only under --show-hidden-metrics-for-version.",
-)
-UNKNOWN = Rule(
-    "metric-unknown",
-    "error",
-    "A series that this vLLM release does not show",
+_WHY_HIDDEN = "Before a metric is removed a release hides it: it appears only under --show-hidden-metrics-for-version."
+HIDDEN = Rule("metric-hidden", "warning", "A deprecated series that is hidden by default", _WHY_HIDDEN)
+_WHY_UNKNOWN = (
     "An alert or a panel over a series that is not there never fires and stays empty. vLLM's names have a colon, and "
-    "several were renamed between releases.",
+    "several were renamed between releases."
 )
-FOREIGN = Rule(
-    "metric-foreign",
-    "warning",
-    "A series that is not one of vLLM's, under its prefix",
-    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
+UNKNOWN = Rule("metric-unknown", "error", "A series that this vLLM release does not show", _WHY_UNKNOWN)
+_WHY_FOREIGN = (
+    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there."
 )
+FOREIGN = Rule("metric-foreign", "warning", "A series that is not one of vLLM's, under its prefix", _WHY_FOREIGN)
 _VLLM_NAME = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 _KSERVE = "kserve_"
 """KServe's monitors of an LLMInferenceService put it before vLLM's names (config/monitoring/llmisvc)."""

@@ -6,13 +6,11 @@ from legroom.drawing.text import plural
 from legroom.lint.linted_parts import UnclaimedFlags
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "not-understood",
-    "note",
-    "Flags of vLLM that were not judged",
+_WHY = (
     "They stand in a form that lint does not read, so nothing is said of them: neither that they are right nor that "
-    "they are wrong.",
+    "they are wrong."
 )
+RULE = Rule("not-understood", "note", "Flags of vLLM that were not judged", _WHY)
 
 
 @checks(UnclaimedFlags, RULE)

@@ -6,12 +6,8 @@ from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import flag_name
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place
 
-RULE = Rule(
-    "plan-differs",
-    "warning",
-    "Flags that differ from the plan",
-    "The numbers of the plan hold for the planned flags only.",
-)
+_WHY = "The numbers of the plan hold for the planned flags only."
+RULE = Rule("plan-differs", "warning", "Flags that differ from the plan", _WHY)
 _COMPARED = (
     "max_model_len",
     "max_num_seqs",

@@ -7,13 +7,11 @@ from legroom.errors import LegroomError
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.units import MIB, human_bytes, parse_bytes
 
-RULE = Rule(
-    "shm-missing",
-    "warning",
-    "Several ranks in a container without shared memory",
+_WHY = (
     "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
-    "more (LR503).",
+    "more (LR503)."
 )
+RULE = Rule("shm-missing", "warning", "Several ranks in a container without shared memory", _WHY)
 _SUGGESTIONS = {
     "docker": "add --ipc=host or --shm-size 4g",
     "compose": "add shm_size: 4gb (or ipc: host)",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from legroom.deployments.subjects import Unit
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "unit-orphans",
-    "warning",
-    "A unit whose workers outlive it",
+_WHY = (
     "vLLM's engine and workers are processes of their own. If systemd ends only the first one, they keep the GPU's "
-    "memory.",
+    "memory."
 )
+RULE = Rule("unit-orphans", "warning", "A unit whose workers outlive it", _WHY)
 
 
 @checks(Unit, RULE)
