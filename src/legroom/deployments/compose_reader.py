@@ -33,6 +33,7 @@ def is_compose(document: Node) -> bool:
 
 
 def compose_subjects(document: Node) -> Iterator[Subject]:
+    """The servers and commands that the services of a compose document start."""
     services = document.get("services") or document
     folder = _ComposeFolder(document)
     for name, service in services.items():
@@ -55,7 +56,7 @@ class _ComposeFolder:
             return ""
 
     def service(self, file: str, name: str) -> Node | None:
-        """A service of another compose file."""
+        """A service of another compose file in the folder; None where file or service is missing."""
         try:
             documents = load_nodes(Text(file, self.text(file)))
         except LegroomError:
@@ -85,7 +86,7 @@ def _with_extended_service(
 
 
 def _env_file_variables(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
-    """The variables of `env_file`, at the place of that key."""
+    """The variables of the files in `env_file`; errors about them point to that key."""
     env: dict[str, Word] = {}
     node = service.get("env_file")
     for item in (node.list() or [node]) if node is not None else ():
@@ -120,7 +121,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
 
 
 def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
-    """The words with their variables replaced. Compose splits afterwards, so one word may become several."""
+    """The words with ${VARIABLES} replaced; Compose splits afterwards, so one word may become several."""
     is_line = node is not None and node.scalar is not None
     expanded = ((word, expand_variables(word.text, known)) for word in compose_words(node))
     parts = ((word, text.split() if is_line and word.raw.startswith("$") else [text]) for word, text in expanded)
@@ -128,7 +129,7 @@ def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, 
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:
-    """The words of a list or of a shell line."""
+    """The words of a `command` or `entrypoint`: a list, or a shell line that is split."""
     if node is None:
         return ()
     if node.scalar is None:
@@ -147,7 +148,7 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
 
 
 def compose_env(node: Node | None) -> dict[str, Word]:
-    """`NAME: value`, or a list of `NAME=value`."""
+    """The variables of `environment`: a mapping, or a list of `NAME=value`."""
     env: dict[str, Word] = {}
     if node is None:
         return env
@@ -169,7 +170,7 @@ def _mounted_shm(service: Node) -> str | None:
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs of a service; None where a variable names them, which may hold several ids (`0,1`)."""
+    """The number of GPUs that a service reserves; None where a variable names them, which may hold several ids."""
     for device in service.list("deploy", "resources", "reservations", "devices"):
         if device.get("device_ids") is not None:
             named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
@@ -204,7 +205,7 @@ _ENV_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\
 
 
 def env_file_variables(text: str) -> dict[str, Word]:
-    """The variables of an env file without secrets, which belong there."""
+    """The variables of an env file's text; names of secrets are left out."""
     every = {
         line[1]: Word((line[2] or line[3] or line[4] or "").strip(), line.start(1)) for line in _ENV_LINE.finditer(text)
     }

@@ -244,7 +244,7 @@ def _with_api_key(deployment: Deployment, text: str) -> Deployment:
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """Add the flags of --config, which the command line overrides."""
+    """The parsed flags with those of the --config file added; the command line takes precedence."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

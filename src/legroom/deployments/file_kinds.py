@@ -41,7 +41,7 @@ _UNIT_START = re.compile(
 
 
 def kind_of(path: str, text: str) -> Kind:
-    """The kind by suffix or name, else by the first line; `document` where neither says."""
+    """The kind of a file (shell, compose, python ...) by suffix or name, else first line; `document` if unclear."""
     name = PurePath(path)
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]

@@ -100,7 +100,7 @@ def installed_releases(text: str) -> InstalledReleases:
 
 
 def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
-    """A file and every text inside of it that could start a server, in order, also those that cannot be read."""
+    """A part for the file and for every text inside it that could start a server, in order, also unreadable ones."""
     kind = kind_of(path, text)
     installs = installed_releases(text)
     images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
@@ -140,7 +140,7 @@ def rule_groups(document: Node) -> list[Node]:
 def _with_release(
     server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
 ) -> StartedServer:
-    """A server without a vLLM image has the release that the file installs, or else names."""
+    """The server with the vLLM release that the file installs or else names, where its image names none."""
     if "vllm" in server.image.lower():
         return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
     named = installs.pinned | of_images or installs.quoted
@@ -153,7 +153,7 @@ def _with_release(
 
 
 def _with_reinstalled_release(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
-    """A server in a vLLM image over which the file may install another vLLM."""
+    """The server in a vLLM image with its release marked as assumed where the file installs another vLLM."""
     if not installs.pinned and not installs.is_unpinned:
         return server
     if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:
@@ -174,7 +174,7 @@ def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -
 
 
 def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
-    """One text, and the texts that are embedded in it."""
+    """One text as a part (its servers and commands), and the texts of other kinds embedded in it."""
     if kind == "shell":
         return read_shell(source), _embedded_here_documents(source)
     if kind in ("yaml", "json"):

@@ -25,7 +25,7 @@ _ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
 
 
 def runtime_of(model: Node) -> str:
-    """`vllm` or `huggingface` where vLLM serves the model of an InferenceService, else empty."""
+    """KServe's runtime that serves the model with vLLM: `vllm` or `huggingface`; else empty."""
     name = model.text("modelFormat", "name").lower()
     return name if name in ("vllm", "huggingface") else ""
 
@@ -51,7 +51,7 @@ def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | Non
 
 
 def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
-    """`storageUri: hf://org/model` where no flag names the model."""
+    """The --model words for `storageUri: hf://org/model` where no flag names the model; else empty."""
     storage = model.get("storageUri")
     if storage is None or any(word.text.partition("=")[0] == "--model" for word in words):
         return ()
@@ -186,7 +186,7 @@ def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernete
 
 
 def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
-    """The words of a variable, each at its place."""
+    """The shell words in a variable's value, each with its place in the file."""
     end = variable.offset + 3 * len(variable.text)
     return words_found_in(source.text, split_words(variable.text), variable.offset, end)
 
@@ -234,7 +234,7 @@ def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
 
 
 def start_limit(container: Node) -> TimeLimit | None:
-    """The time of the startup probe, or else of the liveness probe."""
+    """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
     probe = container.get("startupProbe") or container.get("livenessProbe")
     if probe is None:
         return None
@@ -278,7 +278,7 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
 
 
 def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
-    """The label sets of the nodes that the pod accepts."""
+    """The node label sets that the pod's node selector and affinity accept."""
     fixed = {key: value.scalar or "" for key, value in pod.items("nodeSelector")}
     for chosen in [_required_gpu_labels(term) for term in pod.list(*_REQUIRED_NODES)] or [{}]:
         for combination in islice(product(*chosen.values()), 32):

@@ -112,7 +112,7 @@ def _resource_title(document: Node) -> str:
 
 
 def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
-    """The flags of `spec.parallelism`."""
+    """(KServe's key, vLLM's flag word) for each size in `spec.parallelism`."""
     for key, flag in _PARALLEL:
         node = workload.get("parallelism", key)
         if node is not None and (node.scalar or "").isdecimal():
@@ -190,7 +190,7 @@ def has_model_flag(words: tuple[Word, ...]) -> bool:
 
 
 def _model_words(uri: Node) -> tuple[Word, ...]:
-    """The command of a server of `hf://org/model`, or of another URI as it is."""
+    """The `vllm serve` words for a model URI: `hf://org/model` as a Hub id, another URI as it is."""
     text = uri.scalar or ""
     scheme, _, name = text.partition("://")
     model = name.partition("?")[0] if scheme == "hf" else text
@@ -213,13 +213,14 @@ _STACK_SWITCHES = {"enableChunkedPrefill": "--enable-chunked-prefill", "enablePr
 
 
 def is_model_spec(node: Node) -> bool:
-    """Whether a mapping is an entry of `modelSpec`."""
+    """Whether a mapping is an entry of `modelSpec` in the production stack's chart."""
     return bool(node.text("modelURL")) and any(
         node.get(key) is not None for key in ("vllmConfig", "requestGPU", "repository")
     )
 
 
 def model_spec_server(node: Node) -> StartedServer:
+    """The server that the production stack's chart starts for a `modelSpec` entry."""
     url = node.get("modelURL") or node
     repository, tag = node.text("repository"), node.text("tag")
     requested = node.text("requestGPU")

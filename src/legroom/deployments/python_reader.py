@@ -88,6 +88,7 @@ class _Program(ast.NodeVisitor):
         yield from (replace(server, env=self.env) for server in self._calls)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Visit a function's body in a scope of its own."""
         outer, self._scope = self._scope, node.lineno
         self.generic_visit(node)
         self._scope = outer
@@ -95,12 +96,12 @@ class _Program(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """Skip a string that is a comment."""
+        """Skip a string statement (a docstring), which is no command."""
         if not isinstance(node.value, ast.Constant):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """`cmd = [...]` and `os.environ["NAME"] = "value"`."""
+        """Record `cmd = [...]` and `os.environ["NAME"] = "value"`."""
         target = node.targets[0]
         if isinstance(target, ast.Name) and _is_list(node.value):
             self._lists[self._scope, target.id] = list(self._list_words(node.value))
@@ -112,14 +113,14 @@ class _Program(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """`cmd += [...]`."""
+        """Record `cmd += [...]` as more words of that list."""
         if isinstance(node.target, ast.Name) and _is_list(node.value):
             self._lists.setdefault((self._scope, node.target.id), []).extend(self._list_words(node.value))
         else:
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """`cmd.extend([...])`, `cmd.append(...)` and `LLM(...)`."""
+        """Record `cmd.extend([...])`, `cmd.append(...)` and engine calls such as `LLM(...)`."""
         called = node.func
         if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and node.args:
             key = (self._scope, called.value.id)
@@ -148,18 +149,18 @@ class _Program(ast.NodeVisitor):
         return called.attr if isinstance(called, ast.Attribute) and is_vllms and called.attr in _ENGINES else None
 
     def visit_List(self, node: ast.List) -> None:
-        """A command without a name."""
+        """Record a list of words that is assigned to no name."""
         self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """`["vllm", "serve"] + more`."""
+        """Record a sum of lists such as `["vllm", "serve"] + more`."""
         if _is_list(node):
             self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
         else:
             self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
-        """`env={"VLLM_NAME": "value"}`."""
+        """Record the variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
         for key, value in zip(node.keys, node.values, strict=True):
             name = key.value if isinstance(key, ast.Constant) else None
             if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
@@ -167,12 +168,12 @@ class _Program(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """A whole command line in a string."""
+        """Keep a string that is a whole command line as a script."""
         if isinstance(node.value, str):
             self._keep_script(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """A command line in an f-string."""
+        """Keep an f-string that is a whole command line as a script, unknown values as placeholders."""
         self._keep_script(node, self._literal_text(node))
 
     def _keep_script(self, node: ast.expr, text: str) -> None:
@@ -276,7 +277,7 @@ def _flag_words(flag: str, value: Any) -> list[str]:
 
 
 def _names_no_model(node: ast.expr) -> bool:
-    """Whether an argument names no model: `LLM(...)`, `LLM(*args)`."""
+    """Whether the first argument names no model: `LLM(...)` with an ellipsis, or `LLM(*args)`."""
     return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
 
 

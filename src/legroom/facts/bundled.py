@@ -355,8 +355,7 @@ def _texts() -> dict[str, str]:
 @cache
 def _parse_family(name: str) -> Mapping[str, Mapping[str, Any]]:
     """The entries of one family's data file, by key."""
-    entries: Mapping[str, Mapping[str, Any]] = json.loads(_texts()[name])
-    return entries
+    return dict(json.loads(_texts()[name]))
 
 
 @cache
@@ -393,8 +392,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The content of schemes.json."""
-    shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
-    return shared
+    return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
 
 
 @cache

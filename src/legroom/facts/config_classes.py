@@ -22,8 +22,7 @@ def _recorded_releases() -> tuple[str, ...]:
 def release_facts(part: str, release: Release) -> Mapping[str, Any]:
     """One part of the facts recorded from vLLM's code, of the newest recorded release up to this one; else empty."""
     name = next((name for name in reversed(_recorded_releases()) if not release.before(name)), None)
-    facts: Mapping[str, Any] = read_data(f"vllm/{name}.json").get(part, {}) if name else {}
-    return facts
+    return dict(read_data(f"vllm/{name}.json").get(part, {})) if name else {}
 
 
 def is_asked(release: Release) -> bool:
@@ -157,7 +156,9 @@ class BackendTable:
             if getattr(needs, key) and unable:
                 yield reason
         for row in backend["refused_combinations"]:
-            if _row_applies(row, needs):
+            heads, dtypes = row["head_sizes"] or [needs.head_size], row["kv_cache_dtypes"] or [needs.kv_cache_dtype]
+            same = all(row[name] == getattr(needs, name) for name in ("shape", "sinks", "mm_prefix"))
+            if same and needs.head_size in heads and needs.kv_cache_dtype in dtypes:
                 yield row["reason"]
 
     def _value_for_card(self, entry: Any) -> Any:
@@ -167,13 +168,6 @@ class BackendTable:
     def _group_of_card(self, groups: list[list[Any]]) -> Any:
         """The value of the [capabilities, value] group that lists this card's compute capability."""
         return next(value for capabilities, value in groups if self.capability in capabilities)
-
-
-def _row_applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
-    """Whether a refused combination covers the layer: shape, sinks, mm_prefix, head size and KV cache dtype."""
-    same = row["shape"] == needs.shape and row["sinks"] == needs.sinks and row["mm_prefix"] == needs.mm_prefix
-    heads, dtypes = row["head_sizes"], row["kv_cache_dtypes"]
-    return same and (not heads or needs.head_size in heads) and (not dtypes or needs.kv_cache_dtype in dtypes)
 
 
 @cache

@@ -11,15 +11,10 @@ from legroom.records import dataclass
 
 
 @cache
-def _first_release_by_architecture() -> dict[str, str]:
-    """The vLLM version that first serves each model architecture."""
-    document = read_data("architecture_releases.json")["since"]
-    return {name: version for version, names in document.items() for name in names}
-
-
 def first_release(architecture: str) -> str | None:
     """The release that first lists an architecture; None where the first known release has it or none does."""
-    return _first_release_by_architecture().get(architecture)
+    since = read_data("architecture_releases.json")["since"]
+    return next((version for version, names in since.items() if architecture in names), None)
 
 
 def newest_on(day: str) -> str | None:

@@ -39,7 +39,7 @@ DOCKER_STOP_S = 10.0
 
 
 def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
-    """All commands and servers of a script."""
+    """A script as a file part: all its commands and the servers they start."""
     subjects: list[Subject] = []
     unread = None
     try:
@@ -94,7 +94,7 @@ def subjects_of(
 
 
 def _inner_script(word: Word) -> str:
-    """The script in a word; lines that come from a variable are joined, because they are not in this text."""
+    """The script text in a word after `sh -c`; lines that come from a variable are joined into one."""
     if word.text.count("\n") <= word.raw.count("\n"):
         return word.text
     return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")
