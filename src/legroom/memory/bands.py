@@ -223,7 +223,7 @@ def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
 
 
 def error_scale(value: Figure) -> float:
-    """The figure's own error estimate in bytes: half its band's narrower side; 0 unless estimated."""
+    """The figure's own error estimate in bytes: the narrower side of its band; 0 unless estimated."""
     if value.kind != "estimated":
         return 0.0
     above = value.high - value.bytes
