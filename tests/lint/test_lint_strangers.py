@@ -244,3 +244,9 @@ def test_variables_of_another_build_are_its_own():
 def test_a_variable_that_is_called_like_a_flag_is_read_by_no_build(name, found):
     run = f"docker run --gpus all -e {name}=1 nvcr.io/nvidia/vllm:25.12-py3 {SERVE}"
     assert judged(run) == [("env-unknown", "warning")] * found
+
+
+@pytest.mark.parametrize(("day", "found"), [("2025-05-27-v1", 0), ("20250527", 0), ("2026-05-27", 1)])
+def test_the_day_in_a_tag_tells_the_release(day, found):
+    run = f"docker run --gpus all lmcache/vllm-openai:{day} Qwen/Qwen3-8B --disable-log-requests"
+    assert judged(run) == [("flag-removed", "warning")] * found
