@@ -16,6 +16,7 @@ EAGER = Rule("eager", "note", "--enforce-eager", _WHY_EAGER)
 
 @checks(StartedServer, EAGER)
 def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findings:
+    """A server with --enforce-eager, which decodes slower without CUDA graphs."""
     if not context.parsed_args(server).args.enforce_eager:
         return
     plan = context.plan_of(server)
@@ -63,6 +64,7 @@ _COMPARED = (
 
 @checks(StartedServer, DIFFERS)
 def flags_differ_from_plan(server: StartedServer, context: Context) -> Findings:
+    """Flags of a server that differ from those of the plan given with --plan."""
     if (plan := context.plan_of(server)) is None:
         return
     args = context.parsed_args(server).args
