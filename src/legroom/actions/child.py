@@ -166,14 +166,10 @@ class Child:
     def _parse_keeper_line(self, line: str) -> None:
         """Stores what the keeper reports: PID, exit status, all processes gone, or the errno of a failed start."""
         what, _, value = line.partition(" ")
-        if what == "pid":
-            self.pid = int(value)
-        elif what == "exit":
-            self.status = int(value)
-        elif what == "gone":
+        if what == "gone":
             self.gone = True
-        elif what == "failed":
-            self._refusal = int(value)
+        elif field := {"pid": "pid", "exit": "status", "failed": "_refusal"}.get(what):
+            setattr(self, field, int(value))
 
     def _send_to_keeper(self, text: str) -> None:
         """Sends one line to the keeper; a keeper that has died is ignored."""
@@ -199,9 +195,8 @@ def kill_engines(server: int) -> int:
     table = process_table()
     engines = engines_below(server, table)
     if has_several_api_servers(server, table):
-        engines = {
-            pid: start for pid, start in engines.items() if not is_coordinator(pid) and not engines_below(pid, table)
-        }
+        workers = (pid for pid in engines if not is_coordinator(pid) and not engines_below(pid, table))
+        engines = {pid: engines[pid] for pid in workers}
     return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items())
 
 

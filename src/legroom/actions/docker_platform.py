@@ -73,9 +73,8 @@ class ComposeService:
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Recreates the container, which applies changed arguments."""
-        words = self._compose_command(
-            "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
-        )
+        options = ("--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s))
+        words = self._compose_command("up", *options, self.service)
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:

@@ -10,15 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from legroom.cli import shared_options
 from legroom.cli.main import Parser
 from legroom.cli.output import note, print_json
-from legroom.cli.shared_options import (
-    add_machine_options,
-    add_source_options,
-    described_machine,
-    described_server,
-    split_words,
-)
 from legroom.errors import OK, LegroomError
 from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
 from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
@@ -84,7 +78,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.parse_args(["--help"])
     module = _format_module(words[0] if words else "")
     chosen = _format_parser(module)
-    own, rest, after = split_words(chosen, words[1:])
+    own, rest, after = shared_options.split_words(chosen, words[1:])
     args = chosen.parse_args(own)
     args.module, args.vllm_words, args.command_words = module, rest, after
     return args
@@ -93,8 +87,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
     module = args.module
-    plan = _plan(args)
-    release = _release(args, module, plan)
+    plan = _plan_of_options(args)
+    release = _release_of_export(args, module, plan)
     if getattr(module, "NEEDS_PLAN", False) and plan is None:
         raise LegroomError(
             f"which server? {module.NAME} is made from a plan",
@@ -111,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
-    """Whether the server has neither a key nor an address of its own."""
+    """Whether the server has no API key and neither --host nor --uds binds it."""
     words = parse_command(plan.command, plan.release)
     is_bound = words.get("--host") is not None or words.get("--uds") is not None
     return not is_bound and API_KEY_NAME not in (*words.secrets, *secret_names)
@@ -186,6 +180,7 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
+    """The parser of one export format: the shared options and the format's own."""
     prog = f"legroom export {module.NAME}"
     parser = Parser(
         prog=prog,
@@ -193,11 +188,14 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
         description=module.HELP,
         allow_abbrev=False,
     )
-    parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
+    about = "vLLM release (default: the plan's, else the newest known)"
+    if getattr(module, "TAKES_ANY", False):
+        about = "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
+    parser.add_argument("--vllm", metavar="VERSION", help=about)
     parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
     where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
-    add_machine_options(where)
-    add_source_options(parser)
+    shared_options.add_machine_options(where)
+    shared_options.add_source_options(parser)
     if hasattr(module, "add_options"):
         module.add_options(parser.add_argument_group(f"{module.NAME}"))
     out = parser.add_argument_group("output")
@@ -208,14 +206,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _vllm_help(module: Any) -> str:
-    """The help of `--vllm` for one kind of export."""
-    if getattr(module, "TAKES_ANY", False):
-        return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
-    return "vLLM release (default: the plan's, else the newest known)"
-
-
-def _plan(args: argparse.Namespace) -> PlanDocument | None:
+def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     """The plan of --plan or of the described server; None where neither is given."""
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
@@ -225,7 +216,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
                 f"--plan says what runs already, so {extra} has no place here",
                 "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
             )
-        return _checked(read_plan(args.plan))
+        return _require_fit(read_plan(args.plan))
     if not described:
         return None
     if args.vllm == "any":
@@ -234,14 +225,16 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
             "name its release, or give a plan file: --plan plan.json --vllm any",
         )
     # The exported server does not inherit this shell's environment.
-    deployment = described_server(args, environ={})
+    deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
-    made = make_plan(deployment.args, deployment.release, described_machine(args, deployment), advice=False)
+    made = make_plan(
+        deployment.args, deployment.release, shared_options.described_machine(args, deployment), advice=False
+    )
     document = plan_document(made)
-    return _checked(replace(document, env={**deployment.given_env, **document.env}))
+    return _require_fit(replace(document, env={**deployment.given_env, **document.env}))
 
 
-def _checked(plan: PlanDocument) -> PlanDocument:
+def _require_fit(plan: PlanDocument) -> PlanDocument:
     """The plan; raises LegroomError where its server does not start."""
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
@@ -249,7 +242,7 @@ def _checked(plan: PlanDocument) -> PlanDocument:
     return plan
 
 
-def _release(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
+def _release_of_export(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
     """The release whose names are written; None for any."""
     takes_any = getattr(module, "TAKES_ANY", False)
     if args.vllm == "any":

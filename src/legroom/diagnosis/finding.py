@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from legroom.facts import read_data
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -73,6 +75,13 @@ class Fix:
     def layout(self) -> Layout | None:
         """The memory layout that the fix leads to."""
         return self.plan.layout if self.plan else None
+
+
+@cache
+def known_fix(name: str) -> Fix:
+    """A fix that is the same for every run (`diagnosis_texts.json`)."""
+    row = read_data("diagnosis_texts.json")["fixes"][name]
+    return Fix(**{**row, "steps": tuple(row.get("steps", ()))})
 
 
 @dataclass(frozen=True, slots=True)

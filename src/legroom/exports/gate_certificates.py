@@ -30,6 +30,7 @@ class KeyPair:
 
 
 def new_authority() -> KeyPair:
+    """A new self-signed certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _x509_name("legroom gate CA")
     builder = _certificate_builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)
@@ -52,8 +53,7 @@ def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTI
 
 
 def stored_authority(path: str) -> KeyPair:
-    """The authority in a file, created the first time. With the same authority, an applied webhook trusts a new
-    certificate."""
+    """The authority in a file, created the first time, so that an applied webhook trusts later certificates."""
     file = Path(path)
     try:
         if file.exists():

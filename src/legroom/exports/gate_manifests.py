@@ -146,7 +146,7 @@ def _self_signed_certificates(options: Mapping[str, Any], namespace: str) -> tup
 
 
 def gate_dns_names(namespace: str) -> tuple[str, ...]:
-    """The DNS names of the gate."""
+    """The in-cluster DNS names of the webhook's Service, for its certificate."""
     name = f"{NAME_IN_CLUSTER}.{namespace}"
     return f"{name}.svc", name, f"{name}.svc.cluster.local"
 
@@ -156,6 +156,7 @@ def _metadata(namespace: str, name: str = NAME_IN_CLUSTER) -> dict[str, Any]:
 
 
 def _tls_secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
+    """The Secret with the webhook's certificate and key, as a list of one object."""
     parts = {"tls.crt": pair.certificate, "tls.key": pair.key}
     data = {name: base64.b64encode(pem).decode() for name, pem in parts.items()}
     metadata = _metadata(namespace, f"{NAME_IN_CLUSTER}-tls")
@@ -178,6 +179,7 @@ def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """The Deployment of the admission webhook `legroom gate`."""
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -207,6 +209,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def _container(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The webhook's container: its command, port, probes and certificate mount."""
     words = ["gate", "--port", str(_PORT), "--mode", options["mode"], "--deadline", str(_DEADLINE_S)]
     if options["default_gpu"]:
         words += ["--default-gpu", options["default_gpu"]]

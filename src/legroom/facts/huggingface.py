@@ -219,7 +219,7 @@ class _RepoFiles:
         return _with_hub_errors(self.repo, self.offline, lambda: self._download(filename))
 
     def checkpoint_bytes(self) -> int | None:
-        """The sum of the safetensors headers or the index's total; None where neither can be read."""
+        """Bytes of all tensors, from safetensors headers or the index's total; None where neither can be read."""
         try:
             return self._checkpoint_bytes()
         except Exception:

@@ -52,7 +52,7 @@ class KnownBug:
         return all(_matches_setting(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
 
     def may_end_start(self, args: Any, interconnect: str) -> bool:
-        """Whether the bug may stop a start-up that has enough memory."""
+        """Whether the bug may stop a start-up that has enough memory, with these ServeArgs and interconnect."""
         if self.start is None or self._is_worked_around(args):
             return False
         wanted = dict(self.start)
@@ -72,7 +72,7 @@ class KnownBug:
 
     @property
     def threads(self) -> str:
-        """The first GitHub thread about it."""
+        """The URL of the first GitHub thread about the bug."""
         return self.source.partition(" ")[2].partition(",")[0].partition(" (")[0]
 
     @property
@@ -105,6 +105,7 @@ def _matches_setting(value: Any, wanted: str) -> bool:
 
 
 def _bug_of_row(row: Mapping[str, Any]) -> KnownBug:
+    """The bug of a row of the data file."""
     workaround = row["workaround"]
     return KnownBug(
         **{name: row[name] for name in ("id", "title", "fixed_in", "memory", "effect", "source")},

@@ -118,7 +118,7 @@ def quantization_methods(release: Release) -> tuple[str, ...]:
 
 
 def plugin_of(name: str, release: Release) -> str | None:
-    """The package that provides a method which an earlier release had built in."""
+    """The package that now provides a method which earlier releases had built in; None where there is none."""
     since, package = read_data("quantization_methods.json")["plugins"].get(name, (None, ""))
     return str(package) if since and release.at_least(since) else None
 
@@ -181,10 +181,11 @@ _FLAGS = ("graphs_flag", "communication_flag")
 
 
 def first_release_with_sleep() -> str:
+    """The first vLLM release that has sleep mode."""
     return str(read_data("sleep.json")["releases"][0]["since"])
 
 
 def host_bandwidth_bytes_s(gpu: Gpu) -> float:
-    """The usual copy speed from pinned host memory to this card."""
+    """Usual bytes per second from pinned host memory to this card."""
     speeds = read_data("sleep.json")["host_bandwidth_gb_s"]
     return float(speeds["by_capability"].get(str(gpu.compute_capability[0]), speeds["unknown"]) * 10**9)

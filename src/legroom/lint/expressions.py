@@ -103,8 +103,7 @@ def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     for group in rule_groups(document):
-        rules = group.get("rules")
-        for rule in rules.list() if rules else ():
+        for rule in group.list("rules"):
             expression = rule.get("expr")
             if rule.text("record"):
                 records[rule.text("record")] = rule.text("expr")

@@ -62,12 +62,12 @@ class FleetGroup:
 
     @property
     def spare(self) -> int:
-        """The number of servers beyond those needed."""
+        """Servers beyond those the group needs."""
         return max(0, self.servers - self.needed)
 
     @property
     def wasted_kv_tokens(self) -> int:
-        """KV tokens that were never used within the window."""
+        """KV pool tokens of all servers that were never in use within the window."""
         return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
 
     def to_json(self, gpus_per_server: int) -> dict[str, Any]:
@@ -94,6 +94,7 @@ class FleetView:
 
     @property
     def spare_gpus(self) -> int:
+        """GPUs of the servers that no group needs."""
         return self.gpus_per_server * sum(group.spare for group in self.groups)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def fleet_view(
     start_s: float = 300.0,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
-    """Groups by servers to spare. Without a known group peak the sum of the servers' own peaks is used."""
+    """Groups of equal servers, most spare first; a missing `peak_demand` is the sum of the servers' peaks."""
     by_group: dict[GroupKey, list[ServerUse]] = {}
     for use in servers:
         by_group.setdefault(use.group, []).append(use)

@@ -53,7 +53,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
 
 
 def _confidence_interval(slopes: list[float], points: int) -> tuple[float, float]:
-    """Sen's confidence interval, by the variance of Kendall's statistic."""
+    """Sen's confidence interval of the median slope, by the variance of Kendall's statistic."""
     # 1.96: two-sided 95 %.
     spread = 1.96 * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
     low = max(int((len(slopes) - spread) / 2), 0)
@@ -80,7 +80,7 @@ class Forecast:
 
 
 def pool_forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
-    """The earliest full pool of the engines; None without a clear upward trend, or for a full pool."""
+    """The forecast of the engine whose KV pool fills first; None without a clear rise, or for a full pool."""
     if not window.is_answering:
         return None
     enough_s = (levels.forecast_least_steps + 1) * (window.interval_s or 0.0)

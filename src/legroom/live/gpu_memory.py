@@ -54,7 +54,7 @@ def nvml_devices() -> tuple[GpuMemory, ...]:
 
 
 def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, by index or UUID prefix, up to the first invalid entry."""
+    """The GPUs that CUDA_VISIBLE_DEVICES (`variable`) selects, up to its first invalid entry; all for None."""
     if variable is None:
         return tuple(gpus)
     chosen = []
@@ -108,8 +108,7 @@ def _decoded(value: str | bytes) -> str:
 
 
 def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
-    """GPU bytes of these processes. Where the driver does not report them: all used bytes of a GPU without other
-    processes, else None."""
+    """GPU bytes of these processes; unreported: all used bytes of a GPU without other processes, else None."""
     total_bytes = 0
     mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
     for gpu in mine:

@@ -48,7 +48,7 @@ class Cgroup:
 
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
-        """None where the process has no memory cgroup, or it is not visible here."""
+        """The memory cgroup of a process; None where it has none, or it is not visible here."""
         paths = _cgroup_paths(_file_text(proc / str(pid) / "cgroup"))
         for mount, root, version in _cgroup_mounts(_file_text(proc / "self/mountinfo")):
             path = paths.get(version)
@@ -62,7 +62,7 @@ class Cgroup:
 
     @property
     def kills(self) -> int | None:
-        """How many of its processes the kernel's out-of-memory killer has ended."""
+        """Processes of the cgroup that the kernel's OOM killer has ended; None where the file is not readable."""
         return _parse_counters(_file_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
 
     @property

@@ -45,8 +45,7 @@ def readings_text(
     all_runs: bool = False,
     explain_math: bool = False,
 ) -> str:
-    """The diagnoses of all logs; only the last run of each is in full unless `all_runs`. `explain_math` adds the
-    ledger of the card."""
+    """The diagnoses of all logs, the last run of each in full, with `all_runs` all; `explain_math` adds the ledger."""
     blocks: list[str] = []
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
@@ -82,7 +81,7 @@ _LEDGER_ENTRIES = {
 
 
 def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
-    """The ledger as seen and as planned at each moment, in GiB, and the tensors of the size that failed."""
+    """A table in GiB of the card's memory as logged and as planned at loading, profiling and serving."""
     columns = {"seen": diagnosis.case.ledger, **diagnosis.expected}
     yield style.paint(f"{_MARGIN}{'GiB':20}" + "".join(f"{name:>10}" for name in columns), "bold")
     for entry, title in _LEDGER_ENTRIES.items():
@@ -156,7 +155,8 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
     width = len(str(max(evidence.line for evidence in finding.evidence)))
     edge = style.paint(style.pick("│", "|"), "blue")
     yield f"{' ' * width}{style.paint(style.pick('──▶', '-->'), 'blue')} {diagnosis.case.source}"
-    decisive = _decisive_evidence(finding)
+    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
+    decisive = failing[0] if failing else finding.evidence[-1]
     last = None
     for evidence in finding.evidence:
         if last is not None and evidence.line > last + 1:
@@ -174,12 +174,6 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
             yield f"{' ' * width} {edge} {style.paint(f'{mark} {evidence.id}', 'red')}"
 
 
-def _decisive_evidence(finding: Finding) -> Evidence | None:
-    """The first evidence of a failure or of the host, else the last of any; None where there is none."""
-    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
-    return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
-
-
 def _shown_evidence(evidence: Evidence) -> str:
     """The text of a log line with its secrets masked, cut where it is very long."""
     text = masked(" ".join(evidence.text.split()))
@@ -187,6 +181,7 @@ def _shown_evidence(evidence: Evidence) -> str:
 
 
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """The explanation of the finding's cause as wrapped lines under a heading."""
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (entry := _catalog_entry(finding)):
         yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)

@@ -87,7 +87,7 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
 
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
-    """A paragraph of a catalog entry, wrapped; empty where the entry lacks it."""
+    """One paragraph of a catalog entry in this language, wrapped; empty where the entry lacks it."""
     return _wrapped_lines(text.in_language(language), style) if text else []
 
 

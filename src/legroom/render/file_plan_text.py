@@ -95,6 +95,7 @@ def diff_text(diffs: Sequence[ServerDiff], style: Style = PLAIN) -> str:
 
 
 def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
+    """One server's changed verdict, memory parts and sentences, as terminal lines."""
     yield f"{style.paint(diff.name, 'bold')}: {_verdict_change(diff, style)}"
     width = max((len(change.what) for change in diff.changes), default=0)
     for change in diff.changes:

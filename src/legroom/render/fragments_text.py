@@ -188,6 +188,7 @@ _NARROWEST_PX = 0.4
 
 
 def fragments_svg(report: FragmentReport) -> str:
+    """The allocator report as an SVG picture: headline, segment bars, legend and parts."""
     state = report.reading.state
     svg = Svg(_SVG_WIDTH, headline(report))
     y = 34.0

@@ -133,7 +133,7 @@ def _axis_with_start_mark(points: Sequence[JournalPoint], incident: Incident, wi
 
 
 def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
-    """The maxima per time slot."""
+    """KV use, running, waiting and preempted requests over the incident, as maxima per time slot."""
     slots = _time_slots(points)
 
     def worst(name: str) -> list[float]:

@@ -113,6 +113,7 @@ def band_basis_text(plan: Plan) -> str:
 
 
 def _property_text(kind: str, value: str) -> str:
+    """A property of a deployment (its kind and value) in words."""
     if kind == "card":
         return f"{_FAMILIES[value]} cards"
     return _RARE.get(kind, "{}").format(value.replace("+", " with "))

@@ -210,7 +210,7 @@ def _longest_context_text(plan: Plan) -> str:
 
 
 def _host_memory_text(plan: Plan) -> str:
-    """Host memory of the server."""
+    """Host memory that the server holds, of which in /dev/shm, and the host's limit where known."""
     needs, limit = plan.host, plan.target.host_limit_bytes
     allowed = f" of {gib(limit, 1)}" if limit is not None else ""
     return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
@@ -350,12 +350,13 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     target = best.target
     return plan_words(best) | {
         "headline": f"{short_model_name(target.model.name)} on {target.gpus} x {target.gpu.name} holds {load_text}.",
-        "gives_up": f"It gives up: {_paid(result.losses)}.",
+        "gives_up": f"It gives up: {_losses_text(result.losses)}.",
         "weighed": f"{weighed}; policy {result.goal.policy}.",
     }
 
 
-def _paid(losses: Sequence[str]) -> str:
+def _losses_text(losses: Sequence[str]) -> str:
+    """What a setting gives up, joined by semicolons, or that it gives up nothing."""
     return "; ".join(losses) or "nothing beyond the defaults"
 
 
@@ -383,7 +384,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
         yield ""
         yield from command_lines(ready_command(plan), style)
         yield from _mini_bar_lines(plan, style)
-        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_paid(losses)}", style.width, "    "))
+        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_losses_text(losses)}", style.width, "    "))
 
 
 _STATE_NAMES = {
@@ -418,6 +419,7 @@ def _wake_time_text(state: ServerState) -> str:
 
 
 def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    """The remarks on the sleep states as wrapped lines."""
     asleep = next(state for state in states if state.name == "asleep_1")
     stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
     yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)

@@ -404,15 +404,11 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
     for fleet, command in fleets:
         first_token, latency = fleet.outcome.first_token_p99, fleet.outcome.latency_p99
         waits = f"p99 of the first token {first_token:,.2f} {_time_unit_text(choice)}, of the answer {latency:,.2f}"
-        yield f"{_holding_fleet_name(fleet)} would hold it: {waits}"
+        replicas = f"{fleet.replicas} replicas{f' on {fleet.gpu}' if fleet.gpu else ''}"
+        yield f"{f'One {fleet.gpu}' if fleet.replicas == 1 else replicas} would hold it: {waits}"
         yield f"  {style.paint(join(command), 'bold')}"
 
 
-def _holding_fleet_name(fleet: HoldingFleet) -> str:
-    if fleet.replicas == 1:
-        return f"One {fleet.gpu}"
-    return f"{fleet.replicas} replicas" + (f" on {fleet.gpu}" if fleet.gpu else "")
-
-
 def _time_unit_text(choice: Choice) -> str:
+    """The unit of the trace's times: `s` or `steps`."""
     return "s" if choice.in_seconds else "steps"

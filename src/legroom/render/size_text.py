@@ -269,6 +269,7 @@ def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
 
 
 def _marked_tight(name: str, plan: Plan, style: Style) -> str:
+    """The model's name, marked where its plan fits only barely."""
     return name if plan.verdict == "fits" else f"{name} {style.paint('tight', 'orange')}"
 
 

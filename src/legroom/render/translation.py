@@ -50,8 +50,7 @@ def _pattern(english: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
-    """The Chinese text of the first template that matches, its gaps translated too; else of its sentences, or of its
-    clauses where all of them have a template. A gap spans two clauses only where they cannot be split."""
+    """The Chinese text of the first matching template, gaps translated too; else sentence by sentence, or clause."""
     spanning = ""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):

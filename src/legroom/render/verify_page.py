@@ -39,7 +39,10 @@ def verification_text(verification: Verification, style: Style = PLAIN) -> str:
             f"{_check_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4)
         )
     if verification.load and verification.load.samples:
-        lines += ["", *_curve_text(verification.load, style), "", *columns(_load_rows(verification.load), "<<")]
+        load = verification.load
+        curves = (line for curve in _load_curves(load) for line in curve_lines(curve, style))
+        lines += ["", *curves, axis_line("0 s", f"{load.samples[-1].at_s:.0f} s", style)]
+        lines += ["", *columns(_load_rows(load), "<<")]
     for remark in verification.notes:
         lines += ["", *wrap(f"note: {remark}", style.width)]
     return "\n".join(lines) + "\n"
@@ -68,11 +71,6 @@ def _load_curves(run: LoadRun) -> list[Curve]:
         scaled_curve("running", "green", [sample.running for sample in run.samples]),
         scaled_curve("waiting", "orange", [sample.waiting for sample in run.samples]),
     ]
-
-
-def _curve_text(run: LoadRun, style: Style) -> list[str]:
-    lines = [line for curve in _load_curves(run) for line in curve_lines(curve, style)]
-    return [*lines, axis_line("0 s", f"{run.samples[-1].at_s:.0f} s", style)]
 
 
 def _load_rows(run: LoadRun) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -45,12 +46,10 @@ class Actor:
 
     def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
         """Decides about an incident, and starts the action in the background."""
-        if not incident.remedies_known or incident.finding is None or self.is_acting_on(incident.server):
+        if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
-        if not incident.finding.is_seen_now:
+        if incident.finding is None or not incident.finding.is_seen_now:
             return  # the last scrape no longer showed it
-        if time.monotonic() < incident.ask_again_s:
-            return
         busy = self._busy.get(incident.group) or run_under_way(incident.server)
         group = GroupState(incident.group, servers, unhealthy, (), busy)
         decision = self._decide(incident, watcher, group)
@@ -103,10 +102,9 @@ class Actor:
                 await self._carry_out(incident, decision)
             finally:
                 await self._release_lease(incident.group)
-        except FlagsFixed as error:
-            incident.change = None  # a restart without new flags may still help
-            self._report_refusal(incident, refuse("failed", error.message, about=error.message))
         except (ActionFailed, JournalUnavailable) as error:
+            if isinstance(error, FlagsFixed):
+                incident.change = None  # a restart without new flags may still help
             self._report_refusal(incident, refuse("failed", error.message, about=error.message))
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
@@ -236,9 +234,8 @@ class Actor:
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
         state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
-        decision = decide(
-            ServerProblem(server_name, "a person's request", True, False), state, limits, frozenset({"restart"})
-        )
+        problem = ServerProblem(server_name, "a person's request", True, False)
+        decision = decide(problem, state, limits, frozenset({"restart"}))
         if decision.action is not None:
             self._busy[name] = f"{action} of {server_name} is under way"
             self._acting_on[name] = server_name
@@ -299,13 +296,11 @@ class Actor:
 
     async def _release_lease(self, group: str) -> None:
         """Gives the group's lease back; a failure is ignored, as leases expire."""
-        try:
+        with contextlib.suppress(ActionFailed, JournalUnavailable):
             if self._cluster_lease is not None:
                 await self._cluster_lease.release(group, self._holder)
             else:
                 await self._context.journal(lambda journal: journal.release_lease(group, self._holder))
-        except (ActionFailed, JournalUnavailable):
-            pass  # a lease expires
 
     def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
         """Runs the work as a task; an exception is reported, and the group is no longer busy afterwards."""
@@ -412,20 +407,14 @@ def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
 def _other_drains_of_server(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
     """Drains of the same server for other open incidents."""
     drains = _only_drains(journal.actions(group=drain.group))
-    return tuple(
-        other
-        for other in drains
-        if other.id != drain.id and other.detail.get("server") == server and _incident_is_open(journal, other)
-    )
+    others = (other for other in drains if other.id != drain.id and other.detail.get("server") == server)
+    return tuple(other for other in others if _incident_is_open(journal, other))
 
 
 def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
     """The sidecar's own drains that are done and not undone."""
-    return tuple(
-        action
-        for action in actions
-        if action.name == "drain" and action.state == DONE and action.detail.get("by") == BY
-    )
+    done = (action for action in actions if action.name == "drain" and action.state == DONE)
+    return tuple(action for action in done if action.detail.get("by") == BY)
 
 
 def _incident_is_open(journal: Journal, drain: Action) -> bool:

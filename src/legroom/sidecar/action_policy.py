@@ -132,10 +132,8 @@ def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
 def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
     """Refuses to take a server away while most of its group is unhealthy."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
-        return refuse(
-            "unhealthy majority",
-            f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy: none is taken away",
-        )
+        unhealthy = f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy"
+        return refuse("unhealthy majority", f"{unhealthy}: none is taken away")
     return None
 
 
@@ -169,11 +167,8 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
     """A refusal where a server that still serves would drain past its deadline; None where not."""
     if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
-    return refuse(
-        "slow drain",
-        f"draining would take about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s, "
-        "and the server still serves",
-    )
+    longer = f"about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s"
+    return refuse("slow drain", f"draining would take {longer}, and the server still serves")
 
 
 def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:

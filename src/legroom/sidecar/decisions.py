@@ -84,11 +84,8 @@ def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument
         used = plan.release if plan.vllm else latest()
     except LegroomError:
         return None  # which flags it takes is not known
-    changes = (
-        _flags_of_remedy(remedy, used)
-        for remedy in remedies
-        if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
-    )
+    allowed = (remedy for remedy in remedies if not remedy.flags.keys() & _BY_PEOPLE)
+    changes = (_flags_of_remedy(remedy, used) for remedy in allowed if remedy.flags or remedy.env)
     return next((change for change in changes if change is not None), None)
 
 

@@ -114,9 +114,8 @@ class ServerRestart:
         started_s = await self._process_start_s()
         override = await self._platform.override_place() if order.change is not None else None
         detail = self._begun_detail(before, started_s)
-        self._id = await self._context.journal(
-            lambda journal: journal.begin_action(order.incident_id, order.server.group, order.name, detail)
-        )
+        begin = (order.incident_id, order.server.group, order.name, detail)
+        self._id = await self._context.journal(lambda journal: journal.begin_action(*begin))
         begun()
         try:
             if override is not None:
@@ -161,17 +160,12 @@ class ServerRestart:
         except ActionFailed as error:
             if not order.failing:
                 raise _Abandoned(f"new work could not be stopped: {error.message}") from error
-        if order.failing:
-            await self._record_stage(
-                "drained", {"waited": False, "why": "it is failing: its requests are lost already"}
-            )
+        if order.failing or isinstance(drain_method, PlatformDrain):
+            why = "it is failing: its requests are lost already" if order.failing else drain_method.name
+            await self._record_stage("drained", {"waited": False, "why": why})
             return
-        if isinstance(drain_method, PlatformDrain):
-            await self._record_stage("drained", {"waited": False, "why": drain_method.name})
-            return
-        drained = await wait_until_empty(
-            drain_method, self._unfinished_requests, order.limits.drain_deadline_s, self._context.poll_s
-        )
+        deadline_s, poll_s = order.limits.drain_deadline_s, self._context.poll_s
+        drained = await wait_until_empty(drain_method, self._unfinished_requests, deadline_s, poll_s)
         if not drained.empty:
             no_drain = isinstance(drain_method, NoDrain)
             more = ", and there is no guard or other way to stop new work" if no_drain else ""
@@ -297,9 +291,8 @@ class ServerRestart:
                 # It was stopped and never started.
                 await self._launch()
                 await self._wait_until_back(before, started_s)
-                return await self._record_done(
-                    "legroom was killed during the restart; the server was down and is started"
-                )
+                started = "the server was down and is started"
+                return await self._record_done(f"legroom was killed during the restart; {started}")
         except (ActionFailed, JournalUnavailable) as error:
             return await self._record_failed(error.message)
         return await self._record_undone("legroom was killed before the restart took effect")

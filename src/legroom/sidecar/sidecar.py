@@ -47,6 +47,7 @@ class Sidecar:
         self._config, self._log = config, log
         self.token = config.token
         self.any_host = not is_loopback_host(config.host)
+        """Whether other machines may ask, which know it by other names."""
         path = config.journal or journal_path()
         self._journal = JournalThread(path)
         self._metrics = SidecarMetrics()
@@ -67,11 +68,8 @@ class Sidecar:
         self._next_forecast_s: dict[str, float] = {}
         self._under_way: dict[str, str] = {}
         """Server -> what a `legroom run` is doing to it."""
-        self._actor = Actor(
-            config,
-            ActionContext(self._journal.call, self._journal.write, self._scrape, path.parent, config.poll_s),
-            self._reporter.report_action,
-        )
+        context = ActionContext(self._journal.call, self._journal.write, self._scrape, path.parent, config.poll_s)
+        self._actor = Actor(config, context, self._reporter.report_action)
         self._stopping = asyncio.Event()
         self._session: Any = None
 
@@ -82,13 +80,10 @@ class Sidecar:
         for name in {*self._groups.values(), "default"}:
             self._metrics.set_allowed_actions(name, self._config.group(name).act)
         await self._take_over()
-        tasks = [
-            asyncio.create_task(source(self._take_safely, self.remove_server, self._expected_servers)),
-            asyncio.create_task(self._write_samples()),
-            asyncio.create_task(self._maintain_journal()),
-            asyncio.create_task(self._notifier.run(self._keeper.all)),
-            asyncio.create_task(self._stopping.wait()),
-        ]
+        scraping = source(self._take_safely, self.remove_server, self._expected_servers)
+        notifying, stopped = self._notifier.run(self._keeper.all), self._stopping.wait()
+        work: tuple[Any, ...] = (scraping, self._write_samples(), self._maintain_journal(), notifying, stopped)
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -154,9 +149,8 @@ class Sidecar:
 
     def _expected_servers(self) -> frozenset[str]:
         """Servers with an open incident of an earlier sidecar that no source has listed yet."""
-        return (
-            frozenset(incident.server for incident in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
-        )
+        troubled = frozenset(incident.server for incident in self._keeper.all())
+        return troubled - self._watchers.keys() - self._servers.keys()
 
     # Scraping
 
@@ -322,9 +316,8 @@ class Sidecar:
         for incident in self._keeper.all():
             if incident.key == acknowledged.key:
                 incident.acknowledged = True
-        await self._journal.call(
-            lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True})
-        )
+        text, detail = f"acknowledged by {by}", {"acknowledged": True}
+        await self._journal.call(lambda journal: journal.note(incident_id, text, detail))
 
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
         """Whether a requested action was accepted, why, and in how many seconds to ask again."""

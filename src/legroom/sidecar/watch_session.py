@@ -113,9 +113,8 @@ class WatchSession:
         self._append_history(result, now, watcher)
         changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
-            self.changes.appendleft(
-                IncidentChange(incident, False, result.time_s, self._journal_opened(incident, watcher))
-            )
+            made = self._journal_opened(incident, watcher)
+            self.changes.appendleft(IncidentChange(incident, False, result.time_s, made))
         for incident in changed.closed:
             self._journal_closed(incident, OVER, result.time_s)
         if isinstance(result, Sample) and self._journal is not None:
@@ -177,9 +176,8 @@ class WatchSession:
 
     def scraped_only_once(self) -> list[str]:
         """Servers with a single sample, and so without rates."""
-        return [
-            name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
-        ]
+        windows = {name: watcher.window for name, watcher in self._watchers.items()}
+        return [name for name, window in windows.items() if window.is_answering and not window.steps]
 
     @property
     def open_incidents(self) -> tuple[OpenIncident, ...]:

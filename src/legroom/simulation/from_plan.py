@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.model import Experts, Quantization, latent, recurrent
+from legroom.facts.model import Experts, latent, recurrent
 from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
@@ -142,14 +142,16 @@ def hardware(plan: Plan) -> Hardware:
     states = recurrent(mixers)
     # Each adds what the ranks computed of it: after attention, and after the MLP.
     all_reduces = len(mixers) + len(blocks) if split > 1 else 0
-    is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
+    # Weights and activations are both FP8, in the checkpoint or by online quantization.
+    stored, online = model.quantization, (settings.quantization or "").startswith("fp8")
+    is_fp8 = gpu.fp8_flops > 0 and (stored.weight_bits == 8 and stored.number == "float" if stored else online)
     return Hardware(
         weights_bytes=weights_bytes,
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
         is_fp8=is_fp8,
-        is_block_scaled=is_fp8 and model.quantization is not None and model.quantization.block is not None,
+        is_block_scaled=is_fp8 and stored is not None and stored.block is not None,
         expert_bytes=expert_bytes,
         expert_share=expert_share,
         has_quantized_experts=expert_bytes < 1.5 * expert_elements,  # 8 bits and their scales, or fewer
@@ -197,10 +199,3 @@ def _kv_read_bytes(plan: Plan) -> dict[str, float]:
         "window_bytes_per_token": windowed,
         "window": reach / windowed if windowed else 0.0,
     }
-
-
-def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> bool:
-    """Whether weights and activations are both FP8, in the checkpoint or by online quantization."""
-    if checkpoint is None:
-        return (method or "").startswith("fp8")
-    return checkpoint.weight_bits == 8 and checkpoint.number == "float"

@@ -45,10 +45,8 @@ def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 def stack_frames(frames: list[FrameType]) -> tuple[StackFrame, ...]:
     """Call sites, outermost first, of frames that are innermost first."""
-    return tuple(
-        StackFrame(_package_path(frame.f_code.co_filename), frame.f_lineno or 0, frame.f_code.co_name)
-        for frame in reversed(frames[:_MOST_FRAMES])
-    )
+    sites = ((frame.f_code, frame.f_lineno or 0) for frame in reversed(frames[:_MOST_FRAMES]))
+    return tuple(StackFrame(_package_path(code.co_filename), line, code.co_name) for code, line in sites)
 
 
 def _package_path(name: str) -> str:

@@ -109,6 +109,7 @@ def _allocator_segment(
     """One segment of a PyTorch memory snapshot; its blocks only on request."""
     blocks = segment.get("blocks", ())
     largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
+    listed = (SegmentBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)
     pool = tuple(segment.get("segment_pool_id", _COMMON_POOL))
     return AllocatorSegment(
         size_bytes=int(segment["total_size"]),
@@ -117,9 +118,7 @@ def _allocator_segment(
         pool=_pool_name(pool, graph_pool),
         is_small=segment.get("segment_type") == "small",
         is_expandable=bool(segment.get("is_expandable", False)),
-        blocks=tuple(SegmentBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)
-        if with_blocks
-        else (),
+        blocks=tuple(listed) if with_blocks else (),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import GIB, gib, human_bytes
@@ -91,16 +91,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
 
 
-CAUSE = Cause(
-    entry="LR406",
-    title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"),
-    dead_ends=(
-        DeadEnd(
-            "expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"
-        ),
-        DeadEnd(
-            "restart periodically because the KV pool fragments",
-            "it cannot: any free block serves; only torch's allocator can",
-        ),
-    ),
-)
+CAUSE = Cause(entry="LR406", title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"))

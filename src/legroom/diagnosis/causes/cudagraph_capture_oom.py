@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.units import GIB, gib
 
@@ -64,15 +64,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
     case, need = planner.case, _graph_shortage_bytes(planner)
     if _captured_anyway(case):
-        yield Fix(
-            "eager_or_fewer_graphs",
-            "torch has a pool for graphs, so eager mode, and perhaps the share, did not reach the engine.",
-            steps=(
-                "give --enforce-eager and --gpu-memory-utilization to the server itself, past the wrapper: the line "
-                "`Initializing a V1 LLM engine` shows what it took",
-                "and --max-num-seqs 64: the largest graph follows it",
-            ),
-        )
+        yield known_fix("eager_did_not_arrive")
     room = planner.lower_utilization(need, "Graphs are captured beside the pool: a smaller pool leaves room for them.")
     eager = planner.plan_change(
         "eager_or_fewer_graphs",
@@ -86,18 +78,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.")
     yield eager
     if case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2"):
-        yield Fix(
-            "engine_version_or_V0",
-            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
-            env={"VLLM_USE_V1": "0"},
-            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
-        )
+        yield known_fix("v0_captures_less")
     if planner.release_is_within("0.22.0", "") and case.startup.runner == "V2":
-        yield Fix(
-            "engine_version_or_V0",
-            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
-            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-        )
+        yield known_fix("v1_runner_counts_graphs")
     yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.")
 
 
@@ -118,9 +101,4 @@ CAUSE = Cause(
     title=Localized("no room left for capturing CUDA graphs", "捕获 CUDA 图时显存不足"),
     phase="startup_graph",
     usual_at=("graph",),
-    dead_ends=(
-        DeadEnd("raise gpu_memory_utilization", "it takes away the very room that capture needs"),
-        DeadEnd("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "it reserves less for graphs, not more"),
-        DeadEnd("torch.cuda.empty_cache()", "graph pools are not in torch's cache"),
-    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 
 _LABEL = "driver_or_cuda_mismatch"
@@ -25,5 +25,4 @@ CAUSE = Cause(
     title=Localized("driver, CUDA and build do not go together", "驱动、CUDA 与编译版本不匹配"),
     phase="startup_load",
     domain="other",
-    dead_ends=(DeadEnd("any memory flag", "nothing was short"),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -211,26 +211,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if less is None and is_small:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = _free_gpu_fix(planner, less)
-    in_turn = Fix(
-        "sequence_starts_or_wait",
-        "Two instances that start together charge each other's memory; one after the other they do not.",
-        steps=("start the second instance only after the first has printed `Application startup complete`",),
-    )
+    in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
         yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
-        again = Fix(
-            "sequence_starts_or_wait",
-            "Nothing is wrong with the flags: the same command starts while the neighbours hold still.",
-            steps=(
-                "run the same command again, once the other process has ended or is up",
-                "where several servers share the card, start the next one only after the one before has printed "
-                "`Application startup complete`",
-            ),
-        )
+        again = known_fix("start_again")
         yield from (again, free_it, newer)
     else:
         if _is_held_by_sibling(case) or _can_start_with_lower_utilization(case) or is_small or case.site == "kv":
@@ -296,11 +284,7 @@ def _upgrade_fix(planner: FixPlanner) -> Fix | None:
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
     if not old:
         return None
-    return Fix(
-        "engine_version_or_V0",
-        "vLLM 0.9.1 and later do not charge other processes' memory to this one.",
-        steps=("pip install 'vllm>=0.9.1'",),
-    )
+    return known_fix("own_memory_only")
 
 
 def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
@@ -336,15 +320,4 @@ CAUSE = Cause(
         "GPU 不空闲：其他进程（或上次运行的残留进程）占用显存",
     ),
     phase="startup_load",
-    dead_ends=(
-        DeadEnd("raise gpu_memory_utilization", "the memory is not there: it is somebody else's"),
-        DeadEnd(
-            "torch.cuda.empty_cache() in your program",
-            "it empties the cache of that process only; the engine is another one",
-        ),
-        DeadEnd("kill by the pattern `vllm serve`", "workers have another title and survive it"),
-        DeadEnd(
-            "device='cuda:N'", "the measurement may still read another card; CUDA_VISIBLE_DEVICES decides for both"
-        ),
-    ),
 )

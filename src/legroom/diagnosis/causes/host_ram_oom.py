@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence
@@ -149,32 +149,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if shares and not cpu_check_failure(case):
         yield _smaller_cpu_pool_fix(planner, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
-        yield Fix(
-            "more_host_ram_or_shm",
-            "/dev/shm must hold the buffers that the ranks share.",
-            steps=(
-                "docker run --shm-size=10g ... (or --ipc=host)",
-                "Kubernetes: an emptyDir with medium: Memory mounted at /dev/shm",
-            ),
-        )
+        yield known_fix("larger_shm")
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
     elif case.has("lmcache_no_memory"):
-        yield Fix(
-            "more_host_ram_or_shm",
-            "LMCache keeps its own buffer in host RAM, of a fixed size.",
-            steps=("LMCACHE_MAX_LOCAL_CPU_SIZE=20 (GB; max_local_cpu_size in its config file) before the command",),
-        )
+        yield known_fix("larger_lmcache_buffer")
         return
     else:
         yield from _pinned_memory_fixes(planner)
         if case.has("sleep_enabled"):
-            yield Fix(
-                "other_engine_feature_off",
-                "Sleep at level 1 keeps a copy of the weights in host RAM for every engine.",
-                steps=("start without sleep mode, or sleep at level 2, which keeps no copy",),
-                trades="the memory of the GPU is not freed between rollouts",
-            )
+            yield known_fix("sleep_without_backup")
         fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
         yield from reversed(fixes) if case.platform.unified else fixes
     if planner.known.ranks > 1:
@@ -186,11 +170,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
     if case.phase_reached == "serving" or case.has("ray_node_memory"):
         return
-    yield Fix(
-        "checkpoint_format",
-        "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
-        steps=("re-save the checkpoint as safetensors with max_shard_size=2GB",),
-    )
+    yield known_fix("small_shards")
 
 
 def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -199,23 +179,9 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
     swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
     if pinned and swaps:
-        yield Fix(
-            "swap_space",
-            "The V0 engine pins --swap-space GiB of host RAM for every GPU (4 unless told otherwise) as it starts.",
-            flags={"swap_space": 1},
-            trades="fewer preempted requests can be swapped out instead of being computed again",
-        )
+        yield known_fix("less_swap")
     if pinned and not swaps and not args.cpu_offload_gb:
-        yield Fix(
-            "more_host_ram_or_shm",
-            "Pinned memory has limits of its own, below the RAM that is free: the locked-memory limit, what one "
-            "registration may hold, and half of the RAM under WSL.",
-            steps=(
-                "ask for less of it: --kv-offloading-size, cpu_bytes_to_use of the KV connector, --cpu-offload-gb, "
-                "LMCACHE_MAX_LOCAL_CPU_SIZE (GB)",
-                "docker run --ulimit memlock=-1 (or ulimit -l unlimited)",
-            ),
-        )
+        yield known_fix("less_pinned_memory")
     if args.cpu_offload_gb and pinned:
         half = float(int(args.cpu_offload_gb // 2))
         why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
@@ -293,11 +259,4 @@ CAUSE = Cause(
     entry="LR501",
     title=Localized("the host ran out of memory, not the GPU", "主机内存（RAM、/dev/shm、锁页内存）不足，而非显存"),
     domain="host",
-    dead_ends=(
-        DeadEnd(
-            "lower gpu_memory_utilization, max_model_len or max_num_seqs",
-            "they are of the GPU; the host ran out (only where both share one memory they help)",
-        ),
-        DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),
-    ),
 )

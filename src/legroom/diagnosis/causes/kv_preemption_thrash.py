@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.vllm_logs.evidence import Evidence
 
@@ -88,12 +88,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     running = [item.facts.get("running_count") for item in case.all("engine_stats")]
     most = max((count for count in running if isinstance(count, int)), default=0)
     if case.has("swap_exhausted"):
-        yield Fix(
-            "swap_space",
-            "The V0 engine swaps preempted requests to host memory, and that is used up.",
-            flags={"swap_space": 32},
-            trades="32 GiB of host RAM a GPU",
-        )
+        yield known_fix("more_swap")
     seqs = _sequences_pool_holds(planner, most)
     fewer = planner.plan_change(
         "max_num_seqs",
@@ -120,11 +115,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps. Without
     # the number that runs, what fits is known for requests of full length only.
     yield from (fewer, larger) if seqs >= _FEW_SEQUENCES and most else (larger, fewer if most or not larger else None)
-    yield Fix(
-        "max_model_len",
-        "Requests that may grow less need fewer blocks; bound max_tokens too.",
-        steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
-    )
+    yield known_fix("bounded_requests")
     yield twice
     yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
 
@@ -142,12 +133,4 @@ CAUSE = Cause(
         "running requests exhaust the KV pool: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
     ),
     phase="serving",
-    dead_ends=(
-        DeadEnd(
-            "--swap-space on the V1 engine",
-            "V1 recomputes a preempted request and never swaps; the flag is gone since 0.18",
-        ),
-        DeadEnd("restart periodically", "the pool cannot fragment: any free block serves any request"),
-        DeadEnd("alert on a full pool alone", "a full pool is healthy; waiting or preempted requests are the sign"),
-    ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
@@ -175,18 +175,4 @@ CAUSE = Cause(
         "the KV cache cannot hold one request of max_model_len", "KV 缓存容纳不下一个 max_model_len 长度的请求"
     ),
     phase="startup_kv",
-    dead_ends=(
-        DeadEnd(
-            "raise gpu_memory_utilization to 0.95 and more for a large shortfall",
-            "it moves the failure into capture or serving: what is outside the budget is needed there",
-        ),
-        DeadEnd(
-            "expect max_model_len to shrink the pool",
-            "the pool is what is left of the budget; a shorter length lowers the requirement, not the pool",
-        ),
-        DeadEnd(
-            "--swap-space or --max-num-on-the-fly-batches",
-            "the first is not KV memory of the GPU, the second is in no release",
-        ),
-    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
 from legroom.units import KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
@@ -72,20 +72,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "In old releases captured graphs and their NCCL work grew on the host.",
             trades="slower decoding",
         )
-    yield Fix(
-        "engine_version_or_V0",
-        "Leaks are fixed release by release; a restart gives all of it back.",
-        steps=(
-            "upgrade to the newest release, and measure growth per 1,000 requests before and after",
-            "until it is gone: a memory limit with room, and a drained restart at a quiet hour before it is reached",
-        ),
-    )
-    yield Fix(
-        "limit_multimodal",
-        "Caches of preprocessed media live in host memory.",
-        flags={"mm_processor_cache_gb": 0},
-        steps=("--mm-processor-cache-gb 0 (older: --disable-mm-preprocessor-cache)",),
-    )
+    yield known_fix("newest_release_and_restart")
+    yield known_fix("no_media_cache")
 
 
 def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
@@ -104,30 +92,8 @@ def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
 
 def _sleep_fixes() -> Iterator[Fix]:
     """Fixes for memory that grows from sleep to sleep; vLLM's figure covers the whole card, so a trainer too."""
-    yield Fix(
-        "sequence_starts_or_wait",
-        "The figure counts the whole card, the trainer's memory too: first see whose part grows.",
-        steps=(
-            "nvidia-smi --query-compute-apps=pid,used_memory --format=csv after every sleep",
-            "if it is the trainer's: free it before the engine wakes (offload parameters and optimizer, "
-            "torch.cuda.empty_cache() in the trainer), or shard the trainer over more GPUs (tensor and sequence "
-            "parallel)",
-            "if it is the engine's: sleep(level=2), and restart the engine every few steps until a newer release is in",
-        ),
-    )
-    yield Fix(
-        "engine_version_or_V0",
-        "What sleep keeps has changed from release to release.",
-        steps=("run one sleep and wake-up on the newest release, and compare what is still in use",),
-    )
+    yield known_fix("whose_memory_grows")
+    yield known_fix("sleep_on_newest_release")
 
 
-CAUSE = Cause(
-    entry="LR405",
-    title=Localized("memory grows with time", "内存随时间增长（泄漏）"),
-    phase="serving",
-    dead_ends=(
-        DeadEnd("lower gpu_memory_utilization", "what grows is host memory or outside the pool"),
-        DeadEnd("blame the KV cache", "the pool is allocated at start and never grows"),
-    ),
-)
+CAUSE = Cause(entry="LR405", title=Localized("memory grows with time", "内存随时间增长（泄漏）"), phase="serving")

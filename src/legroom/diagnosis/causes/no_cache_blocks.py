@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import (
@@ -110,11 +110,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
-        yield Fix(
-            "kv_cache_memory_bytes",
-            "Without the flag vLLM measures what is left and sizes the pool by it.",
-            steps=("leave --kv-cache-memory-bytes out, and say a share with --gpu-memory-utilization",),
-        )
+        yield known_fix("measured_pool")
         return
     if (given := planner.case.first("cpu_space_given")) is not None:
         free = given.number("free_bytes") or 0
@@ -240,11 +236,7 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="long prompts take more steps",
     )
     if planner.case.engine.generation == "V0":
-        yield Fix(
-            "max_model_len",
-            "In the V0 engine the dummy batch is as long as max_model_len.",
-            steps=("give --max-model-len explicitly, as short as your requests allow",),
-        )
+        yield known_fix("shorter_dummy_batch")
 
 
 def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
@@ -368,8 +360,4 @@ CAUSE = Cause(
     title=Localized("nothing is left of the budget for the KV cache", "预算扣除权重和激活峰值后，没有剩余给 KV 缓存"),
     phase="startup_kv",
     usual_at=("kv",),
-    dead_ends=(
-        DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
-        DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
-    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.vllm_logs.evidence import Evidence
 
@@ -92,11 +92,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from known
         return
     if case.has("profiling_error"):
-        yield Fix(
-            "engine_version_or_V0",
-            "The comparison was too strict for cards whose free memory does not change; 0.16.0 corrected it (#33358).",
-            steps=("pip install -U 'vllm>=0.16.0'",),
-        )
+        yield known_fix("strict_profiling_check")
         return
     error = _first_exception(case)
     if error is None:
@@ -150,5 +146,4 @@ CAUSE = Cause(
     title=Localized("this looks like memory but is not", "看似内存问题，其实不是"),
     domain="other",
     priority=1,  # gives way to what explains as much
-    dead_ends=(DeadEnd("any memory flag", "nothing was short; none of them changes this"),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.units import GIB, gib, human_bytes
@@ -127,11 +127,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if fewer_sequences is None and fewer_tokens is None:
         yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
     if case.engine.generation != "V1":
-        yield Fix(
-            "max_model_len",
-            "In the V0 engine the dummy batch is as long as max_model_len, which may come from RoPE scaling.",
-            steps=("give --max-model-len explicitly, as short as your requests allow",),
-        )
+        yield known_fix("shorter_dummy_batch_of_rope")
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 
 
@@ -197,12 +193,4 @@ CAUSE = Cause(
     entry="LR301",
     title=Localized("the profile or warm-up run needs more than there is", "性能分析或预热运行的激活峰值超出可用显存"),
     usual_at=("profile", "sampler", "warmup"),
-    dead_ends=(
-        DeadEnd(
-            "change gpu_memory_utilization while the profile run fails, before the pool is allocated",
-            "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
-        ),
-        DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),
-        DeadEnd("--swap-space 0", "swap has no part in the profile run"),
-    ),
 )

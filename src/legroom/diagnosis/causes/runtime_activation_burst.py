@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import RUNNER_V2, step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
@@ -112,11 +112,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.lower_utilization(need, why)
     yield smaller
     if of_logits:
-        yield Fix(
-            "request",
-            "Log-probabilities of whole prompts take tokens x vocabulary x 4 bytes.",
-            steps=("ask for fewer prompt_logprobs, or chunk the prompts (chunked prefill)",),
-        )
+        yield known_fix("fewer_prompt_logprobs")
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes
         if pool and pool > need + GIB:
@@ -137,13 +133,4 @@ CAUSE = Cause(
     ),
     phase="serving",
     usual_at=("serving",),
-    dead_ends=(
-        DeadEnd(
-            "raise gpu_memory_utilization",
-            "every confirmed failure of this kind was cured by lowering "
-            "it; raising makes the pool larger and the room smaller",
-        ),
-        DeadEnd("torch.cuda.empty_cache() between requests", "it runs in another process, and the memory is in use"),
-        DeadEnd("believe the idle nvidia-smi", "a prefill takes 0.5 to 1.5 GiB more for a moment"),
-    ),
 )

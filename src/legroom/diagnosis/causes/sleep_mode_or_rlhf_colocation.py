@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
@@ -76,33 +76,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps=_trainer_steps(planner.case, share),
         trades="a smaller KV pool",
     )
-    newer = Fix(
-        "engine_version_or_V0",
-        "What sleep and wake-up keep has changed often.",
-        steps=("try the release before the failure began, or the newest",),
-    )
-    order = Fix(
-        "sequence_starts_or_wait",
-        "Weights first, KV cache after the trainer has let go.",
-        steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
-    )
+    newer = known_fix("other_release_of_sleep")
+    order = known_fix("wake_weights_first")
     if not _has_trainer(planner.case):
-        order = Fix(
-            "sequence_starts_or_wait",
-            "The engine gets its memory back only if nobody else has it: the others sleep or end first.",
-            steps=(
-                "nvidia-smi shows who holds the card; POST /sleep to the server that is awake, then /wake_up here",
-                "servers that are awake at the same time: their --gpu-memory-utilization add up to less than 1",
-                "in a program of your own: free its memory, then wake_up(tags=['weights']), then tags=['kv_cache']; "
-                "where other cards are nearly empty, place the engines on different ones (CUDA_VISIBLE_DEVICES)",
-            ),
-        )
-    off: Fix | None = Fix(
-        "other_engine_feature_off",
-        "Without sleep mode its pool is gone.",
-        flags={"enable_sleep_mode": False},
-        steps=("run without --enable-sleep-mode",),
-    )
+        order = known_fix("others_sleep_first")
+    off: Fix | None = known_fix("no_sleep_mode")
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if _is_first_mapping(planner.case):
         why = "What sleep mode's allocator keeps beside the budget needs room."
@@ -133,12 +111,4 @@ CAUSE = Cause(
         "trainer and engine share the card, or sleep mode keeps memory", "训练与推理同卡，或睡眠模式残留显存"
     ),
     usual_at=("wake",),
-    dead_ends=(
-        DeadEnd(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"
-        ),
-        DeadEnd(
-            "torch.cuda.empty_cache() in the trainer alone", "optimizer states and gradients are in use, not cached"
-        ),
-    ),
 )

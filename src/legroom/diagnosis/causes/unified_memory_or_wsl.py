@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.units import gib
 
 _SHORTAGES = (
@@ -79,21 +79,9 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
     case = planner.case
-    drop = Fix(
-        "drop_page_cache",
-        "Files in the page cache count as used on shared memory.",
-        steps=("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches   (before the start)", "wait until free -g shows it"),
-    )
-    wsl = Fix(
-        "more_host_ram_or_shm",
-        "The virtual machine's RAM backs what the driver hands out.",
-        steps=("raise memory= in .wslconfig (or the VM's RAM) above the checkpoint's size, then wsl --shutdown",),
-    )
-    wait = Fix(
-        "sequence_starts_or_wait",
-        "After a stop the memory comes back slowly.",
-        steps=("wait until free -g is back before the next start",),
-    )
+    drop = known_fix("drop_page_cache")
+    wsl = known_fix("larger_virtual_machine")
+    wait = known_fix("wait_for_memory")
     why, pool = "The system needs its part of the one memory.", planner.known.args.kv_cache_memory_bytes
     share = {"gpu_memory_utilization": round(max(planner.utilization - 0.1, 0.3), 2)}
     lower = planner.plan_change("lower_util", share, why, trades="a smaller KV pool")
@@ -131,8 +119,4 @@ CAUSE = Cause(
         "CPU and GPU share one memory, or a virtual machine limits it", "CPU 与 GPU 共享内存，或虚拟机限制了内存"
     ),
     domain="host",
-    dead_ends=(
-        DeadEnd("chase the printed free number", "it moves with the page cache"),
-        DeadEnd("add swap", "GPU allocations cannot be swapped out"),
-    ),
 )

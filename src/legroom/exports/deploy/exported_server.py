@@ -88,10 +88,12 @@ class ExportedServer:
 
     @property
     def address(self) -> Address:
+        """Host, port, TLS and socket that the server listens on."""
         return address_of(self.words)
 
     @property
     def port(self) -> int:
+        """The port that the server listens on."""
         return self.address.port
 
     @property
@@ -105,7 +107,7 @@ class ExportedServer:
         return API_KEY_NAME in self.secrets
 
     def stop_sentence(self) -> str:
-        """What a stop does to running requests."""
+        """A sentence on what a stop does to running requests, for comments."""
         if self.drains_itself:
             return f"A stop waits for the drain ({self.times.drain_s} s) and the teardown."
         return f"vLLM {self.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
@@ -135,7 +137,7 @@ def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
-    """The server of a request."""
+    """The server of an export request's plan and options."""
     server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
@@ -230,7 +232,7 @@ def planned_server(
 
 
 def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
-    """The variables that must come from a secret store."""
+    """Variables that must come from a secret store: those of the command, the Hub token, the guard's, `given`."""
     hub, guard = () if local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
     return tuple(dict.fromkeys((*words.secrets, *given, *hub, *guard)))
 
@@ -276,7 +278,7 @@ def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
 def host_needs_of(
     words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
 ) -> HostNeeds:
-    """CPUs and memory that the host needs."""
+    """CPU cores and bytes of host memory that the server with so many GPUs and engines needs."""
     args = parse_flags(words.words(), plan.release).args
     settings = HostSettings(
         args=replace(args, env={**args.env, **given}),
@@ -311,7 +313,7 @@ def _with_memory_flags(words: ServeCommand, plan: PlanDocument, release: Release
 
 
 def _with_shutdown_timeout(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
-    """Add --shutdown-timeout, with which vLLM drains on SIGTERM (0.18.0 on)."""
+    """The command with --shutdown-timeout where the release has it (0.18.0 on), and the drain time in seconds."""
     phrase = words.get("--shutdown-timeout")
     if phrase is not None and phrase.value.isdigit():
         return words, int(phrase.value)
@@ -321,6 +323,7 @@ def _with_shutdown_timeout(words: ServeCommand, release: Release, options: Serve
 
 
 def _has_guard(words: ServeCommand) -> bool:
+    """Whether the command loads legroom's guard as vLLM middleware."""
     return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
 
 

@@ -97,6 +97,7 @@ def _max_model_len_comment(phrase: Phrase, plan: PlanDocument) -> str:
 
 
 def _max_num_seqs_comment(plan: PlanDocument) -> str:
+    """What --max-num-seqs limits, and the mean tokens of KV cache for each request if all run."""
     if plan.kv.tokens <= 0:
         return _PLAIN["--max-num-seqs"]
     average = int(plan.kv.tokens / max(int(plan.args["max_num_seqs"]), 1))

@@ -101,6 +101,7 @@ def llm_inference_service(server: ExportedServer, settings: ClusterSettings, ove
 
 
 def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
+    """The manifest's `parallelism`: the tensor size; over several nodes the data sizes and expert parallelism too."""
     args = server.plan.args
     sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
     if over.nodes > 1:
@@ -146,4 +147,5 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
 
 
 def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
+    """Those of `names` that are secrets of the server."""
     return tuple(name for name in server.secrets if name in names)

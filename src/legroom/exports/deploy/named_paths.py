@@ -85,16 +85,16 @@ class NamedPath:
 
     @property
     def private(self) -> bool:
-        """Whether it is a key or a certificate."""
+        """Whether the file is a key or certificate, which belongs in a Secret."""
         return self.flag.startswith("--ssl-")
 
     def is_provided_by(self, other: NamedPath) -> bool:
-        """Whether the mount of a parent folder contains it."""
+        """Whether mounting `other`, a parent folder, already contains this path."""
         return self.path != other.path and _is_under(self.path, other.path) and other.writable >= self.writable
 
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
-    """Refuse relative paths, and paths with a colon where they are mounted."""
+    """Raise LegroomError for relative paths in flags, and for paths with a colon where they are `mounted`."""
     models = [server.model] if server.local_model else []
     relative = [("the model", path) for path in models if not path.startswith("/")]
     for phrase in _flags_that_may_hold_paths(server):
@@ -147,7 +147,7 @@ def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
 
 
 def _possible_paths(phrase: Phrase) -> Iterator[str]:
-    """Possible paths in a value: `/a`, `x=/a`, or a text in JSON."""
+    """Texts in a flag's value that may be paths: `/a`, `x=/a`, or strings inside JSON."""
     for value in phrase.values:
         if value.startswith(("{{", "{%")) or "\n" in value:
             continue  # a template, written out
@@ -184,6 +184,7 @@ def _is_relative_path(phrase: Phrase, path: str) -> bool:
 
 
 def _is_under(path: str, folder: str) -> bool:
+    """Whether the path is the folder or lies below it."""
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
@@ -223,7 +224,7 @@ def create_commands(server: ExportedServer, namespace: str | None) -> Iterator[s
 
 
 def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The volume mounts of the files."""
+    """The container's volume mounts for files and folders that flags name."""
     mounts: list[dict[str, Any]] = []
     for _, name, private in _OBJECTS:
         for key, named in _files_for_config_map(server, private=private).items():
@@ -234,7 +235,7 @@ def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
 
 
 def file_volumes(server: ExportedServer) -> list[Any]:
-    """The volumes of the files."""
+    """The pod's volumes for files and folders that flags name."""
     volumes: list[Any] = []
     if _files_for_config_map(server, private=False):
         volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
@@ -248,12 +249,12 @@ def file_volumes(server: ExportedServer) -> list[Any]:
 
 
 def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The volume mount of a model that is a folder."""
+    """The container's mount of the model's folder; empty for a Hub model."""
     return [{"name": "model", "mountPath": server.model, "readOnly": True}]
 
 
 def model_volumes(server: ExportedServer) -> list[Any]:
-    """The volume of a model that is a folder."""
+    """The pod's volume of the model's folder; empty for a Hub model."""
     return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
 
 

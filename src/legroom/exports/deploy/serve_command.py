@@ -46,7 +46,7 @@ class ServeCommand:
     """Variables that replace flags with secrets."""
 
     def get(self, flag: str) -> Phrase | None:
-        """The last phrase of a flag."""
+        """The last occurrence of a flag with its values; None where it is not given."""
         return next((phrase for phrase in reversed(self.phrases) if phrase.flag == flag), None)
 
     def count(self, flag: str) -> int | None:
@@ -55,6 +55,7 @@ class ServeCommand:
         return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
     def with_phrase(self, phrase: Phrase) -> ServeCommand:
+        """The command with this flag in place of any earlier one of its name."""
         return ServeCommand(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     @property
@@ -63,6 +64,7 @@ class ServeCommand:
         return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
 
     def words(self) -> tuple[str, ...]:
+        """The whole command line as words."""
         return (*self.head, *self.model_words, *(word for phrase in self.phrases for word in phrase.words))
 
 
@@ -135,6 +137,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
+        """`https` where the server has a TLS certificate, else `http`."""
         return "https" if self.tls else "http"
 
     @property

@@ -128,7 +128,7 @@ def _pool_colors(levels: AlertLevels) -> tuple[tuple[float, str], ...]:
 
 
 def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
-    """Red from the target on; no threshold where there is no target."""
+    """The colour threshold of a latency target: red from `seconds` on; none for None."""
     return ((seconds, "red"),) if seconds is not None else ()
 
 
@@ -280,7 +280,7 @@ def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument
 
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
-    """PromQL of the share of recomputed tokens; empty without a counter and a pool size."""
+    """PromQL of the share of tokens recomputed after preemption; empty without a counter or pool size."""
     useful = (
         f"{in_parens(measures.rate('prompt_tokens', WINDOW))} + {in_parens(measures.rate('generation_tokens', WINDOW))}"
     )

@@ -41,7 +41,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """A page for each alert, and a list of them."""
+    """A Markdown runbook page for each exported alert, and an index of them."""
     levels = levels_for(request.plan, request.options)
     job = str(request.options.get("job") or "vllm")
     conditions = (*vllm_conditions(Measures(request.release), levels, job), *legroom_conditions(levels))

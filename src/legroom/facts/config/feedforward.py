@@ -113,6 +113,7 @@ def _mlp_width(config: Config, model_type: str) -> int:
 
 
 def _has_bias(config: Config, model_type: str) -> bool:
+    """Whether the family's MLP layers have biases, by its config or its default."""
     if model_type in _BIASED:
         return config.get("use_bias", True) is not False
     if model_type == "mpt":
@@ -123,6 +124,7 @@ def _has_bias(config: Config, model_type: str) -> bool:
 
 
 def _dense_block(config: Config, architecture: str) -> Dense:
+    """The dense MLP that the config describes: its width, gating and biases."""
     kind = _model_type(config, architecture)
     width = _first_int(config, ("dense_intermediate_size",)) or _mlp_width(config, kind)
     return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _has_bias(config, kind))
@@ -289,13 +291,14 @@ def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]
 
 
 def _llama4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """Experts at the layers that the config lists, a dense MLP of its own width at the others."""
     width = _first_int(config, ("intermediate_size_mlp",)) or _mlp_width(config, "llama4")
     dense, experts = Dense(int_field(config, "hidden_size"), width), _expert_block(config, "Llama4ForCausalLM")
     return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
 
 
 def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts at the sparse layers and a dense MLP, of the adjusted width, at the others."""
+    """Experts at the sparse layers; at the others a dense MLP of the width that LFM2 rounds up."""
     width = _first_int(config, ("block_ff_dim", "intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
@@ -314,6 +317,7 @@ def _arctic_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]
 
 
 def _phi3_small_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """A dense MLP for each layer, as Phi-3-small's config names its width."""
     width = _first_int(config, ("ff_intermediate_size",)) or _mlp_width(config, "phi3small")
     return (Dense(int_field(config, "hidden_size"), width, True, True),) * count
 

@@ -56,7 +56,7 @@ _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 
 
 def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """The kind of every layer of the language model."""
+    """The kind of each layer of the language model: full, sliding, chunked, mamba, gdn, none ..."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
     kinds = _written_pattern(text, count, model_type) or _block_pattern(text)
@@ -76,7 +76,7 @@ def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
 
 
 def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """The pattern from `layer_types` or one of its alternative fields."""
+    """Each layer's kind from `layer_types` or one of its alternative fields; empty without one."""
     linear = _linear_kind(model_type)
     for key in ("layer_types", "layers_block_type", "layer_type_list"):
         types = text.get(key)
@@ -118,7 +118,7 @@ def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, kno
 
 
 def _text_interval(text: Mapping[str, Any]) -> int | None:
-    """The interval from a `layer_pattern` text: `3 sliding : 1 full`, `alternating sliding/full`."""
+    """Every how many layers a full one comes, from a text like `3 sliding : 1 full`; None without one."""
     words = str(text.get("layer_pattern") or "")
     ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
     if ratio:
@@ -150,6 +150,7 @@ def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _state_space_pattern(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:
+    """Each layer's kind in a hybrid or state-space model; empty for other models."""
     if model_type in ("mamba", "falcon_mamba"):
         return ("mamba1",) * count
     if model_type == "mamba2" or architecture == "Mamba2ForCausalLM":

@@ -108,6 +108,7 @@ def _group_size(size: int) -> int | None:
 
 
 def _awq_scheme(section: Config) -> Quantization:
+    """The scheme of an AWQ quantization_config."""
     return Quantization(
         "awq",
         _first_int(section, "bits", "w_bit", default=4),
@@ -119,6 +120,7 @@ def _awq_scheme(section: Config) -> Quantization:
 
 
 def _gptq_scheme(section: Config) -> Quantization:
+    """The scheme of a GPTQ quantization_config, with its per-module rules (`dynamic`)."""
     base = Quantization(
         "gptq",
         _first_int(section, "bits", default=4),
@@ -149,6 +151,7 @@ def _gptq_scheme(section: Config) -> Quantization:
 
 
 def _fp8_scheme(section: Config) -> Quantization:
+    """The scheme of an FP8 quantization_config, per tensor or in blocks."""
     block = section.get("weight_block_size")
     static = str(section.get("activation_scheme", "dynamic")) == "static"
     return Quantization(
@@ -223,6 +226,7 @@ _MODELOPT: dict[str, Quantization] = {
 
 
 def _modelopt_scheme(section: Config) -> Quantization:
+    """The scheme of a ModelOpt quantization config: FP8, NVFP4 or mixed."""
     inner = section.get("quantization") if isinstance(section.get("quantization"), Mapping) else section
     assert inner is not None
     algo = str(inner.get("quant_algo") or "NVFP4").upper()
@@ -267,6 +271,7 @@ def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype:
 
 
 def _mxfp4_scheme(section: Config) -> Quantization:
+    """The scheme of an MXFP4 checkpoint, such as gpt-oss."""
     return Quantization(
         "mxfp4",
         4,
@@ -280,6 +285,7 @@ def _mxfp4_scheme(section: Config) -> Quantization:
 
 
 def _bitsandbytes_scheme(section: Config) -> Quantization:
+    """The scheme of a bitsandbytes config: 4 or 8 bits."""
     eight = bool(section.get("load_in_8bit"))
     return Quantization(
         "bitsandbytes",
@@ -300,6 +306,7 @@ def _auto_round_scheme(section: Config) -> Quantization:
 
 
 def _int8_scheme(section: Config) -> Quantization:
+    """The scheme of experts_int8: the experts alone in 8 bits, quantized while loading."""
     return Quantization("experts_int8", 8, strategy="channel", targets=("experts",), online=True)
 
 

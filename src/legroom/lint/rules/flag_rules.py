@@ -23,6 +23,7 @@ from legroom.lint.rule import (
     similarity,
 )
 from legroom.vllm.command_line import plain_name
+from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
@@ -90,6 +91,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding(OTHER, server.place, message)
     yield from _utilization_above_one(server, context)
+    yield from _refused_by_config_classes(server, context)
     yield from _device_of_another_build(server)
 
 
@@ -224,6 +226,17 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
     is_certain = server.runs != "config"  # it may be another program's percent
     yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
+
+
+def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
+    """Keys and values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
+    if server.gpu_names or server.call is not None or any(_VARIABLE.search(word.text) for word in server.words):
+        return
+    is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
+    for message, hint in field_refusals(context.parsed_args(server).args, context.release_of(server)):
+        word = next((word for word in server.words if plain_name(word.text) in hint.split()), None)
+        if word is not None and plain_name(word.text) != _SHARE:
+            yield finding(VALUE, server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
 
 
 def _device_of_another_build(server: StartedServer) -> Findings:

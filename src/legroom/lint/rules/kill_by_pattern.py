@@ -12,16 +12,18 @@ _WHY = (
     "process that is proven to be an orphan (LR104)."
 )
 RULE = Rule("kill-by-pattern", "warning", "Processes are ended by a pattern", _WHY)
-_SERVING = re.compile(r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|\$", re.IGNORECASE)
+_SERVING = re.compile(
+    r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|uvicorn|api_server|\$", re.IGNORECASE
+)
 """Patterns that can match a vLLM process; `http.server` or a port-forward cannot."""
-_INNER = re.compile(r"\b(pgrep|pidof)\b|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
+_INNER = re.compile(r"\b(pgrep|pidof)\b|\bnvidia-smi\b.*-apps|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
 _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""
 
 
 @checks(InvokedCommand, RULE)
 def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
-    """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill."""
+    """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill, or of every process on the GPUs."""
     if not command.words:
         return
     texts = list(command.texts())
@@ -31,6 +33,7 @@ def kill_by_pattern(command: InvokedCommand, context: Context) -> Findings:
     by_pattern = name in ("pkill", "killall") and "-0" not in texts
     # `kill $(pgrep ...)` is several words once it is split.
     by_pattern = by_pattern or (name == "kill" and any(_INNER.search(text) for text in texts[1:]))
+    by_pattern = by_pattern or (name == "fuser" and any(text.startswith("/dev/nvidia") for text in texts))
     by_pattern = by_pattern or (name == "xargs" and "kill" in texts and bool(_INNER.search(command.line)))
     looked_for = " ".join(texts[1:]) + (command.line if name == "xargs" else "")
     if by_pattern and _SERVING.search(_AWK_BODY.sub("", looked_for)):

@@ -41,7 +41,7 @@ class GpuNeighbour(Detector):
         return Condition(True, reason, numbers)
 
     def _update_minimum(self, others_bytes: int, now_s: float) -> None:
-        """Updates the minimum."""
+        """Lowers the minimum to `others_bytes`; raises it after growth that stopped 15 minutes ago."""
         if others_bytes > self._most_bytes:
             self._most_bytes, self._grown_s = others_bytes, now_s
         if now_s - self._grown_s > self.levels.neighbour_settled_s:

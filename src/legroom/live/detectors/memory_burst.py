@@ -25,7 +25,7 @@ class MemoryBurst(Detector):
     _retries: float = 0.0
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Retries since the last scrape; a retry counts for a minute."""
+        """Bad for a minute after a PyTorch allocator retry that nothing else explains; None without telemetry."""
         sample, last = window.latest, self._last
         if not window.is_answering or sample is None or sample.alloc_retries is None or not sample.reserved_bytes:
             return None

@@ -14,7 +14,7 @@ class PoolPressure(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The first engine with a full pool in the last step."""
+        """Bad where, in the last step, an engine's KV pool was full and requests queued or were preempted."""
         if not window.is_answering or not window.steps:
             return None
         conditions = [

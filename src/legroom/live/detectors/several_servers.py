@@ -16,10 +16,11 @@ class SeveralServers(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """Switches before the first scrape are unknown."""
+        """The whole counting window: switches before the first scrape are unknown."""
         return self.levels.switch_over_s
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
+        """Bad where the process start time switched back and forth: several servers answer at one address."""
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]
         if len(switches) < self.levels.switch_least:
             return GOOD

@@ -18,7 +18,7 @@ class StuckEngine(Detector):
     begins_after = "stuck_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The first engine without progress in the last step."""
+        """Bad for the first engine that runs requests without progress, or whose process is stopped."""
         if not window.is_answering:
             return None
         if window.latest is not None and window.latest.stopped_engines:

@@ -23,7 +23,7 @@ class Unreachable(Detector):
     """Two answers in a row."""
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Counts failures since the last sample."""
+        """Counts the scrapes that failed since the last one that succeeded."""
         if not window.failures:
             return GOOD
         last = window.failures[-1]

@@ -75,6 +75,7 @@ class Journal:
         return cls(db, path, clock)
 
     def close(self) -> None:
+        """Closes the database; a second call does nothing."""
         with self._lock:
             self._db.close()
 
@@ -161,7 +162,7 @@ class Journal:
             return int(made.lastrowid or 0)
 
     def reach_stage(self, action_id: int, stage: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records a stage of an action. The first one sets its state to `started`."""
+        """Records that an action reached a stage (such as `drained`); the first sets its state to `started`."""
         values = (action_id, self._given_or_now(None), stage, _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("UPDATE actions SET state = ? WHERE id = ? AND state = ?", (STARTED, action_id, PLANNED))
@@ -291,6 +292,7 @@ class Journal:
             yield self._db
 
     def _given_or_now(self, given_s: float | None) -> float:
+        """The given Unix time, or the clock's."""
         return self._clock() if given_s is None else given_s
 
 

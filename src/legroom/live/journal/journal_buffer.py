@@ -136,10 +136,11 @@ class BufferedJournal:
         return True
 
     def _reopen(self, _: Journal | None = None) -> None:
+        """Opens the file anew; the argument is ignored, so that it can stand for a write."""
         self._open = Journal.open(self._path, busy_s=self._busy_s)
 
     def _write_or_drop(self, write: Write, entries: int) -> bool:
-        """False: to be tried again."""
+        """Writes, or drops a write of `entries` entries that fails for good; False where it is to be tried again."""
         try:
             return self._try_write(write)
         except Exception as error:  # a bug, which must not block the writes behind it
@@ -201,9 +202,11 @@ class JournalThread:
         self._executor.shutdown()
 
     async def _run_in_thread(self, work: Callable[[], _Answer]) -> _Answer:
+        """Runs the work in the journal's thread and awaits its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 def _print_error(done: Future[Any]) -> None:
+    """Prints the exception of a finished background write to stderr, if it has one."""
     if not done.cancelled() and done.exception() is not None:
         print(f"legroom: the journal's thread: {done.exception()!r}", file=sys.stderr)

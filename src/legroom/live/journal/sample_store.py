@@ -101,7 +101,7 @@ class SampleStore:
         self._ids: dict[str, int] = {}
 
     def add(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
-        """Server, time and values of each. A second sample of the same server and millisecond replaces the first."""
+        """Stores (server, Unix time, values) rows; the last of the same server and millisecond stays."""
         marks = ", ".join("?" * (2 + len(FIELDS)))
         values = [(self._server_id(server), int(time_s * 1000), *values) for server, time_s, values in rows]
         self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", values)
@@ -128,7 +128,7 @@ class SampleStore:
         return tuple(_points_of_rows(rows))
 
     def _sample_rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
-        """Step, time and values. Samples that are not rolled up yet are rolled up here."""
+        """(step in s, Unix time, values...) rows at a step, rolled up here where not yet rolled up."""
         within = "WHERE server_id = ? AND time_ms >= ? AND time_ms < ?"
         span = (server_id, since_ms, end_ms)
         if step_s == 0:
@@ -170,7 +170,7 @@ class SampleStore:
         return self._ids[server]
 
     def cache_ids(self) -> None:
-        """Called after a commit."""
+        """Keeps new servers' row ids in memory; call it after their insert was committed."""
         if len(self._ids) != self._db.execute("SELECT count(*) FROM servers").fetchone()[0]:
             self._ids = self.servers()
 

@@ -167,7 +167,7 @@ _Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
 
 
 def _newest_values(parts: _Parts) -> list[tuple[dict[str, str], float]]:
-    """The label sets and values under the newest name."""
+    """The label sets and values of the series' newest name, where a page has it under several."""
     newest = min((rank for rank, _ in parts.values()), default=0)
     return [(dict(labels), value) for labels, (rank, value) in parts.items() if rank == newest]
 
@@ -207,7 +207,7 @@ class _Page:
         return self.engines.setdefault(key, {})
 
     def add(self, slot: Slot, labels: _Labels, value: float) -> None:
-        """Stores one value."""
+        """Stores one series' value in the field that `slot` names, of the engine, guard or server in `labels`."""
         part, field, rank = slot.part, slot.field, slot.rank
         self.series += 1
         if part in {"bucket", "sum", "count"}:
@@ -367,7 +367,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
 
 
 def _finished_counts(success: _Parts) -> dict[str, float]:
-    """Ended requests, and those that were aborted or failed."""
+    """Totals of ended requests, and of those aborted or failed, from `request_success` by finish reason."""
     counts: dict[str, float] = {}
     for labels, value in _newest_values(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
@@ -397,6 +397,7 @@ def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str,
 
 
 def _without_engine(config: dict[str, str]) -> dict[str, str]:
+    """The labels without the engine's number, to compare the rows of two engines."""
     return {name: value for name, value in config.items() if name != "engine"}
 
 

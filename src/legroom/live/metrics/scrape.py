@@ -147,8 +147,7 @@ def ssl_argument(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool
 
 @lru_cache(64)
 def _ssl_context(ca_file: str) -> ssl.SSLContext:
-    """A TLS context that trusts the CAs of a PEM file; raises LegroomError where it cannot be read. Cached, because
-    making one reads the whole CA store."""
+    """A TLS context that trusts the CAs of a PEM file; LegroomError where unreadable. Cached, as it is slow."""
     import ssl  # only for https
 
     try:

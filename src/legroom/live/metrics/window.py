@@ -57,7 +57,7 @@ class EngineStep(EngineSample):
 
     @property
     def queued(self) -> float:
-        """Requests that wait for blocks or a place in the batch."""
+        """Requests waiting at the end of the step for blocks or a place in the batch."""
         return self.waiting_for_capacity if self.waiting_for_capacity is not None else self.waiting or 0.0
 
     @property
@@ -68,7 +68,7 @@ class EngineStep(EngineSample):
 
     @property
     def peak_kv_use(self) -> float:
-        """The higher KV use of start and end: it dips between a preemption and the next prefill."""
+        """The higher KV use (0 to 1) of the step's start and end; it dips after a preemption."""
         return max(self.kv_use or 0.0, self.kv_use_before or 0.0)
 
     def has_no_room(self, full_ratio: float) -> bool:
@@ -129,7 +129,7 @@ class MemoryPoint:
 
 
 def _increase(new: float | None, old: float | None, restarted: bool) -> float | None:
-    """The increase of a counter between two samples; its value after a restart."""
+    """A counter's increase between two samples; `new` itself after a restart, None where not reported."""
     if new is None:
         return None
     if restarted:
@@ -337,7 +337,7 @@ class Window:
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Prefix-cache hits per query; the V0 gauge where there are no counters."""
+        """Prefix-cache hits per query (0 to 1) over `seconds`; the V0 gauge where there are no counters."""
         queried = self.increase("prefix_queries", seconds)
         if queried:
             return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.simulation.block_pool import Block
@@ -232,15 +233,8 @@ class TierReplay(StepByStepReplay):
 
     scheduler: TieredScheduler
 
-    def __init__(
-        self,
-        trace: Trace,
-        settings: SchedulerSettings,
-        tier: TierSettings,
-        on_step: StepSink | None = None,
-        cost: StepCost | None = None,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, tier: TierSettings, *replay: Any) -> None:
+        """`replay` are the arguments of `StepByStepReplay`."""
         self.tier = tier
         self.worker = TransferWorker(tier)
         self.ended: deque[list[TransferJob]] = deque()
@@ -249,7 +243,7 @@ class TierReplay(StepByStepReplay):
         self.idle_steps = 0
         self.chunks_read_before = 0
         """Chunks read back from files when a request last ran."""
-        super().__init__(trace, settings, on_step, cost, progress)
+        super().__init__(*replay)
 
     def _make_scheduler(self) -> Scheduler:
         return TieredScheduler(self.settings, self.tier)
@@ -334,7 +328,7 @@ def simulate_with_tier(
     """Replay `trace` through vLLM's scheduling and offloading decisions."""
     trace = trace.checked()
     check_cost(trace, cost)
-    replay = TierReplay(trace, settings, tier, on_step, cost, progress)
+    replay = TierReplay(tier, trace, settings, on_step, cost, progress)
     timeline = replay.run()
     worker = replay.worker
     return TieredTimeline(

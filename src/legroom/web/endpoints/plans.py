@@ -8,7 +8,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import latest, release
 from legroom.isolation import GivenModel, isolated
+from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -48,7 +50,6 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     """`legroom models --gpu` for the named models: the best checkpoint of each that fits, and what lacks least."""
     from legroom.facts.bundled import find
     from legroom.facts.gpus import gpu
-    from legroom.facts.releases import latest, release
     from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.sweeps import ProcessExecutor
@@ -66,7 +67,6 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
 def math(request: dict[str, Any]) -> dict[str, Any]:
     """The terms of every part, as `legroom plan --explain-math` prints them."""
     from legroom.render.plan_parts import certainty_text, layout_parts
-    from legroom.units import human_bytes
 
     planned = plan_of_request(request, advice=False)
     names = ("part", "title", "meaning", "bytes", "kind", "lines")
@@ -106,7 +106,6 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
-    from legroom.facts.releases import release
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
     from legroom.render.plan_parts import headline
 

@@ -21,7 +21,7 @@ _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 
 
 def server_scaling_policy(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
-    """The scaling thresholds of the plan and the start time. Pods with their own volume download at every start."""
+    """The scaling policy from the planned concurrency and start time, with the download where pods repeat it."""
     start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
@@ -60,6 +60,7 @@ def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: Nod
 def _keda_scaled_object(
     server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
+    """The KEDA ScaledObject with Prometheus triggers on waiting requests and KV cache use."""
     waiting, use = scaling_queries(server, settings)
     unchanged = {"failureThreshold": 3, "replicas": policy.least, "behavior": "currentReplicasIfHigher"}
     queued = _keda_trigger("waiting", waiting, str(policy.waiting_target), settings)

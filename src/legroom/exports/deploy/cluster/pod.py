@@ -65,7 +65,7 @@ class ClusterSettings:
 
     @property
     def own_volumes(self) -> bool:
-        """Whether a new pod starts with an empty volume."""
+        """Whether each new pod starts with an empty cache volume and downloads the weights again."""
         return self.cache in ("pod", "kept")
 
     @property
@@ -75,6 +75,7 @@ class ClusterSettings:
 
     @property
     def journal_folder(self) -> str:
+        """The container folder of the sidecar's journal."""
         return containers.JOURNAL.replace("/root", self.home_folder, 1)
 
 
@@ -84,7 +85,7 @@ def pod_labels(server: ExportedServer) -> dict[str, str]:
 
 
 def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") -> dict[str, Any]:
-    """The metadata of an object other than a pod."""
+    """Name, namespace and labels of a Kubernetes object other than a pod; by default the server's name."""
     where = {"namespace": settings.namespace} if settings.namespace else {}
     return {"name": name or server.name, **where, "labels": pod_labels(server)}
 
@@ -129,7 +130,7 @@ def node_selector(server: ExportedServer) -> dict[str, Any]:
 
 
 def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The spec of a pod. `first` replaces the server's own container."""
+    """The spec of a pod: containers, volumes, node selector, grace period; `first` replaces its main container."""
     links = "A Service called vllm would set VLLM_PORT, which vLLM reads as its own."
     grace = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
     pod: dict[str, Any] = {"enableServiceLinks": Commented(links, False)}
@@ -155,8 +156,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
 def container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag] = (), wrapper: str = ""
 ) -> dict[str, Any]:
-    """The server's container. `more` are flags of its rank in a group of pods; `wrapper` is a shell line around its
-    command."""
+    """The server's container; `more`: flags of its rank, `wrapper`: a shell line around the command."""
     why, pre_stop = _pre_stop_hook(server)
     return {
         **_command_and_env(server, settings, more, wrapper),
@@ -255,7 +255,7 @@ def health_probes(server: ExportedServer) -> dict[str, Any]:
 
 
 def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
-    """A comment and the shell line of the preStop hook."""
+    """A comment and the shell line of the preStop hook, which drains the server."""
     leaving = "Routers learn that the pod is leaving; then"
     if server.options.guard:
         why = f"{leaving} the guard refuses new requests while running ones finish."
@@ -267,7 +267,7 @@ def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
 
 
 def pre_stop_s(server: ExportedServer) -> int:
-    """The longest time that the preStop hook takes."""
+    """The most seconds that the preStop hook takes."""
     drains_here = server.options.guard or not server.drains_itself
     return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
 
@@ -315,6 +315,7 @@ def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
 
 
 def _sidecar_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The container of `legroom watch --daemon` beside the server."""
     config = {"name": _WATCH_VOLUME, "mountPath": _WATCH_FOLDER, "readOnly": True}
     watch: dict[str, Any] = {
         "name": "legroom-watch",

@@ -28,8 +28,7 @@ _SUFFIX = "-nodes"
 
 
 def group_name(server: ExportedServer) -> str:
-    """The name of the LeaderWorkerSet. It differs from the server's, because the set creates a headless Service of its
-    own name."""
+    """The LeaderWorkerSet's name; not the server's, as the set creates a headless Service of its own name."""
     most = _LONGEST_NAME - len(_SUFFIX)
     if len(server.name) <= most:
         return f"{server.name}{_SUFFIX}"
@@ -63,7 +62,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
 
 
 def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """Volume claims that outlive a pod: the whole group restarts with any of its pods, and would download again."""
+    """The set's volume claim templates, which outlive pods: a group restart would download the weights again."""
     if settings.cache != "kept" or server.local_model:
         return {}
     claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
@@ -83,7 +82,7 @@ def _worker_template(server: ExportedServer, settings: ClusterSettings, over: No
 
 
 def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
-    """Comments about settings that depend on the cluster."""
+    """Head comments: how to keep a group in one rack or network, and that its volumes outlive it."""
     yield (
         "To keep a group on nodes of one rack or network, annotate the set with "
         "leaderworkerset.sigs.k8s.io/exclusive-topology and the label by which your nodes tell it."
@@ -95,7 +94,7 @@ def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings)
 
 
 def _pod_template(about: dict[str, Any], role: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
-    """The template of a group's pods: `about` is their metadata, which gets the role's label."""
+    """A pod template from metadata (`about`), the label of its `role`, and the pod's spec."""
     return {"metadata": {**about, "labels": {**about["labels"], **role}}, "spec": spec}
 
 
