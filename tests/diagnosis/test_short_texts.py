@@ -118,7 +118,7 @@ def test_an_engine_that_wakes_in_a_rank_shares_its_card_with_a_trainer() -> None
         ),
         (
             "It starts and reports its pool. Then a single 512K-token request:\ntorch.OutOfMemoryError: CUDA out of "
-            "memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 44.39 GiB of which 151.31 MiB is free.",
+            "memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 44.39 GiB of which 151 MiB is free.",
             "runtime_activation_burst",
             "lower_util",
         ),
