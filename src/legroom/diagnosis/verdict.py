@@ -86,6 +86,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     wanted = wanted_tensors(planner)
     if site := computed_site(planner, wanted):
         planner.case = case = replace(case, computed_site=site)
+        wanted = tuple(tensor for tensor in wanted if tensor.moment == "load" or site != "build")
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _cause_by_site(case))
     weights = [assessment.weight for _, assessment in likely]
     verdict = _verdict(case, likely)

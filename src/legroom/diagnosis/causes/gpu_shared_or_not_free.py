@@ -264,7 +264,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         ]
     elif share is not None:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
-    if planner.total_bytes is None or planner.case.platform.unified:
+    if planner.total_bytes is None or planner.case.platform.unified or platform == "XPU":
         steps.append(
             "if no process is listed and CPU and GPU share their memory (GB10, Jetson, an APU), it is the page cache, "
             "or a stopped container's memory on its way back: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, and "

@@ -86,7 +86,12 @@ def answer(name: str, request: Any) -> Document:
     if endpoint.fetches_from_hub:
         return endpoint.function(request)
     with isolated():
-        document = endpoint.function(with_whole_numbers(request))
+        try:
+            document = endpoint.function(with_whole_numbers(request))
+        except LegroomError as error:
+            said = in_requested_language({"words": [error.message, error.hint]}, request)["words"]
+            error.message, error.hint = said
+            raise
         return document if endpoint.module == "lookups" else in_requested_language(document, request)
 
 
