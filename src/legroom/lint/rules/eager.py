@@ -15,6 +15,7 @@ RULE = Rule("eager", "note", "--enforce-eager", _WHY)
 
 @checks(StartedServer, RULE)
 def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findings:
+    """A server with --enforce-eager, which decodes slower without CUDA graphs."""
     if not context.parsed_args(server).args.enforce_eager:
         return
     plan = context.plan_of(server)

@@ -152,8 +152,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
 
 
 def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:
-    """All flags of no release, where two of them name a feature of no release: `--tiered-moe-backend` and
-    `--tiered-moe-numa-strict`; empty where none do."""
+    """All flags of no release, where two share an unknown feature (`--tiered-moe-...`), as in a fork; else empty."""
     unknown = [item for item in problems if item.kind == "unknown" and item.flag.startswith("--")]
     own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_typo(server, problem)))
     known = {_feature(flag) for flag in flags_ever()}
@@ -208,7 +207,7 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
 
 
 def _is_emptied(server: StartedServer, flag: str) -> bool:
-    """Whether the value of a flag is an empty word."""
+    """Whether the flag's value is an empty word, as a script leaves it to switch the flag off."""
     texts = [word.text for word in server.words]
     return any(
         plain_name(text) == flag and (text.endswith("=") or texts[i + 1 : i + 2] == [""])
@@ -240,8 +239,7 @@ def _refused_by_config_classes(server: StartedServer, context: Context) -> Findi
 
 
 def _device_of_another_build(server: StartedServer) -> Findings:
-    """`--device cpu` in vLLM's CUDA image: its worker ends with 'Not support device type' (until 0.10.0, which drops
-    the flag)."""
+    """`--device cpu` in vLLM's CUDA image, whose worker refuses the device (until 0.10.0, which drops the flag)."""
     word = flag_word(server, "--device")
     if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
         return

@@ -14,6 +14,7 @@ RULE = Rule("gpu-reset", "warning", "A GPU is reset", _WHY)
 
 @checks(InvokedCommand, RULE)
 def gpu_reset_to_free_memory(command: InvokedCommand, context: Context) -> Findings:
+    """An `nvidia-smi --gpu-reset`, which does not free the memory of a living process."""
     if context.configures_mig:
         return  # a GPU changes its MIG mode only with a reset
     texts = [text.rpartition("/")[2] for text in command.texts()]

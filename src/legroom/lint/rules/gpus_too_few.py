@@ -20,6 +20,7 @@ _SIZES = tuple(f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "pre
 
 @checks(StartedServer, RULE)
 def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
+    """A server whose parallel sizes need more GPUs than its container or environment gives it."""
     if server.launcher or context.release_of(server).before("0.11.1"):
         return  # a launcher spreads ranks over nodes itself
     gpus = server.gpu_count

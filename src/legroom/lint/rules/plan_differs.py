@@ -21,6 +21,7 @@ _COMPARED = (
 
 @checks(StartedServer, RULE)
 def flags_differ_from_plan(server: StartedServer, context: Context) -> Findings:
+    """Flags of a server that differ from those of the plan given with --plan."""
     if (plan := context.plan_of(server)) is None:
         return
     args = context.parsed_args(server).args
