@@ -174,7 +174,7 @@ def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
     """Bytes below and above the KV cache: one band for the sum of all parts. The errors of the weights and of the
-    card's total are known separately. `first_start_bytes`: what an empty compile cache would take."""
+    card's total are known separately. `first_start_bytes`: what an empty compile cache may take."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     half = half_band("kv_cache", of.properties, math.hypot(*own_errors(parts[1:])), gpu.total_bytes)
