@@ -45,10 +45,10 @@ from legroom.memory.bands import (
     COUNTED,
     BandClass,
     band_class,
+    error_scale,
     possible_extra,
     possible_saving,
     possible_spare,
-    scale,
     total_spread,
     weights_path,
 )
@@ -178,7 +178,10 @@ def start_of(result: Result) -> Start | None:
     for name, value in truths.items():
         if value is not None and rules[name].kind == "estimated":
             misses[name] = Miss(
-                rules[name].bytes - value, printed.rounding_bytes, scale(rules[name]), possible_saving(rules[name])
+                rules[name].bytes - value,
+                printed.rounding_bytes,
+                error_scale(rules[name]),
+                possible_saving(rules[name]),
             )
     rule = weights(*what, layout.rank)
     if printed.weights_bytes:
@@ -205,7 +208,7 @@ def start_of(result: Result) -> Start | None:
         misses,
         rule.bytes,
         weights_path(of, rule),
-        tuple(scale(rules[name]) for name in COUNTED),
+        tuple(error_scale(rules[name]) for name in COUNTED),
     )
 
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from bench_harness import arguments
 from stand_in import free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
 
-from legroom.live.journal.journal import DONE, UNDONE, Journal
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import DONE, UNDONE
 
 WRITER = """
 import sys, time

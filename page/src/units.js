@@ -36,7 +36,10 @@ export const commandLine = (words, env = {}) =>
 
 // What the chosen card has, as it would be written.
 export function memoryOf(gpus, name) {
-  const wanted = String(name ?? "").toLowerCase();
-  const card = gpus.find((gpu) => [gpu.name, ...(gpu.write ?? [])].some((each) => each.toLowerCase() === wanted));
-  return card ? gib(card.total_bytes).replace(" ", "") : /^[\d.]+\s*[gm]i?b$/.test(wanted) ? name : "";
+  const bare = (text) => String(text ?? "").toLowerCase().replace(/[\s-]/g, "");
+  const wanted = bare(name);
+  const card = gpus.find((gpu) => [gpu.name, ...(gpu.write ?? [])].some((each) => bare(each) === wanted));
+  return card ? gib(card.total_bytes).replace(" ", "") : /^[\d.]+[gm]i?b$/.test(wanted) ? name : "";
 }
+
+export const rateRange = (rate) => (rate ? `${count(rate.low)} – ${count(rate.high)}` : "–");

@@ -66,7 +66,8 @@ def read_toml(path: Path) -> TomlTable:
 
 
 class TomlTable:
-    """One table of a file. Each value is type-checked when it is read; `end` refuses keys that were never read."""
+    """One table of a file. Each value is type-checked when it is read; leaving its `with` block refuses keys that were
+    never read."""
 
     def __init__(self, values: Mapping[str, Any], at: KeyPath, file: Path, lines: KeyLines) -> None:
         self._values, self._at, self._file, self._lines = values, at, file, lines
@@ -74,6 +75,14 @@ class TomlTable:
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
+
+    def __enter__(self) -> TomlTable:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        unread = (key for key in self._values if key not in self._read)
+        if error is None and (key := next(unread, None)) is not None:
+            raise self.error(key, "is not a setting here", _closest_key(key, sorted(self._read)))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -180,12 +189,6 @@ class TomlTable:
         """All values, for a caller that validates them itself."""
         self._read.update(self._values)
         return dict(self._values)
-
-    def end(self) -> None:
-        """Raises if the table has a key that was never read."""
-        for key in self._values:
-            if key not in self._read:
-                raise self.error(key, "is not a setting here", _closest_key(key, sorted(self._read)))
 
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:

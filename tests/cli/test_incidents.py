@@ -76,7 +76,7 @@ def test_what_a_sidecar_keeps_is_left_to_it(tmp_path):
 
 
 def test_a_full_disk_is_said_and_watching_goes_on(tmp_path, monkeypatch):
-    from legroom.live.journal.journal import JournalUnavailable
+    from legroom.live.journal.journal_records import JournalUnavailable
 
     said: list[str] = []
     with Journal.open(tmp_path / "j.db") as journal:

@@ -64,12 +64,39 @@ def test_the_answer_to_a_wish_reads_well(capsys):
 
 def test_size_gives_a_row_a_gpu_with_a_command_that_holds(capsys):
     table = answer(capsys, "size", "llama-3.1-8b", "--context", "4k", "--concurrency", "8", "--gpu", "h100,t4")
-    assert [row["gpu"] for row in table["rows"]] == ["NVIDIA H100 80GB HBM3", "Tesla T4"]
+    assert {row["gpu"] for row in table["rows"]} == {"NVIDIA H100 80GB HBM3", "Tesla T4"}
     for row in table["rows"]:
         assert row["count"] >= 1
         assert row["max_concurrency"] >= 8
         again = answer(capsys, "plan", "--gpu", row["gpu"], "--", *row["command"])
         assert again["layout"] == row["layout"]
+
+
+def test_a_quantized_checkpoint_that_needs_fewer_gpus_has_a_row_of_its_own(capsys):
+    rows = answer(capsys, "size", "qwen3-32b", "--gpu", "l40s")["rows"]
+    assert [(row["count"], row["model"], bool(row["gives_up"])) for row in rows] == [
+        (1, "Qwen/Qwen3-32B-FP8", True),
+        (2, "Qwen/Qwen3-32B", False),
+    ]
+    assert all(row["tokens_per_s"]["low"] < row["tokens_per_s"]["high"] for row in rows)
+
+
+def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_it_is(capsys):
+    assert main(["size", "qwen3-32b", "--gpu", "l4,rtx-a6000"]) == 0
+    out = capsys.readouterr().out
+    assert "1 x NVIDIA L4* tight" in out
+    commands = [line.strip() for line in out.splitlines() if line.startswith("  $ ")]
+    assert [command.split()[3] for command in commands] == ["Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"]
+
+
+def test_the_text_of_a_plan_has_its_speed_and_price(capsys):
+    from legroom.web.endpoints import answer as page_answer
+
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100"]) == 0
+    out = capsys.readouterr().out
+    speed = page_answer("speed", {"model": "llama-3.1-8b", "gpu": "h100"})
+    assert f"tokens/s     {speed['one_user_tokens_per_s']['estimate']:.0f} (" in out
+    assert f"${speed['usd_per_hour']:.2f} an hour, list price of {speed['price_date']}" in out
 
 
 def test_size_takes_vllm_flags(capsys):

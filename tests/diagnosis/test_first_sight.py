@@ -231,7 +231,7 @@ def test_a_refused_pinned_buffer_is_host_memory() -> None:
 
 def test_few_long_requests_need_a_larger_pool_and_many_fewer_at_once() -> None:
     line = "Running: {} reqs, Waiting: 36 reqs, GPU KV cache usage: 100.0%, Prefix cache hit rate: 0.0%\n"
-    assert first(line.format(4)).fixes[0].kind == "raise_util"
+    assert first(line.format(4)).fixes[0].kind == "kv_cache_dtype"  # twice the tokens; a higher share adds a few
     assert first(line.format(40)).fixes[0].flags == {"max_num_seqs": 30}
 
 
@@ -327,3 +327,120 @@ def test_an_image_names_its_engine() -> None:
     log = "repack #9: torch.OutOfMemoryError\nimage {}:latest, TP2\n"
     assert diagnosis(log.format("lmsysorg/sglang")).verdict == "not understood"
     assert diagnosis(log.format("vllm/vllm-openai")).verdict != "not understood"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("vLLM runs out of memory during CUDA graph capture on L40S, 0.95 utilization", "cudagraph_capture_oom"),
+        ("After about 200 requests vLLM crashes with CUDA OOM", "runtime_activation_burst"),
+        ("vllm fails with out of memory while loading the weights", "weights_too_big"),
+        ("vllm: loglikelihood tasks end in CUDA OOM", "runtime_activation_burst"),
+        ("engine died (prompt_logprobs OOM ~7.5GiB / 2.8 free)", "runtime_activation_burst"),
+        ("KV cache needed 12.5 GiB but only 3.1 GiB available, max_model_len 131072", "kv_too_small_for_max_len"),
+        ("The RSS of the vLLM server keeps growing until the pod is OOMKilled", "leak_over_time"),
+        ("显存一直在缓慢增长，两天之后 vLLM 容器重启", "leak_over_time"),
+        ("systemd[1]: vllm.service: A process of this unit has been killed by the OOM killer.", "host_ram_oom"),
+        ("vllm task: Container killed due to memory usage", "host_ram_oom"),
+        ("Pod vllm-0 evicted: The node was low on resource: memory.", "host_ram_oom"),
+        ("bash: line 1:  4242 Killed                  vllm serve Qwen/Qwen3-8B", "host_ram_oom"),
+        ("The DGX Spark with vLLM froze: the machine is unresponsive", "unified_memory_or_wsl"),
+        ("vLLM: a false OutOfMemoryError on the first tensor, the card is free", "driver_or_cuda_mismatch"),
+        ("Training Progress: 100%\nRuntimeError: DataLoader worker is killed by signal: Killed.", "not_memory"),
+        ("ncclInternalError: Internal check failed.\nFailed to initialize any NET plugin", "not_memory"),
+    ],
+)
+def test_a_failure_told_in_prose_is_placed_by_its_words(text: str, cause: str) -> None:
+    assert first(text).cause == cause
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm keeps 90% of my GPU memory after start, is it a memory leak?",
+        "lmdeploy serve api_server: RuntimeError: [TM][ERROR] CUDA runtime error: out of memory",
+        "text_generation_server/models/flash_causal_lm.py: CUDA out of memory.",
+    ],
+)
+def test_a_question_or_another_engine_is_no_failure_of_vllm(text: str) -> None:
+    assert all(run.verdict == "not understood" for run in read_log([text.encode()], "log").runs)
+
+
+NO_BLOCKS = "Available KV cache memory: {} GiB\nValueError: No available memory for the cache blocks.\n"
+
+
+def test_a_share_is_raised_for_the_smallest_card_that_the_figures_allow() -> None:
+    log = "$ -tp 2 --gpu-memory-utilization 0.10\nLoading model weights took 28.4767 GB\n" + NO_BLOCKS.format(-23.55)
+    fix = first(log).fixes[0]
+    # 28.48 - 23.55 + 0.5 GiB are a tenth of 54.3 GiB at least, of which 24.55 GiB are 0.453.
+    assert fix.flags == {"gpu_memory_utilization": 0.56}
+    assert fix.command[-2:] == ("--tensor-parallel-size", "2")
+
+
+def test_weights_that_fill_the_smallest_card_are_the_lever() -> None:
+    assert first("Model loading took 7.61 GiB\n" + NO_BLOCKS.format(-0.23)).fixes[0].kind == "checkpoint_format"
+
+
+def test_steps_above_every_default_are_cut_first_and_no_flag_is_dropped() -> None:
+    given = "$ --max-num-batched-tokens 16384 --limit-mm-per-prompt '{\"image\": 8}' --gpu-memory-utilization 0.78\n"
+    fix = first(given + "Model loading took 21.5 GiB\n" + NO_BLOCKS.format(-1.62)).fixes[0]
+    assert fix.flags["max_num_batched_tokens"] == 2048
+    assert '{"image": 8}' in fix.command
+
+
+@pytest.mark.parametrize("before", ["", "# two containers on the same GPU\n"])
+def test_a_pool_far_below_zero_is_a_neighbour_s_first(before: str) -> None:
+    missing = -6.5 if before else -30.18
+    assert first(before + NO_BLOCKS.format(missing)).fixes[0].kind == "sequence_starts_or_wait"
+
+
+def test_a_trainer_gets_its_own_keys_and_no_server_s_command() -> None:
+    log = (
+        "$ actor_rollout_ref.rollout.gpu_memory_utilization=0.6\nrollout.resume(tags=['weights']) -> wake_up\n"
+        "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62\n"
+    )
+    fix = first(log).fixes[0]
+    assert "actor_rollout_ref.rollout.gpu_memory_utilization=0.45" in fix.steps[0]
+    assert "param_offload=True" in fix.steps[1]
+    assert not fix.command
+
+
+def test_what_neither_torch_nor_this_process_holds_is_another_container_s() -> None:
+    log = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. GPU 0 has a total capacity of 83.05 "
+        "GiB of which 140.38 MiB is free. Including non-PyTorch memory, this process has 23.33 GiB memory in use. Of "
+        "the allocated memory 21.92 GiB is allocated by PyTorch.\n"
+    )
+    assert first(log).cause == "gpu_shared_or_not_free"
+    assert diagnosis("sglang.launch_server\n" + log).notes[1].startswith("59.58 GiB of the card belong to another")
+
+
+def test_pieces_of_steps_without_a_graph_pool_mean_that_steps_ran() -> None:
+    log = "GPU KV cache size: 92,928 tokens\n" + oom(15.87, 0.84, 12.82, 1.78, "768.00 MiB", "HIP")
+    found = first("$ --max-num-batched-tokens 16384 --gpu-memory-utilization 0.82\n" + log)
+    assert found.cause == "runtime_activation_burst"
+    assert found.fixes[0].flags == {"max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.77}
+
+
+def test_a_card_and_a_model_in_prose_make_a_plan() -> None:
+    log = "GPU: NVIDIA RTX 4090, model Qwen/Qwen2.5-14B-Instruct\n" + NO_BLOCKS.format(-4.02)
+    assert first(log).fixes[0].plan is not None
+    assert first(log.replace("4090", "4090 and an A100")).fixes[0].plan is None
+
+
+def test_weights_above_the_card_s_total_place_a_failure_without_frames() -> None:
+    log = "$ docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-32B\nNVIDIA L40S\n"
+    found = first(log + "CUDA out of memory. Tried to allocate 1.16 GiB.\n")
+    assert found.cause == "weights_too_big"
+    assert "log-probabilities" not in found.why
+
+
+def test_bytes_without_a_length_give_the_part_of_it_that_fits() -> None:
+    log = "7.8 GiB KV cache is needed, which is larger than the available KV cache memory (7.08 GiB)"
+    assert "--max-model-len to 0.9 of" in first(log).fixes[0].steps[0]
+
+
+def test_a_setting_that_the_message_names_is_taken_out() -> None:
+    assert first("ValueError: moe_backend='triton' is not supported for NvFP4 MoE").fixes[0].flags == {
+        "moe_backend": None
+    }

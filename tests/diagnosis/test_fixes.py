@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from diagnosis_logs import CAUSES, TORCH, trace
+from diagnosis_logs import CAUSES, LOADED, TORCH, trace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +49,30 @@ def test_without_an_estimate_the_length_follows_from_the_bytes_rounded_against_u
         "which is larger than the available KV cache memory (4.25 GiB)."
     )
     assert 95_000 < finding(log).fixes[0].flags["max_model_len"] < 100_000
+
+
+def _short_of_kv(needed: float, has: float, fits: int) -> str:
+    return (
+        f"ValueError: To serve at least one request with the model's max seq len (131072), ({needed} GiB KV cache is "
+        f"needed, which is larger than the available KV cache memory ({has} GiB). Based on the available memory, the "
+        f"estimated maximum model length is {fits}."
+    )
+
+
+def test_keys_and_values_in_8_bits_are_offered_where_half_a_request_fits() -> None:
+    offered = [
+        any(fix.flags == {"kv_cache_dtype": "fp8"} for fix in finding(_short_of_kv(16.0, has, fits)).fixes)
+        for has, fits in ((5.06, 41472), (9.0, 73728))
+    ]
+    assert offered == [False, True]
+
+
+def test_a_fix_that_fits_by_the_figures_of_the_log_says_where_a_plan_without_them_differs() -> None:
+    sized = LLAMA.replace("v0.11.0", "v0.32.0").replace("8192", "131072") + LOADED + "\n"
+    cause = finding(sized + _short_of_kv(16.0, 5.74, 47008), gpu="rtx4090")
+    assert cause.fixes[0].flags["max_model_len"] > 45000
+    assert "legroom plan, which does not know this log, calls it tight" in cause.fixes[0].why
+    assert "does not know this log" not in fix_of("more_or_fewer_gpus_tp_pp", cause).why
 
 
 def test_state_blocks_are_the_answer() -> None:

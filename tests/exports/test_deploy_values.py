@@ -12,7 +12,7 @@ from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.serve_command import parse_command
 from legroom.exports.export_request import ExportRequest
 from legroom.facts.releases import release
-from legroom.memory.host_needs import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
+from legroom.memory.host_needs import API_SERVER_BYTES, WORKER_BYTES
 from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.units import GIB
 
@@ -146,7 +146,7 @@ def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fr
     words = parse_command(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument(vllm=version, args={"data_parallel_size": 4})
     needs = host_needs_of(words, 4, 4, 0, document, {})
-    assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
+    assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * WORKER_BYTES
     assert needs.cpus == fronts + 4 + 4
 
 

@@ -131,3 +131,122 @@ def test_the_version_of_a_distribution_is_no_month():
     install = "RUN git clone https://github.com/vllm-project/vllm && pip install -e vllm\n"
     file = f"FROM nvidia/cuda:12.9.1-devel-ubuntu24.04\n{install}CMD {SERVE} --chat-template-content-format openai"
     assert judged(file, "Dockerfile") == []
+
+
+@pytest.mark.parametrize("limit", ["4Gi", "7Gi", "8Gi"])
+def test_the_worker_of_one_rank_is_the_engines_own_process(limit):
+    given = pod("vllm/vllm-openai:v0.9.0").replace('"--tensor-parallel-size", "4", ', "")
+    limited = given.replace('nvidia.com/gpu: "4"', f'nvidia.com/gpu: "1", memory: {limit}')
+    assert f"memory: {limit}" in limited
+    assert [rule for rule, _ in judged(limited, "pod.yaml")] == (["host-memory"] if limit != "8Gi" else [])
+
+
+def test_a_patch_without_an_image_may_have_its_shared_memory_from_its_base():
+    assert ("shm-missing", "warning") in judged(pod("vllm/vllm-openai:v0.9.0"), "pod.yaml")
+    assert judged(pod("").replace("    image: \n", ""), "patch.yaml") == []
+
+
+MAKEFILE = """\
+MODEL ?= Qwen/Qwen3-8B   # a comment
+stop:
+\t@pkill -f "vllm serve $(MODEL)"
+serve:
+\t-CUDA_VISIBLE_DEVICES=0 vllm serve "$(MODEL)" \\
+\t--max-model-len 4096 \\
+\t--swap-space 4
+"""
+
+
+def test_recipes_of_a_makefile_are_read_with_its_variables():
+    report = lint_texts([("Makefile", MAKEFILE)], LintOptions())
+    assert [(each.place.line, each.rule) for each in report.findings] == [(3, "kill-by-pattern"), (7, "flag-removed")]
+
+
+CUT_OFF = {
+    "a comment": f"{SERVE} \\\n  # --enforce-eager \\\n  --port 8001\n",
+    "no backslash": f"{SERVE}\n  --port 8001\n",
+    "a folded block": 'services:\n  v:\n    command: >\n     sh -c "\n      vllm serve m\n       --port 8001\n     "\n',
+}
+
+
+@pytest.mark.parametrize("how", CUT_OFF)
+def test_flags_behind_a_line_break_do_not_reach_vllm(how):
+    path = "compose.yaml" if how == "a folded block" else "start.sh"
+    assert judged(CUT_OFF[how], path) == [("flag-cut-off", "error")]
+
+
+@pytest.mark.parametrize(("top", "found"), [('{{- include "labels" . }}\n', ["flag-removed"]), ("", [])])
+def test_flags_behind_an_action_of_a_template_belong_to_their_command(top, found):
+    script = f"{top}run:\n  script: |\n      {SERVE} \\\n      {{{{- if .Values.x }}}}\n      --swap-space 4\n"
+    report = lint_texts([("templates/a.yaml", script)], LintOptions())
+    assert [each.rule for each in report.findings] == found
+
+
+def test_a_folded_command_has_the_lines_of_its_flags():
+    report = lint_texts(
+        [("values.yaml", f'cli: "{SERVE}\n      --max-model-len 4096\n      --swap-space 4"\n')], LintOptions()
+    )
+    assert [(each.place.line, each.place.column) for each in report.findings] == [(3, 7)]
+
+
+@pytest.mark.parametrize(
+    "command", ["fuser -k /dev/nvidia*", "kill -9 $(nvidia-smi --query-compute-apps=pid)", "pkill -f uvicorn"]
+)
+def test_every_process_on_the_gpus_is_a_pattern_too(command):
+    assert judged(f"{SERVE} &\n{command}\n") == [("kill-by-pattern", "warning")]
+
+
+def test_a_variable_that_is_only_passed_on_is_not_read():
+    service = "image: vllm/vllm-openai:v0.19.0, command: --model m, environment: {VLLM_MINE: '${VLLM_MINE}'}"
+    compose = f"services:\n  v: {{{service}}}\n"
+    assert judged(compose, "compose.yaml") == [("env-unknown", "warning")]
+    assert judged(compose.replace("--model m", "'--model ${VLLM_MINE}'"), "compose.yaml") == []
+
+
+SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: vllm}\nspec: {ports: [{port: 80}]}\n"
+
+
+def test_a_service_called_vllm_sets_a_variable_that_vllm_refuses():
+    assert judged(SERVICE, "s.yaml") == [("service-named-vllm", "warning")]
+    assert judged(SERVICE.replace("{name: vllm}", "{name: vllm-server}"), "s.yaml") == []
+    assert judged(SERVICE + "---\napiVersion: v1\nkind: Pod\nspec: {enableServiceLinks: false}\n", "s.yaml") == []
+
+
+def test_a_mapping_of_flags_is_a_command_line():
+    profile = (
+        "image: vllm/vllm-openai:v0.21.0\nargs:\n  --model: m\n  --trust-remote-code: true\n  --chunked-size: 32\n"
+    )
+    assert judged(profile, "profile.yaml") == [("flag-unknown", "error")]
+
+
+def test_a_key_that_a_config_class_does_not_have_is_refused_for_every_model():
+    command = SERVE.replace("Qwen/Qwen3-8B", "/models/mine") + " --speculative-config '{\"n_predict\": 1}'"
+    assert judged(command) == [("flag-value", "warning")]
+    assert judged(command.replace("n_predict", "num_speculative_tokens")) == []
+
+
+def test_ranks_that_ray_may_have_on_several_nodes_share_no_ipc_handles():
+    exported = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+    assert judged(f"{exported}{SERVE} -tp 2") == [("allocator-clash", "warning")]
+    assert judged(f"{exported}{SERVE} -tp 2 --distributed-executor-backend ray") == []
+    assert judged(f"{exported}RAY_ADDRESS=10.0.0.1:6379 {SERVE} -tp 2") == []
+
+
+def test_variables_of_another_build_are_its_own():
+    recipe = f"container: ghcr.io/a/vllm-rocm:commit-1\nenv: {{VLLM_MINE: '1'}}\ncommand: |\n  {SERVE}\n"
+    assert judged(recipe, "recipe.yaml") == []
+    assert judged(recipe.replace("container: ghcr.io/a/vllm-rocm:commit-1\n", ""), "recipe.yaml") == [
+        ("env-unknown", "warning")
+    ]
+
+
+@pytest.mark.parametrize(("name", "found"), [("VLLM_DISABLE_CUSTOM_ALL_REDUCE", 1), ("VLLM_OF_THIS_BUILD", 0)])
+def test_a_variable_that_is_called_like_a_flag_is_read_by_no_build(name, found):
+    run = f"docker run --gpus all -e {name}=1 nvcr.io/nvidia/vllm:25.12-py3 {SERVE}"
+    assert judged(run) == [("env-unknown", "warning")] * found
+
+
+@pytest.mark.parametrize(("day", "found"), [("2025-05-27-v1", 0), ("20250527", 0), ("2026-05-27", 1)])
+def test_the_day_in_a_tag_tells_the_release(day, found):
+    run = f"docker run --gpus all lmcache/vllm-openai:{day} Qwen/Qwen3-8B --disable-log-requests"
+    assert judged(run) == [("flag-removed", "warning")] * found

@@ -10,7 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
+from legroom.live.journal.journal import Journal, journal_path
+from legroom.live.journal.journal_records import JournalUnavailable
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from contextlib import closing
 import pytest
 
 from legroom.live.journal import journal_buffer
-from legroom.live.journal.journal import Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_buffer import BufferedJournal
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.sample import EngineSample, Sample
 
 

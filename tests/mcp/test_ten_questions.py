@@ -38,7 +38,7 @@ def concurrency(plan):
 
 
 def which_gpus(size):
-    (row,) = size["rows"]
+    row = size["rows"][-1]
     assert (row["gpu"], row["count"]) == ("NVIDIA H100 80GB HBM3", 2)
     assert row["max_concurrency"] >= 8
 

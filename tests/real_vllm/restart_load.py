@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -231,9 +232,19 @@ drain = {{ by = "guard", token = "{TOKEN}" }}
     def ask_for_restart(self) -> dict[str, Any]:
         body = json.dumps({"action": "restart", "server": self.url}).encode()
         asked = urllib.request.Request(f"http://127.0.0.1:{self.own}/act", body, {"Authorization": "Bearer act-token"})
-        with urllib.request.urlopen(asked, timeout=10) as answer:
-            held: dict[str, Any] = json.load(answer)
-            return held
+        end_s = time.monotonic() + 60.0
+        while True:
+            try:
+                with urllib.request.urlopen(asked, timeout=10) as answer:
+                    held: dict[str, Any] = json.load(answer)
+                    return held
+            except urllib.error.HTTPError as error:
+                # 503: the journal cannot be read yet, which a busy disk delays.
+                assert error.code == 503 and time.monotonic() < end_s, (
+                    error.read(),
+                    (self.folder / "said").read_text(),
+                )
+                time.sleep(0.2)
 
     def stop(self) -> None:
         if self._sidecar is not None:

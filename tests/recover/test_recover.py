@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from legroom.live.journal.journal import Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.recover.free_memory import free_dead_holders
 from legroom.recover.machine_snapshot import SharedMemorySegment, read_machine
 from legroom.recover.orphans import Holder, classify_holders

@@ -16,7 +16,7 @@ import pytest
 from legroom.drawing.terminal import Style
 from legroom.live.detectors import DetectorFinding
 from legroom.live.forecast import Forecast
-from legroom.live.journal.journal import Action, ActionStage, Incident, Note
+from legroom.live.journal.journal_records import Action, ActionStage, Incident, Note
 from legroom.live.journal.sample_store import JournalPoint
 from legroom.live.server_view import ServerView
 from legroom.render.incident_text import duration_text, incident_svg, incident_text, incidents_text

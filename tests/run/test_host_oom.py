@@ -13,7 +13,8 @@ from own_cgroup import limited_cgroup
 
 from legroom.live.kernel_memory import KernelKill
 from legroom.run.expectation import Gpus
-from legroom.run.healing import Bounds, find_remedy
+from legroom.run.healing import Bounds, death_text, find_remedy
+from legroom.run.restart_policy import ProcessDeath
 from legroom.run.run_file import ProcessRecord
 from legroom.run.server_command import read_command
 from legroom.units import GIB
@@ -60,9 +61,9 @@ def diagnosed(tmp_path):
     vllm.chmod(0o755)
     log.write_text("(EngineCore pid=2) INFO 11-15 05:57:24 [core.py:100] loading\n")
 
-    def diagnose(*flags: str, kill: KernelKill, bounds: Bounds = NO_BOUNDS, gpus: Gpus = NO_GPU):
+    def diagnose(*flags: str, bounds: Bounds = NO_BOUNDS, gpus: Gpus = NO_GPU, **how):
         command = read_command([str(vllm), "serve", "Qwen/Qwen3-8B", *flags], "0.32.0", {})
-        return find_remedy(log, command, bounds, gpus, {}, kill=kill)
+        return find_remedy(log, command, bounds, gpus, {}, **how)
 
     return diagnose
 
@@ -109,3 +110,9 @@ def test_a_machine_without_a_limit_that_is_full_has_no_limit_to_raise(diagnosed)
 def test_a_kept_flag_stays_also_then(diagnosed):
     kept = Bounds(keep=("kv_cache_memory_bytes",))
     assert not diagnosed("--kv-cache-memory-bytes", "32G", kill=at_limit(40), bounds=kept).words
+
+
+def test_an_engine_whose_status_its_parent_collected_is_still_named(diagnosed):
+    death = ProcessDeath("EngineCore", 7, None)
+    remedy = diagnosed(death=death, ended=death_text(death, None))
+    assert remedy.failed.startswith("EngineCore (pid 7) ended") and not remedy.words

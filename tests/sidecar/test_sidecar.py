@@ -150,6 +150,15 @@ def test_flags_that_cure_are_written_for_the_restart_and_undone_by_hand(place):
         assert place.post("/act", asked)[0] == 400, "there is nothing left to undo"
 
 
+def test_asked_before_the_journal_can_be_read_it_says_ask_again(place):
+    (place.folder / "journal.db").mkdir()
+    place.sidecar(act=["notify"])
+    asked = {"server": f"http://127.0.0.1:{place.port}"}
+    assert place.post("/act", asked)[0] == 503
+    (place.folder / "journal.db").rmdir()
+    wait_for(lambda: place.post("/act", asked)[0] == 202)
+
+
 def test_stopped_while_it_drains_it_ends_the_drain(place):
     sidecar = place.sidecar(act=["notify"])
     (place.folder / "busy").write_text("2")

@@ -9,7 +9,8 @@ from stand_in_world import Killed, World
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, kept_override
 from legroom.actions.server_drain import PlatformDrain
 from legroom.live.detectors import DetectorFinding, Watcher
-from legroom.live.journal.journal import Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import endpoint
 from legroom.sidecar.acting import Actor
 from legroom.sidecar.action_policy import ActionLimits

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from legroom.live.detectors import DetectorFinding
-from legroom.live.journal.journal import Incident, Note
+from legroom.live.journal.journal_records import Incident, Note
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.decisions import first_accepted_change

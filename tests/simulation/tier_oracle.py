@@ -125,7 +125,7 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
                 keep_transfers(self.step, self.scheduler.plan, self.scheduler.offload)
             super()._advance_clock(output)
 
-    ObservedReplay(trace, SchedulerSettings(**item["settings"]), TierSettings(**item["tier"]), keep).run()
+    ObservedReplay(TierSettings(**item["tier"]), trace, SchedulerSettings(**item["settings"]), keep).run()
     return [[step, steps.get(step), transfers[step]] for step in sorted(transfers)]
 
 

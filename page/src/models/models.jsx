@@ -6,7 +6,7 @@ import { VERDICT_CLASS } from "../plan/result.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
-import { count, gib } from "../units.js";
+import { count, gib, rateRange } from "../units.js";
 import { isSpecial } from "./special.js";
 
 const ASKED = { gpu: "rtx4090", gpus: "1", context: "8k", users: "1", words: "" };
@@ -188,9 +188,7 @@ function Fitting({ rows, asked, label }) {
               <td class="figure">{gib(row.weights_bytes, 1)}</td>
               <td class="figure">{row.longest_len ? row.max_concurrency.toFixed(1) : "–"}</td>
               <td class="figure">{row.longest_len ? count(row.longest_len) : "–"}</td>
-              <td class="figure">
-                {row.tokens_per_s ? `${count(row.tokens_per_s.low)} – ${count(row.tokens_per_s.high)}` : "–"}
-              </td>
+              <td class="figure">{rateRange(row.tokens_per_s)}</td>
               <td class="soft">{row.gives_up.map((loss) => loss.split(":")[0]).join(", ")}</td>
             </tr>
           ))}

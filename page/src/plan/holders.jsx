@@ -1,12 +1,11 @@
 import { useEffect, useState } from "preact/hooks";
 import { engine } from "../engine.js";
 import { ErrorNote } from "../parts/controls.jsx";
-import { MiniBar } from "../parts/card.jsx";
 import { sizeRequestOf, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { VERDICT_CLASS } from "./result.jsx";
 import { readCommand } from "./source.jsx";
-import { count, gib } from "../units.js";
+import { count, gib, rateRange } from "../units.js";
 
 // Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
 export function Holders({ setup, plan, onChange }) {
@@ -14,13 +13,14 @@ export function Holders({ setup, plan, onChange }) {
   const [open, setOpen] = useState(false);
   const [state, setState] = useState({ rows: null, error: null });
   // The length that vLLM would take here, so that the table answers the same question as the plan above it.
-  const request = sizeRequestOf(setup, plan);
+  const request = { ...sizeRequestOf(setup, plan), language: t.language };
   const { context, concurrency } = request;
   const key = JSON.stringify(request);
   const use = async (row) => {
     try {
       const { flags } = await readCommand(row.command);
-      onChange(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags }));
+      const other = row.model === plan?.model ? {} : { model: row.model, config: null, checkpoint_bytes: null };
+      onChange(withFound(setup, { gpu: row.gpu, gpus: row.count, gpu_memory: null, flags, ...other }));
     } catch (error) {
       setState((now) => ({ ...now, error }));
     }
@@ -67,7 +67,7 @@ function HolderTable({ rows, onUse }) {
             <th>{t("holders.verdict")}</th>
             <th class="figure">{t("holders.concurrency")}</th>
             <th class="figure">{t("holders.price")}</th>
-            <th>{t("holders.picture")}</th>
+            <th class="figure">{t("models.speed")}</th>
             <th>
               <span class="off-screen">{t("holders.use")}</span>
             </th>
@@ -75,7 +75,7 @@ function HolderTable({ rows, onUse }) {
         </thead>
         <tbody>
           {rows.map((row) => (
-            <tr key={row.gpu}>
+            <tr key={row.gpu + row.model}>
               <td>
                 {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
               </td>
@@ -88,7 +88,7 @@ function HolderTable({ rows, onUse }) {
               </td>
               <td class="figure">{row.count ? row.max_concurrency?.toFixed(1) : ""}</td>
               <td class="figure">{row.usd_per_hour == null ? "–" : `$${row.usd_per_hour.toFixed(2)}`}</td>
-              <td class="picture">{row.layout && <MiniBar layout={row.layout} />}</td>
+              <td class="figure">{rateRange(row.tokens_per_s)}</td>
               <td>
                 {row.count ? (
                   <button

@@ -28,11 +28,10 @@ export function Wishes({ setup, onChange }) {
     const wanted = { want_context: readLength(next.context), want_users: usersOf(next.users) };
     if (wanted.want_context && wanted.want_users) onChange({ ...setup, ...wanted });
   };
-  const take = async ({ command, gives_up }, gpus) => {
+  const take = async ({ command, gpus }, { search }) => {
     const { model, flags } = await readCommand(command);
-    const replaced = isReplaced(gives_up);
     const { model: asked, config, checkpoint_bytes } = typed(setup);
-    const source = replaced ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
+    const source = !config && model !== search.model ? { model, config: null, checkpoint_bytes: null } : { model: asked, config, checkpoint_bytes };
     onChange(withFound(setup, { ...source, gpus, flags, want_context: context, want_users: users }));
   };
   const search = (event, keep_model = false) => {
@@ -44,7 +43,7 @@ export function Wishes({ setup, onChange }) {
       async (signal) => {
         const request = { ...requestOf(typed(setup)), flags, language: t.language, want: { context, users, keep_model } };
         const answer = await engine.call("plan", request, signal);
-        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gives_up: answer.search.gives_up }, answer.gpu.count);
+        if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer);
         else if (keep_model) onChange(typed(setup));
         return { ...answer, asked: typed(setup).model };
       },
@@ -83,7 +82,6 @@ export function Wishes({ setup, onChange }) {
 }
 
 const usersOf = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
-const isReplaced = (losses) => Boolean(losses?.some((loss) => loss.startsWith("another checkpoint")));
 
 function Found({ answer, onTake, onKeep }) {
   const t = useText();
@@ -93,7 +91,7 @@ function Found({ answer, onTake, onKeep }) {
       <p>
         <strong>{words.headline}</strong>
       </p>
-      {isReplaced(search.gives_up) && verdict !== "does_not_fit" && (
+      {answer.model !== search.model && verdict !== "does_not_fit" && (
         <>
           <p>{t("wish.replaced", { asked: answer.asked, model: answer.model })}</p>
           <button type="button" class="button small" onClick={onKeep}>
@@ -109,7 +107,7 @@ function Found({ answer, onTake, onKeep }) {
           <ul class="fix-list">
             {search.alternatives.map((other) => (
               <li key={other.command.join(" ")}>
-                <button type="button" class="button wide small" onClick={() => onTake(other, other.gpus)}>
+                <button type="button" class="button wide small" onClick={() => onTake(other, answer)}>
                   <code>
                     <ShellText text={other.command.slice(3).join(" ") || t("wish.defaults")} />
                   </code>

@@ -157,7 +157,6 @@ export const en = {
   "holders.count": "GPUs",
   "holders.verdict": "Verdict",
   "holders.concurrency": "Requests at once",
-  "holders.picture": "One card",
   "holders.use": "Use",
   "compare.start": "Compare",
   "compare.stop": "Stop comparing",

@@ -156,7 +156,6 @@ export const zh = {
   "holders.count": "数量",
   "holders.verdict": "结论",
   "holders.concurrency": "同时请求数",
-  "holders.picture": "单卡",
   "holders.use": "选用",
   "compare.start": "比较",
   "compare.stop": "停止比较",

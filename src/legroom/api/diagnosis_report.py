@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from legroom.drawing.terminal import PLAIN, Style
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
     from legroom.diagnosis.finding import Finding
     from legroom.diagnosis.log_diagnosis import LogReading
-    from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
 
 
@@ -29,7 +29,6 @@ class DiagnosisReport:
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:
         """The text of `legroom diagnose`."""
-        from legroom.drawing.terminal import PLAIN
         from legroom.render.diagnosis_text import readings_text
 
         return readings_text([self.reading], style or PLAIN, language)
@@ -68,10 +67,8 @@ def diagnose(
     reading = read_log([log.encode("utf-8", "replace")], "the log", hints)
     is_log = "\n" in log or (" " in log.strip() and reading.runs and reading.runs[0].verdict != "not understood")
     if not is_log:
-        raise LegroomError(
-            f"there is no file {log[:200]!r}, and it is not a line of a vLLM log"
-            if log.strip()
-            else "the log is empty",
-            "give the path of a vLLM log, or the text that the server printed",
-        )
+        reason = "the log is empty"
+        if log.strip():
+            reason = f"there is no file {log[:200]!r}, and it is not a line of a vLLM log"
+        raise LegroomError(reason, "give the path of a vLLM log, or the text that the server printed")
     return DiagnosisReport(reading)

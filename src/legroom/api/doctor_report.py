@@ -105,7 +105,11 @@ def doctor() -> DoctorReport:
     node = read_node_state()
     snapshot = replace(read_machine(), gpus=node.gpus)
     found = list(_machine_findings(snapshot, node))
-    servers = tuple(_checkup(snapshot, node, pid, words, found) for pid, words in _running_servers(snapshot))
+    lines = {pid: _null_separated(pid, "cmdline") for pid in snapshot.processes}
+    started = {pid: words for pid, words in lines.items() if _SERVER.match(" ".join(words))}
+    # Processes that a server forked have its command line too.
+    top = {pid: words for pid, words in started.items() if snapshot.processes[pid].parent not in started}
+    servers = tuple(_checkup(snapshot, node, pid, words, found) for pid, words in top.items())
     if not servers:
         found.append(DoctorFinding("not read", "servers", "no running vLLM server was seen on this machine"))
     return DoctorReport(node, servers, tuple(sorted(found, key=lambda each: _RANKS.index(each.rank))))
@@ -136,13 +140,6 @@ def _machine_findings(snapshot: MachineSnapshot, node: NodeState) -> Iterator[Do
             yield DoctorFinding("wrong" if holder.state == "dead" else "watch", f"PID {holder.top}", message)
     if kills := machine_kills():
         yield DoctorFinding("watch", "host memory", f"the kernel has ended {kills} processes since boot for memory")
-
-
-def _running_servers(snapshot: MachineSnapshot) -> Iterator[tuple[int, list[str]]]:
-    """PID and command line of each process that was started as a vLLM server; not of the processes it forked."""
-    lines = {pid: _null_separated(pid, "cmdline") for pid in snapshot.processes}
-    found = {pid: words for pid, words in lines.items() if _SERVER.match(" ".join(words))}
-    yield from ((pid, words) for pid, words in found.items() if snapshot.processes[pid].parent not in found)
 
 
 def _null_separated(pid: int, name: str) -> list[str]:

@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.described import deployment_from_arguments
-from legroom.planning.machine import Machine, make_plan
-from legroom.planning.plan import Plan
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.planning.machine import Machine, make_plan, make_target
+from legroom.planning.plan import Plan, Policy, Target, Verdict, ready_command
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
     from legroom.planning.capacity_search import SearchAnswer
-    from legroom.planning.plan import Policy, Target, Verdict
     from legroom.vllm.args import ServeArgs, Usage
 
 
@@ -39,13 +38,10 @@ class PlanReport:
     @property
     def command(self) -> list[str]:
         """The command line that was planned, ready to run."""
-        from legroom.planning.plan import ready_command
-
         return ready_command(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The text of `legroom plan`."""
-        from legroom.drawing.terminal import PLAIN
         from legroom.render.plan_text import plan_text
 
         return plan_text(self.plan, style or PLAIN, explain_math)
@@ -115,6 +111,7 @@ class SearchReport:
 
         answer = self.answer
         search = {
+            "model": self.target.model.name,
             "want_context": answer.goal.context,
             "want_concurrency": answer.goal.concurrency,
             "policy": answer.goal.policy,
@@ -132,7 +129,6 @@ class SearchReport:
 
 
 def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
-    from legroom.planning.plan import ready_command
     from legroom.planning.plan_json import layout_json
 
     return {
@@ -159,7 +155,6 @@ def search(
     With `keep_model` no quantized checkpoint is tried in its place."""
     from legroom.planning.capacity_search import search_flags
     from legroom.planning.checkpoints import quantized_checkpoints
-    from legroom.planning.machine import make_target
     from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to
 
     most = where.gpus or (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)

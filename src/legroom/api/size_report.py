@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from legroom.drawing.terminal import PLAIN, Style
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 from legroom.units import parse_length
 
 if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
+    from legroom.deployments.deployment import Deployment
     from legroom.facts.gpus import GpuPrice
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
@@ -35,7 +36,6 @@ class SizeReport:
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`; `matrix` is its --matrix."""
-        from legroom.drawing.terminal import PLAIN
         from legroom.planning.sizing import cheapest_first
         from legroom.render.size_text import matrix_text, size_text
 
@@ -50,9 +50,15 @@ class SizeReport:
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
-        from legroom.planning.sizing import size_json
+        from legroom.planning.sizing import cheapest_first, size_json
+        from legroom.simulation.card_models import decode_rate
 
-        return size_json(self.rows, self.goal, self.release, self.prices)
+        rows = cheapest_first(self.rows, self.prices)
+        document = size_json(rows, self.goal, self.release, self.prices)
+        for fit, row in zip(rows, document["rows"], strict=True):
+            rate = decode_rate(fit.plan, self.goal.context) if fit.plan else None
+            row["tokens_per_s"] = rate.as_json() if rate else None
+        return document
 
     def __str__(self) -> str:
         return self.text()
@@ -76,15 +82,30 @@ def size(
     vLLM's engine arguments as in `plan`.
     """
     from legroom.deployments.described import deployment_from_arguments
-    from legroom.facts.gpus import list_prices
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-    from legroom.planning.sizing import named_gpus, size_models
 
     tokens = parse_length(context, "context") if isinstance(context, str) else context
     if tokens < 1 or concurrency < 1 or max_gpus < 1:
         raise LegroomError("context, concurrency and max_gpus are at least 1", "as in context=4096, concurrency=16")
     deployment = deployment_from_arguments("", flags, vllm, env)
     models = [model] if isinstance(model, str) else list(model)
-    goal = CapacityGoal(tokens, float(concurrency), counts_up_to(max_gpus), policy)
-    rows = size_models(models, deployment.release, deployment.args, goal, named_gpus(gpus))
-    return SizeReport(tuple(rows), goal, deployment.release, list_prices())
+    return size_deployment(deployment, tokens, concurrency, max_gpus, gpus, policy, models)
+
+
+def size_deployment(
+    deployment: Deployment,
+    context: int,
+    concurrency: float | None,
+    max_gpus: int,
+    gpus: Sequence[str] | str | None,
+    policy: Policy = "balanced",
+    models: Sequence[str] = (),
+) -> SizeReport:
+    """Sizes the model of a deployment, or the named models with its flags, at list prices."""
+    from legroom.facts.gpus import list_prices
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
+    from legroom.planning.sizing import named_gpus, size_models
+
+    release, args = deployment.release, deployment.args
+    goal = CapacityGoal(context, float(concurrency or 1), counts_up_to(max_gpus), policy)
+    rows = size_models(models or [args.model], release, args, goal, named_gpus(gpus))
+    return SizeReport(tuple(rows), goal, release, list_prices())

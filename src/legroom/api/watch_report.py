@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from legroom.drawing.terminal import PLAIN, Style
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.drawing.terminal import Style
     from legroom.live.server_view import ServerView
 
 
@@ -26,7 +26,6 @@ class WatchReport:
 
     def text(self, style: Style | None = None) -> str:
         """The text of `legroom watch --once`."""
-        from legroom.drawing.terminal import PLAIN
         from legroom.render.watch_text import servers_text
 
         return servers_text([self.view], style or PLAIN)

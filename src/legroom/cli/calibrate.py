@@ -7,13 +7,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.cli.output import note, print_answer
+from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.planning.calibration import CalibratedStart
+from legroom.home import store_path
+from legroom.planning import calibration_store as store
+from legroom.planning.calibration import CalibratedStart, calibrated_starts, measured
+from legroom.planning.calibration_store import import_receipts, read_store, receipt, store_observations, to_json
+from legroom.units import human_bytes
 
 _LARGEST_LOG_BYTES = 256 * 2**20
 _TERMS = {
@@ -64,9 +67,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.logs:
         raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
     # Learn from the logs, store it unless --dry-run, print it; exit code 1 if nothing was measured.
-    from legroom.planning.calibration import calibrated_starts, measured
-    from legroom.planning.calibration_store import store_observations
-
     starts = [start for log in args.logs for start in calibrated_starts(_read_log_text(log), log, args.gpu, args.model)]
     observations = measured(starts)
     is_stored = bool(observations) and not args.dry_run
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start_json(start: CalibratedStart) -> dict[str, Any]:
+    """A calibrated start as an entry of `legroom calibrate --json`: measured and predicted bytes."""
     startup, seen = start.startup, start.observation
     terms = seen.terms if seen else {}
     return {
@@ -104,9 +105,6 @@ def _start_json(start: CalibratedStart) -> dict[str, Any]:
 
 def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[str]:
     """Measured and predicted bytes of each start as a table, and whether they were stored."""
-    from legroom.drawing.text import columns
-    from legroom.units import human_bytes
-
     lines: list[str] = []
     for start in starts:
         startup, seen = start.startup, start.observation
@@ -137,8 +135,6 @@ def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[st
 
 def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
     """The predicted size and its signed difference from the measured; both empty without a prediction."""
-    from legroom.units import human_bytes
-
     if predicted is None:
         return ["", ""]
     sign = "+" if predicted >= measured else "-"
@@ -147,11 +143,6 @@ def _comparison_cells(measured: int, predicted: int | None) -> list[str]:
 
 def _print_observations(as_json: bool) -> int:
     """Print what calibration has stored; returns the exit code."""
-    from legroom.drawing.text import columns
-    from legroom.home import store_path
-    from legroom.planning.calibration_store import read_store, to_json
-    from legroom.units import human_bytes
-
     stored = read_store()
     if stored.problem:
         raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
@@ -170,9 +161,6 @@ def _print_observations(as_json: bool) -> int:
 
 def _forget_observations(key: str, as_json: bool) -> int:
     """Delete the stored observations under a key, or `all`; returns the exit code."""
-    from legroom.home import store_path
-    from legroom.planning import calibration_store as store
-
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
     path = store_path()
@@ -192,9 +180,7 @@ def _forget_observations(key: str, as_json: bool) -> int:
 
 
 def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
-    """Write every stored observation as a file into one folder, or store the receipts of folders and files."""
-    from legroom.planning.calibration_store import import_receipts, read_store, receipt
-
+    """Export stored observations as files into a folder, or import the receipts of folders (`verb`); exit code."""
     if not places or (verb == "export" and len(places) > 1):
         raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
     public: dict[str, Any] = {}

@@ -8,6 +8,8 @@ from typing import Any
 
 from legroom.cli.output import note, print_answer, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.explain.catalog_entries import bundled_documents, catalog_problems, entries, entry
+from legroom.explain.deadends import import_record, records_of, stored_records
 
 DESCRIPTION = "The error catalog as data: check it, export it, import a record."
 EPILOG = """\
@@ -45,9 +47,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _validate_catalog(args: argparse.Namespace) -> int:
     """Print the problems of bundled entries and imported records; the exit code says whether any."""
-    from legroom.explain.catalog_entries import bundled_documents, catalog_problems
-    from legroom.explain.deadends import stored_records
-
     records = stored_records()
     wrong = catalog_problems() + [f"{path}: {problem}" for path, _, problems in records for problem in problems]
     count = len(bundled_documents())
@@ -63,9 +62,6 @@ def _validate_catalog(args: argparse.Namespace) -> int:
 
 def _export_entries(args: argparse.Namespace) -> int:
     """Write entries as dead-end records to stdout or a file; returns the exit code."""
-    from legroom.explain.catalog_entries import entries, entry
-    from legroom.explain.deadends import records_of
-
     every = entries()
     chosen = [entry(name) for name in args.ids] if args.ids else list(every)
     records = records_of(chosen, every)
@@ -79,8 +75,7 @@ def _export_entries(args: argparse.Namespace) -> int:
 
 
 def _import_entry(args: argparse.Namespace) -> int:
-    from legroom.explain.deadends import import_record
-
+    """Store a dead-end record of a file for later diagnoses; returns the exit code."""
     target = import_record(args.file)
     print_answer(
         args.json,

@@ -37,8 +37,7 @@ def completion_script(shell: str) -> str:
     """The script of one shell for every command."""
     import shtab
 
-    script: str = shtab.complete(_parser_of_all_commands(shtab.FILE), shell)
-    return script
+    return str(shtab.complete(_parser_of_all_commands(shtab.FILE), shell))
 
 
 def _parser_of_all_commands(complete_path: Any) -> argparse.ArgumentParser:

@@ -35,17 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`legroom explain`: prints or searches entries of the error catalog; returns the exit status."""
-    from legroom.explain.catalog_entries import entries, entry
+    from legroom.explain.catalog_entries import entries, entry, search, search_json
     from legroom.explain.entry import entry_json, summary_json
-    from legroom.render.explain_text import entry_list_text, explain_text
+    from legroom.render.explain_text import entry_list_text, explain_text, hits_text
 
     if sum((args.id is not None, args.list, args.search is not None)) != 1:
         raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
     if args.search is not None:
         # Print the entries that match --search; the exit code says whether there are any.
-        from legroom.explain.catalog_entries import entries, search, search_json
-        from legroom.render.explain_text import hits_text
-
         hits = search(args.search, entries())
         if args.json or hits:
             print_answer(

@@ -8,23 +8,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.cli import shared_options
+from legroom.cli.main import Parser
 from legroom.cli.output import note, print_json
-from legroom.cli.shared_options import (
-    add_machine_options,
-    add_source_options,
-    described_machine,
-    described_server,
-    split_words,
-)
 from legroom.errors import OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.exports.export_request import ExportedFile
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
-
+from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
+from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
+from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.planning.machine import make_plan
+from legroom.planning.plan_document import PlanDocument, read_plan
+from legroom.planning.plan_json import plan_document
 
 FORMATS = {
     "prometheus": "legroom.exports.prometheus.rules",
@@ -81,7 +78,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.parse_args(["--help"])
     module = _format_module(words[0] if words else "")
     chosen = _format_parser(module)
-    own, rest, after = split_words(chosen, words[1:])
+    own, rest, after = shared_options.split_words(chosen, words[1:])
     args = chosen.parse_args(own)
     args.module, args.vllm_words, args.command_words = module, rest, after
     return args
@@ -89,12 +86,9 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
-    from legroom.exports.deploy.cluster.pod import DEFAULT_GPUS_PER_NODE
-    from legroom.exports.export_request import ExportRequest
-
     module = args.module
-    plan = _plan(args)
-    release = _release(args, module, plan)
+    plan = _plan_of_options(args)
+    release = _release_of_export(args, module, plan)
     if getattr(module, "NEEDS_PLAN", False) and plan is None:
         raise LegroomError(
             f"which server? {module.NAME} is made from a plan",
@@ -111,9 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
-    """Whether the server has neither a key nor an address of its own."""
-    from legroom.exports.deploy.serve_command import API_KEY_NAME, parse_command
-
+    """Whether the server has no API key and neither --host nor --uds binds it."""
     words = parse_command(plan.command, plan.release)
     is_bound = words.get("--host") is not None or words.get("--uds") is not None
     return not is_bound and API_KEY_NAME not in (*words.secrets, *secret_names)
@@ -162,8 +154,6 @@ def _write_files(files: Sequence[ExportedFile], output: str, force: bool) -> Non
 
 def _check_replaced(path: Path, text: str) -> None:
     """Raises LegroomError where a file exists that legroom did not write."""
-    from legroom.exports.export_request import MARK
-
     if not path.is_file():
         return
     try:
@@ -190,8 +180,7 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
-    from legroom.cli.main import Parser
-
+    """The parser of one export format: the shared options and the format's own."""
     prog = f"legroom export {module.NAME}"
     parser = Parser(
         prog=prog,
@@ -199,11 +188,14 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
         description=module.HELP,
         allow_abbrev=False,
     )
-    parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
+    about = "vLLM release (default: the plan's, else the newest known)"
+    if getattr(module, "TAKES_ANY", False):
+        about = "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
+    parser.add_argument("--vllm", metavar="VERSION", help=about)
     parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
     where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
-    add_machine_options(where)
-    add_source_options(parser)
+    shared_options.add_machine_options(where)
+    shared_options.add_source_options(parser)
     if hasattr(module, "add_options"):
         module.add_options(parser.add_argument_group(f"{module.NAME}"))
     out = parser.add_argument_group("output")
@@ -214,18 +206,8 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _vllm_help(module: Any) -> str:
-    """The help of `--vllm` for one kind of export."""
-    if getattr(module, "TAKES_ANY", False):
-        return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
-    return "vLLM release (default: the plan's, else the newest known)"
-
-
-def _plan(args: argparse.Namespace) -> PlanDocument | None:
+def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     """The plan of --plan or of the described server; None where neither is given."""
-    from legroom.planning.plan_document import read_plan
-    from legroom.planning.plan_json import plan_document
-
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:
@@ -234,25 +216,25 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
                 f"--plan says what runs already, so {extra} has no place here",
                 "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
             )
-        return _checked(read_plan(args.plan))
+        return _require_fit(read_plan(args.plan))
     if not described:
         return None
-    from legroom.planning.machine import make_plan
-
     if args.vllm == "any":
         raise LegroomError(
             "a server is planned for one release, and --vllm says any",
             "name its release, or give a plan file: --plan plan.json --vllm any",
         )
     # The exported server does not inherit this shell's environment.
-    deployment = described_server(args, environ={})
+    deployment = shared_options.described_server(args, environ={})
     args.secret_names = deployment.secret_names
-    made = make_plan(deployment.args, deployment.release, described_machine(args, deployment), advice=False)
+    made = make_plan(
+        deployment.args, deployment.release, shared_options.described_machine(args, deployment), advice=False
+    )
     document = plan_document(made)
-    return _checked(replace(document, env={**deployment.given_env, **document.env}))
+    return _require_fit(replace(document, env={**deployment.given_env, **document.env}))
 
 
-def _checked(plan: PlanDocument) -> PlanDocument:
+def _require_fit(plan: PlanDocument) -> PlanDocument:
     """The plan; raises LegroomError where its server does not start."""
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
@@ -260,11 +242,8 @@ def _checked(plan: PlanDocument) -> PlanDocument:
     return plan
 
 
-def _release(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
+def _release_of_export(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
     """The release whose names are written; None for any."""
-    from legroom.facts.releases import latest
-    from legroom.facts.releases import release as known_release
-
     takes_any = getattr(module, "TAKES_ANY", False)
     if args.vllm == "any":
         if not takes_any:

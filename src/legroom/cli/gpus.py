@@ -6,7 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
+from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK
+from legroom.units import gib
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
@@ -50,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table_text(cards: list[Gpu], names: dict[str, tuple[str, ...]], style: Style) -> str:
-    from legroom.drawing.text import columns
-    from legroom.units import gib
-
     if not cards:
         return "No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n"
     rows = [tuple(style.paint(word, "dim") for word in ("--gpu", "GPU", "memory", "GB/s"))]

@@ -11,6 +11,7 @@ from typing import Any
 from legroom.cli.output import note, print_answer
 from legroom.errors import OK, LegroomError
 from legroom.guard import TOKEN_NAME
+from legroom.guard.policy import Policy, policy_toml, read_policy
 
 USAGE = "legroom guard --upstream URL [options] | --check FILE | --print-policy"
 DESCRIPTION = """\
@@ -59,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
     """`legroom guard`: runs the admission proxy in front of a server; returns the exit status."""
     if args.check is not None or args.print_policy:
         from dataclasses import asdict
-
-        from legroom.guard.policy import Policy, policy_toml, read_policy
 
         path = args.check if args.check is not None else args.policy
         policy = read_policy(Path(path)) if path is not None else Policy()

@@ -12,7 +12,8 @@ from legroom.cli.output import print_answer
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import Incident
 
 DESCRIPTION = "What went wrong with servers, the newest first: from the journal of legroom watch and run."
 EPILOG = """\
@@ -58,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
 def _newest_incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
     """Incidents of the named servers open at or after `since_s` (None: any time), newest first, at most --limit."""
     limit = min(args.limit, _MOST)
-    names = _names(args.server)
+    names = _journal_names(args.server)
     incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]
     return sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
 
 
-def _names(server: str | None) -> list[str | None]:
+def _journal_names(server: str | None) -> list[str | None]:
     """The names a server may have in the journal: as given, or as an address."""
     if server is None:
         return [None]
@@ -76,7 +77,7 @@ def _names(server: str | None) -> list[str | None]:
 
 
 def seconds_ago(text: str) -> float:
-    """`90min`, `12h`, `2d`."""
+    """Seconds of a duration such as `90min`, `12h` or `2d`."""
     match = _AGO.fullmatch(text.strip().lower())
     if not match:
         raise LegroomError(f"--since {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
@@ -85,7 +86,8 @@ def seconds_ago(text: str) -> float:
 
 def open_journal(named: str | None) -> Journal | None:
     """The named journal, or the user's; None where the user has none yet."""
-    from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
+    from legroom.live.journal.journal import Journal, journal_path
+    from legroom.live.journal.journal_records import JournalUnavailable
 
     path = Path(named) if named else journal_path()
     if not path.exists():
@@ -96,10 +98,9 @@ def open_journal(named: str | None) -> Journal | None:
     try:
         return Journal.open(path)
     except JournalUnavailable:
-        readable = _read_only(path)
-        if readable is None:
-            raise
-        return readable
+        if readable := _open_read_only(path):
+            return readable
+        raise
 
 
 def _check_is_journal(path: Path) -> None:
@@ -119,11 +120,8 @@ def _check_is_journal(path: Path) -> None:
     raise LegroomError(f"{path} is not a journal{reason}", "name the file that legroom watch or legroom run wrote")
 
 
-def _read_only(path: Path) -> Journal | None:
-    """The journal on a full or read-only disk; None where it cannot be read.
-
-    SQLite writes a -shm file even to read. Where it cannot, the file is read without its write-ahead log.
-    """
+def _open_read_only(path: Path) -> Journal | None:
+    """The journal on a full or read-only disk, without its write-ahead log if need be; None if unreadable."""
     import sqlite3
 
     from legroom.live.journal.journal import Journal

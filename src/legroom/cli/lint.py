@@ -7,6 +7,13 @@ import json
 
 from legroom.cli.output import note, print_answer, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
+from legroom.facts.releases import release as known_release
+from legroom.lint.lint_report import report_json, report_sarif
+from legroom.lint.linter import LintOptions, lint_files
+from legroom.lint.rule import SEVERITIES
+from legroom.lint.rules import rules_by_id
+from legroom.planning.plan_document import read_plan
+from legroom.render.lint_text import report_text
 
 USAGE = "legroom lint FILE ... [options] | --rules"
 DESCRIPTION = """\
@@ -56,14 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`legroom lint`: checks deployment files, alert rules and dashboards; returns the exit status."""
-    from legroom.facts.releases import release as known_release
-    from legroom.lint.linter import LintOptions, lint_files
-    from legroom.lint.rules import rules_by_id
-    from legroom.planning.plan_document import read_plan
-
     if args.rules:
-        from legroom.lint.rules import rules_by_id
-
         every = rules_by_id().values()
         print_answer(
             args.json,
@@ -85,9 +85,6 @@ def run(args: argparse.Namespace) -> int:
         args.files, LintOptions(release, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
     )
     # Print the findings as text, JSON or SARIF; SARIF may go to a file beside them.
-    from legroom.lint.lint_report import report_json, report_sarif
-    from legroom.render.lint_text import report_text
-
     if args.sarif and args.sarif != "-":
         write_file(args.sarif, json.dumps(report_sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":
@@ -96,7 +93,5 @@ def run(args: argparse.Namespace) -> int:
         print_answer(args.json, lambda: report_json(report), lambda style: report_text(report, style))
     if report.unread:
         return BAD_INPUT
-    from legroom.lint.rule import SEVERITIES
-
     failing = SEVERITIES[: SEVERITIES.index(args.fail_on) + 1]
     return ANSWER_IS_NO if any(finding.severity in failing for finding in report.findings) else OK

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar
 from legroom.cli.shared_options import gpu_count
+from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.releases import latest, release
+from legroom.units import parse_count, parse_length
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
@@ -61,11 +64,9 @@ def run(args: argparse.Namespace) -> int:
 def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
     from legroom.facts.gpus import gpu
-    from legroom.facts.releases import latest, release
     from legroom.planning.search_space import CapacityGoal
     from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardQuestion, models_on_card
-    from legroom.units import parse_count, parse_length
     from legroom.vllm.args import ServeArgs
 
     context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
@@ -81,8 +82,6 @@ def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
 
 
 def _table_text(models: list[Bundled], style: Style) -> str:
-    from legroom.drawing.text import columns
-
     if not models:
         return (
             "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned as well.\n"

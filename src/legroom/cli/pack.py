@@ -8,18 +8,25 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.export import deliver
 from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_policy_option, described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.exports.deploy.pack_files import pack_files
+from legroom.facts.gpus import Gpu, gpu, with_total
+from legroom.planning.machine import Machine, make_target, with_measured_total, with_measurements
+from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack, pack_json
+from legroom.planning.packing.needs import OtherProgram, PackedServer, default_name, with_own_names_and_ports
+from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
+from legroom.planning.packing.placement import Card, Shift, offered_cards
+from legroom.planning.search_space import CapacityGoal
+from legroom.render.pack_text import pack_text
+from legroom.units import parse_bytes, parse_count, parse_length
+from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.exports.export_request import ExportedFile
-    from legroom.facts.gpus import Gpu
-    from legroom.planning.packing.gpu_packing import PackRequest, PackResult
-    from legroom.planning.packing.needs import OtherProgram, PackedServer
-    from legroom.planning.packing.placement import Card, Shift
-    from legroom.planning.search_space import CapacityGoal
 
 USAGE = "legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ..."
 DESCRIPTION = """\
@@ -89,14 +96,10 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom pack`: places several servers on shared GPUs; returns the exit status."""
-    from legroom.planning.packing.gpu_packing import pack, pack_json
-    from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
-    from legroom.render.pack_text import pack_text
-
     request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
-    files = _files(args, result)
+    files = _format_files(args, result)
     if args.json or not files:
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
         print_answer(
@@ -105,13 +108,10 @@ def run(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
 
 
-def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
-    """Writes the files of --format; empty where the servers do not fit."""
+def _format_files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
+    """The files of --format; empty where it is not given or the servers do not fit."""
     if not args.format or result.verdict == "does_not_fit":
         return ()
-    from legroom.cli.export import deliver
-    from legroom.exports.deploy.pack_files import pack_files
-
     files = pack_files(result, args.format)
     if args.output not in (None, "-") or not args.json:
         deliver(files, argparse.Namespace(output=args.output, force=args.force, json=False))
@@ -120,9 +120,6 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
 
 def _pack_request(args: argparse.Namespace) -> PackRequest:
     """The servers, cards and shifts that the command line describes; raises where one is missing."""
-    from legroom.planning.packing.gpu_packing import PackRequest
-    from legroom.planning.packing.needs import with_own_names_and_ports
-
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
     if not args.groups:
@@ -142,11 +139,6 @@ def _pack_request(args: argparse.Namespace) -> PackRequest:
 
 def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
     """The cards, or MIG slices, that --gpu and --gpus offer, with what other programs hold on them."""
-    from legroom.facts.gpus import gpu, with_total
-    from legroom.planning.machine import with_measured_total
-    from legroom.planning.packing.placement import offered_cards
-    from legroom.units import parse_bytes
-
     whole = gpu(args.gpu)
     if args.gpus.isascii() and args.gpus.isdigit():
         card = with_total(whole, parse_bytes(args.gpu_memory, "--gpu-memory")) if args.gpu_memory else None
@@ -159,8 +151,7 @@ def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
 
 
 def _mig_slice(card: str, profile: str) -> Gpu:
-    from legroom.facts.gpus import gpu
-
+    """The MIG slice of a card with this profile, such as `3g.40gb`; raises for an unknown one."""
     try:
         return gpu(f"{card} mig {profile.strip().lower()}")
     except LegroomError:
@@ -172,9 +163,6 @@ def _mig_slice(card: str, profile: str) -> Gpu:
 
 def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
     """GPU index and program of --other NAME=SIZE[@GPU]; GPU 0 if none is named."""
-    from legroom.planning.packing.needs import OtherProgram
-    from legroom.units import parse_bytes
-
     name, equals, size = text.partition("=")
     size, _, place = size.partition("@")
     if not (name and equals and size and (not place or place.isdigit())):
@@ -186,9 +174,6 @@ def _parse_other_program(text: str, cards: int) -> tuple[int, OtherProgram]:
 
 def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
     """The server that one group of words describes, planned for the first card."""
-    from legroom.planning.machine import Machine, make_target, with_measurements
-    from legroom.planning.packing.needs import PackedServer, default_name
-
     own, rest, _ = split_words(_server_parser(), words)
     options = _server_parser().parse_args(own)
     deployment = described_server(
@@ -221,10 +206,6 @@ def _server_parser() -> argparse.ArgumentParser:
 
 def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
     """The context and concurrency that one server is to hold; None where it states neither."""
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.units import parse_count, parse_length
-    from legroom.vllm.resolve import served_model
-
     if options.want_context is None and options.want_concurrency is None:
         return None
     usual = deployment.args.max_model_len or served_model(deployment.args).max_position_embeddings
@@ -237,8 +218,6 @@ def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:
     """The shift of --shift NAME=SERVER,...; raises for a server that is not packed."""
-    from legroom.planning.packing.placement import Shift
-
     name, equals, members = text.partition("=")
     awake = frozenset(part.strip() for part in members.split(",") if part.strip())
     if not (name and equals and awake):

@@ -6,14 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
 from legroom.cli.shared_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from legroom.verify.node_preflight import Preflight
 
 __all__ = ["add_options", "parse", "run"]
 
@@ -63,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     except LegroomError as error:
         _write_termination_log(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise
-    lines = list(_check_lines(answer))
+    order = {"failure": 0, "warning": 1, "ok": 2}
+    ranked = sorted(answer.checks, key=lambda check: order[check.finding])
+    head = "this node holds the server" if answer.ok else "this node does not hold the server"
+    lines = [f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)]
     if not answer.ok:
         _write_termination_log(args.termination_log, lines)
     print_answer(args.json, answer.to_json, lambda _: "\n".join(lines) + "\n")
@@ -78,14 +77,6 @@ def _installed_release() -> str | None:
         return version("vllm").partition("+")[0]
     except PackageNotFoundError:
         return None
-
-
-def _check_lines(answer: Preflight) -> list[str]:
-    """The failed checks first."""
-    order = {"failure": 0, "warning": 1, "ok": 2}
-    ranked = sorted(answer.checks, key=lambda check: order[check.finding])
-    head = "this node holds the server" if answer.ok else "this node does not hold the server"
-    return [f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)]
 
 
 def _write_termination_log(path: str, lines: Sequence[str]) -> None:

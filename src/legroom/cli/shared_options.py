@@ -32,7 +32,7 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
     position = 0
     while position < len(before):
         word = before[position]
-        name, _, value = word.partition("=")
+        name, has_value, _ = word.partition("=")
         action = parser._option_string_actions.get(name)
         position += 1
         if action is None:
@@ -41,11 +41,9 @@ def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[
         if isinstance(action, argparse._StoreAction) and name in given:
             raise LegroomError(f"{name} is given twice", "leave one of them out")
         given.add(name)
-        if action.nargs == 0 or value or "=" in word:
-            own.append(word)
-        else:
+        own.append(word)
+        if action.nargs != 0 and not has_value:
             values = action.nargs if isinstance(action.nargs, int) else 1
-            own.append(word)
             own += before[position : position + values]
             position += values
     return own, rest, after
@@ -85,8 +83,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Deployment:
-    """The server that the options describe; vLLM's flags override those of a command line or a file. `environ` is the
-    environment that the server inherits (default: this process's)."""
+    """The server that the options describe; `environ`: the variables it inherits, by default this process's."""
     from legroom.deployments.described import deployment_from_words, server_env
     from legroom.facts.releases import release as known_release
 

@@ -7,17 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
-from legroom.cli.shared_options import (
-    add_disaggregate_option,
-    add_latency_goals,
-    add_machine_options,
-    add_source_options,
-    add_sweep_options,
-    split_words,
-    sweep_executor,
-)
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
+from legroom.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
@@ -83,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
     group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
-    add_disaggregate_option(group)
+    shared_options.add_disaggregate_option(group)
     _add_tier_options(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -95,7 +88,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool = parser.add_argument_group("the pool")
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
-    add_machine_options(pool)
+    shared_options.add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
     pool.add_argument(
         "--step-ms", type=float, metavar="MS", help="milliseconds that one step takes, in place of the estimate"
@@ -106,7 +99,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
         help="scale the estimate to this time between tokens, measured with RUNNING requests (default: 1) that hold "
         "TOKENS tokens of KV cache (default: 0)",
     )
-    add_source_options(parser)
+    shared_options.add_source_options(parser)
 
 
 def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +126,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     """Declares --choose, which replays the trace under many flag combinations, and its latency goals."""
     group = parser.add_argument_group("searching flags")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
-    add_latency_goals(group, "seconds or steps")
+    shared_options.add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument(
         "--max-preemptions",
@@ -141,7 +134,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="choose no setting with more of them (default: any number, counted as what they cost)",
     )
-    add_sweep_options(group, "one per core")
+    shared_options.add_sweep_options(group, "one per core")
 
 
 def _add_tier_options(parser: argparse.ArgumentParser) -> None:
@@ -158,15 +151,13 @@ def _add_tier_options(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """The namespace of the command's own options, with `trace` and vLLM's words."""
-    own, rest, after = split_words(parser, words)
+    own, rest, after = shared_options.split_words(parser, words)
     args = parser.parse_args(own)
     args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None
     args.vllm_words, args.command_words = rest, after
     for flag in _COUNT_FLAGS:
         name = flag[2:].replace("-", "_")
         if getattr(args, name) is not None:
-            from legroom.units import parse_count
-
             setattr(args, name, parse_count(getattr(args, name), flag))
     return args
 
@@ -261,7 +252,7 @@ def _search_flags(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> i
     candidates = _with_kv_tier(args, pool, pool.candidates())
     fleets: list[HoldingFleet] = []
     with progress_bar("searching") as bar:
-        choice = choose(trace, candidates, goal, executor=sweep_executor(args), progress=bar)
+        choice = choose(trace, candidates, goal, executor=shared_options.sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
                 # Fleets that hold the load: replicas of this server, and one server on a larger card.
@@ -317,10 +308,8 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 
 def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
-    """`--start`, else the expected time of a first start with its download, as in exported manifests."""
+    """Seconds a replica takes to start: --start, else the plan's first start with its download."""
     if args.start is not None:
-        from legroom.units import parse_seconds
-
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:
         raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")

@@ -12,7 +12,7 @@ from legroom.simulation.flag_search import SEARCHED, Candidate, flag_combination
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, calibrated, fixed_cost, roofline, step_band
 from legroom.simulation.trace import Trace
-from legroom.vllm.command_line import any_release_words
+from legroom.vllm.command_line import any_release_words, setting_words
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -113,7 +113,6 @@ class PoolChoice:
         from legroom.cli.shared_options import described_machine
         from legroom.planning.machine import plan_deployment
         from legroom.planning.plan import ready_command
-        from legroom.vllm.command_line import setting_words
 
         deployment, words = self.deployment, list[str]()
         for name in _UNPLANNED:

@@ -33,7 +33,7 @@ _PAGE_BYTES = 4096
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replays the trace with the tier and without it."""
+    """Replay the trace with and without the tier of --tier and print both; returns the exit status."""
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.tiers.tier_report import TierReport
@@ -49,7 +49,8 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         replayed = simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
     without = simulate(trace, pool.settings, cost=pool.cost)
     curve = _hit_curve(args, trace, pool, replayed) if args.tier_curve else ()
-    host_bytes = _host_bytes(plan, tier) if plan is not None else None
+    room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
+    host_bytes = (_bytes_held(plan, room / GIB) - _bytes_held(plan, 0)) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
     load = load_verdict(replayed.timeline)
     if args.svg:
@@ -86,7 +87,7 @@ def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[C
 
 
 def _without_copy_times(tier: TierSettings) -> TierSettings:
-    """The tier in a replay that counts steps, where copies take no time."""
+    """The tier with copies that take no time, for a replay that counts steps."""
     disk = None if tier.disk_s_per_chunk is None else 0.0
     return replace(tier, load_s_per_block=0.0, store_s_per_block=0.0, disk_s_per_chunk=disk)
 
@@ -169,7 +170,7 @@ def _require_block_bytes(text: str, block_bytes: int) -> None:
 
 
 def _block_bytes(plan: Plan) -> int:
-    """One block over all ranks of an engine. Ranks that hold the same latent cache store one copy."""
+    """Bytes of one KV block over all ranks of an engine; ranks with the same latent cache count once."""
     from legroom.memory.kv.specs import LatentSpec
 
     settings, shape = plan.settings, plan.memory.kv.shape
@@ -177,12 +178,6 @@ def _block_bytes(plan: Plan) -> int:
     is_latent = all(isinstance(group.spec, LatentSpec) for group in shape.groups)
     copies = 1 if is_latent and settings.pipeline_parallel_size == 1 else ranks
     return shape.stages[0].bytes_per_block * copies
-
-
-def _host_bytes(plan: Plan, tier: TierSettings) -> int:
-    """Host memory that the plan's release allocates for the tier."""
-    room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
-    return _bytes_held(plan, room / GIB) - _bytes_held(plan, 0)
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:

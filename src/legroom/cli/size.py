@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from legroom.cli import shared_options
 from legroom.cli.output import note, print_answer, progress_bar
-from legroom.cli.shared_options import (
-    add_disaggregate_option,
-    add_latency_goals,
-    add_policy_option,
-    add_sweep_options,
-    gpu_count,
-    split_words,
-    sweep_executor,
-)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.facts.releases import release
+from legroom.units import parse_count, parse_length
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -38,9 +32,9 @@ USAGE = (
     "[any vLLM flag]"
 )
 DESCRIPTION = """\
-A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
-how the model is split over them, what stays free, which part needs the most memory, and what the model gives up to fit.
-Every row is a full plan; the cheapest per hour comes first.
+A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes, how
+fast it answers one user, what it costs, which part needs the most memory and what is given up, quantized checkpoints
+included. Every row is a full plan; the cheapest per hour comes first, and the command to run comes last.
 
 With --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one server, serve
 it within --ttft and --tpot, and what they cost per hour and per million output tokens, each with a range."""
@@ -74,15 +68,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
     group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
     group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
-    add_latency_goals(group, "seconds")
-    add_disaggregate_option(group)
+    shared_options.add_latency_goals(group, "seconds")
+    shared_options.add_disaggregate_option(group)
     parser.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    add_policy_option(where, "balanced")
-    add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
+    shared_options.add_policy_option(where, "balanced")
+    shared_options.add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -90,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """The namespace of the command's own options, with `models` and vLLM's words."""
-    own, rest, after = split_words(parser, words)
+    own, rest, after = shared_options.split_words(parser, words)
     args = parser.parse_args(own)
     args.models = []
     while rest and not rest[0].startswith("-"):
@@ -106,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
     from legroom.api.size_report import SizeReport
     from legroom.deployments.described import deployment_from_words, server_env
     from legroom.facts.gpus import list_prices
-    from legroom.facts.releases import release
     from legroom.planning.sizing import named_gpus, read_price_file, size_models
 
     by_rate = _is_rate(args)
@@ -123,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_rate(args, models, used, serve_args, cards)
     goal = _capacity_goal(args)
     with progress_bar("sizing") as bar:
-        executor = sweep_executor(args, workers=None if args.matrix else 1)
+        executor = shared_options.sweep_executor(args, workers=None if args.matrix else 1)
         rows = tuple(size_models(models, used, serve_args, goal, cards, executor, bar))
         report = SizeReport(rows, goal, used, read_price_file(args.prices) if args.prices else list_prices())
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
@@ -133,14 +126,16 @@ def run(args: argparse.Namespace) -> int:
 def _capacity_goal(args: argparse.Namespace) -> CapacityGoal:
     """The context (default 4k) and concurrency (default 1) to hold, with up to --max-gpus GPUs."""
     from legroom.planning.search_space import CapacityGoal, counts_up_to
-    from legroom.units import parse_count, parse_length
 
     context = parse_length(args.context or "4k", "--context")
     concurrency = parse_count(args.concurrency or "1", "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
     return CapacityGoal(
-        context, float(concurrency), counts_up_to(gpu_count(args.max_gpus, "--max-gpus") or 32), args.policy
+        context,
+        float(concurrency),
+        counts_up_to(shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32),
+        args.policy,
     )
 
 
@@ -166,19 +161,18 @@ def _run_rate(
     from legroom.planning.sizing import read_price_file
     from legroom.render.size_text import fleet_size_text
     from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
-    from legroom.units import parse_length
     from legroom.vllm.resolve import served_model
 
     load = _serving_load(args)
     prices = read_price_file(args.prices) if args.prices else list_prices()
-    most = gpu_count(args.max_gpus, "--max-gpus") or 32
+    most = shared_options.gpu_count(args.max_gpus, "--max-gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
     each_args = tuple(replace(serve, model=name) for name in models)
     # Models are read here, because workers may run on other machines.
     task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
     with progress_bar("sizing") as bar:
-        sized = size_fleets(task, cards, sweep_executor(args, workers=1), bar)
+        sized = size_fleets(task, cards, shared_options.sweep_executor(args, workers=1), bar)
     names = [model.name for model in task.models for _ in cards]
     rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
     report = FleetReport(load, release, rows, prices, most, not args.prices)
@@ -225,8 +219,6 @@ def _synthetic_load(args: argparse.Namespace) -> Trace:
 
 def _length_spec(text: str, option: str) -> str:
     """A number of tokens, or a distribution as `simulate --synthetic` takes it."""
-    from legroom.units import parse_length
-
     if "(" in text:
         return text.replace(" ", "")
     tokens = parse_length(text, option)

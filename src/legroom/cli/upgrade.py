@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from legroom.cli.output import note, print_answer
 from legroom.cli.shared_options import add_machine_options, add_source_options, described_machine, described_server
 from legroom.cli.shared_options import parse as parse_words
+from legroom.deployments.deployment import Deployment
+from legroom.deployments.described import deployment_from_words
+from legroom.deployments.source_text import read_text
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from legroom.deployments.deployment import Deployment
-    from legroom.facts.releases import Release
-    from legroom.planning.machine import Machine
-    from legroom.planning.upgrades.release_upgrade import Upgrade
+from legroom.exports.prometheus.alerts import silenced_alerts
+from legroom.facts.releases import Release, logged_release, release
+from legroom.live.metrics.endpoint import is_loopback
+from legroom.live.running_server import running_server
+from legroom.planning.file_plans import started_servers
+from legroom.planning.machine import Machine, make_target
+from legroom.planning.upgrades.release_upgrade import Upgrade, upgrade
+from legroom.render.upgrade_text import upgrade_text
+from legroom.vllm.args import ServeArgs
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
 _POOL_OFF = 0.05
@@ -70,8 +74,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """`legroom upgrade`: says what another vLLM release changes for a server; returns the exit status."""
-    from legroom.render.upgrade_text import upgrade_text
-
     sources = (args.command_words, args.line, args.file, args.python, args.url)
     stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
     if any(sources) and stray is not None:
@@ -80,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError("to which release?", _CALL)
     if not any(sources) and not args.vllm_words:
         raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
-    target = _release(args.releases[-1])
-    current = _release(args.releases[0]) if len(args.releases) == 2 else None
-    made = [_upgrade(*server, target, args.all) for server in _servers(args, current)]
+    target = _release_or_oldest(args.releases[-1])
+    current = _release_or_oldest(args.releases[0]) if len(args.releases) == 2 else None
+    made = [_server_upgrade(*server, target, args.all) for server in _servers(args, current)]
     documents = [{**each.to_json(), "alerts": list(_silenced_alerts(each))} for each in made] if args.json else []
     print_answer(
         args.json,
@@ -92,19 +94,15 @@ def run(args: argparse.Namespace) -> int:
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
 
-def _release(text: str) -> Release:
+def _release_or_oldest(text: str) -> Release:
     """The release of that name; one older than the facts is read as the oldest known."""
-    from legroom.facts.releases import logged_release, release
-
     return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
 
 
-def _upgrade(
+def _server_upgrade(
     deployment: Deployment, machine: Machine, pool_slots: int | None, target: Release, every_release: bool
 ) -> Upgrade:
     """The upgrade of one server; `pool_slots` are the KV slots that a running server reports."""
-    from legroom.planning.upgrades.release_upgrade import upgrade
-
     for remark in deployment.notes:
         note(f"note: {remark}")
     made = upgrade(deployment.args, deployment.release, target, machine, every_release=every_release)
@@ -136,26 +134,11 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
 
 def _server_count(args: argparse.Namespace, current: Release | None) -> int:
     """How many servers a file starts; one for every other input."""
-    if not args.file:
-        return 1
-    from pathlib import Path
-
-    from legroom.deployments.source_text import read_text
-    from legroom.planning.file_plans import started_servers
-
-    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0]))
+    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0])) if args.file else 1
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:
     """(deployment, machine, KV-cache slots in tokens that it reports) of the running server at --url."""
-    from legroom.deployments.deployment import Deployment
-    from legroom.deployments.described import deployment_from_words
-    from legroom.facts.releases import logged_release
-    from legroom.live.metrics.endpoint import is_loopback
-    from legroom.live.running_server import running_server
-    from legroom.planning.machine import make_target
-    from legroom.vllm.args import ServeArgs
-
     if args.command_words or args.line or args.file or args.python:
         raise LegroomError("--url says what runs, and so does another option", "give one of them")
     key = args.api_key or (os.environ.get("VLLM_API_KEY") if is_loopback(args.url) else None)
@@ -174,6 +157,4 @@ def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[D
 
 def _silenced_alerts(made: Upgrade) -> tuple[str, ...]:
     """Names of exported alerts that can never fire after the upgrade, because the metrics they read are gone."""
-    from legroom.exports.prometheus.alerts import silenced_alerts
-
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})

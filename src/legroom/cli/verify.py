@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer, progress_bar, write_file
 from legroom.errors import ANSWER_IS_NO, INTERRUPTED, OK, LegroomError
+from legroom.units import parse_count
 
 if TYPE_CHECKING:
     from legroom.verify.verification_run import VerificationRequest
@@ -129,8 +130,6 @@ def _parse_count(text: str | None, option: str, least: int) -> int | None:
     """A count from `least` to 100,000; None for None."""
     if text is None:
         return None
-    from legroom.units import parse_count
-
     number = parse_count(text, option)
     if not least <= number <= 100_000:
         raise LegroomError(f"{option} {text} is not between {least} and 100,000")

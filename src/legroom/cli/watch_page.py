@@ -17,14 +17,13 @@ from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
 from legroom.render.incident_text import duration_text
 from legroom.render.watch_text import COLOURS, state_mark, two_columns, view_figures
-from legroom.sidecar.watch_session import stream
+from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from legroom.live.server_view import ServerView
     from legroom.sidecar.watch_config import SidecarConfig
-    from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession
 
 _REDRAWN_S = 0.5
 _NARROW = 90
@@ -87,7 +86,7 @@ class WatchPage(App[None]):
             self.exit()
 
     def _redraw_in_time(self) -> None:
-        """Redraws large fleets less often: a thousand servers take a tenth of a second."""
+        """Redraw if due: large fleets less often, as a thousand servers take a tenth of a second."""
         now_s = time.monotonic()
         if now_s - self._redrawn_s >= _REDRAWN_S * min(6.0, 1 + len(self.session.views) / 200) - 0.1:
             self._redrawn_s = now_s
@@ -101,7 +100,7 @@ class WatchPage(App[None]):
         if views and self.chosen not in self.session.views:
             self.chosen = views[0].server
         self.query_one("#head", Static).update(self._head_line(views))
-        self._fill(views)
+        self._fill_table(views)
         width = max(60, self.size.width - 4)
         self.query_one("#detail", Static).update(Text.from_ansi(self._detail_text(width)))
         self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
@@ -112,8 +111,8 @@ class WatchPage(App[None]):
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
 
-    def _fill(self, views: Sequence[ServerView]) -> None:
-        """Updates only changed cells: a fleet has a thousand rows."""
+    def _fill_table(self, views: Sequence[ServerView]) -> None:
+        """Update the table's changed cells only, as a fleet has a thousand rows."""
         table = self.query_one("#servers", DataTable)
         server_width = max((len(view.server) for view in views), default=0)
         room = max(20, self.size.width - server_width - _OTHER_COLUMNS)
@@ -145,6 +144,7 @@ class WatchPage(App[None]):
             table.move_cursor(row=table.get_row_index(self.chosen))
 
     def _detail_text(self, width: int) -> str:
+        """The selected server's panel, `width` columns wide; before its first scrape, that it waits."""
         view = self.session.views.get(self.chosen)
         if view is None:
             return "Waiting for the first scrape."
@@ -191,19 +191,10 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     lines = [f"{state_mark(view.state, style)}  {style.paint(named, 'bold')}"]
     lines += [style.paint(line, COLOURS[view.state]) for line in wrap(view.sentence, width)]
     shown = view_figures(view)
-    narrow = width < _NARROW
-    lines += [
-        "",
-        *(
-            columns([(style.paint(name, "grey"), text) for name, text in shown], "<<")
-            if narrow
-            else two_columns(shown, style)
-        ),
-        "",
-    ]
-    kv = [sample.kv_use or 0.0 for sample in history]
+    one_column = [(style.paint(name, "grey"), text) for name, text in shown]
+    lines += ["", *(columns(one_column, "<<") if width < _NARROW else two_columns(shown, style)), ""]
     curves = [
-        Curve("KV use", "blue", 4, kv, 1.0, "100%"),
+        Curve("KV use", "blue", 4, [sample.kv_use or 0.0 for sample in history], 1.0, "100%"),
         scaled_curve("running", "green", [sample.running for sample in history]),
         scaled_curve("waiting", "orange", [sample.waiting for sample in history]),
         scaled_curve("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),

@@ -33,6 +33,7 @@ def is_compose(document: Node) -> bool:
 
 
 def compose_subjects(document: Node) -> Iterator[Subject]:
+    """The servers and commands that the services of a compose document start."""
     services = document.get("services") or document
     folder = _ComposeFolder(document)
     for name, service in services.items():
@@ -55,7 +56,7 @@ class _ComposeFolder:
             return ""
 
     def service(self, file: str, name: str) -> Node | None:
-        """A service of another compose file."""
+        """A service of another compose file in the folder; None where file or service is missing."""
         try:
             documents = load_nodes(Text(file, self.text(file)))
         except LegroomError:
@@ -85,7 +86,7 @@ def _with_extended_service(
 
 
 def _env_file_variables(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
-    """The variables of `env_file`, at the place of that key."""
+    """The variables of the files in `env_file`; errors about them point to that key."""
     env: dict[str, Word] = {}
     node = service.get("env_file")
     for item in (node.list() or [node]) if node is not None else ():
@@ -99,15 +100,9 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
     service, env = _with_extended_service(service, services, folder)
     known = {key: word.text for key, word in env.items()} | folder.variables
     image = expand_variables(service.text("image"), known)
-    entry, given = (
-        tuple(
-            expanded
-            for word in compose_words(service.get(key))
-            for expanded in _expanded_words(word, service.get(key), known)
-        )
-        for key in ("entrypoint", "command")
-    )
+    entry, given = (_expanded_words(service.get(key), known) for key in ("entrypoint", "command"))
     shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
+    memory = service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
     yield from change_servers(
         container_servers(service, image, entry, given, env, "compose"),
         lambda server: replace(
@@ -116,9 +111,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             in_container=True,
             shm=shm,
             gpus=_gpu_count(service, known),
-            memory_limit_bytes=docker_bytes(
-                service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
-            ),
+            memory_limit_bytes=docker_bytes(memory),
             start_limit=_health_limit(service),
             stop_limit=_stop_limit(service),
             read_as=f"compose service {name}",
@@ -127,15 +120,16 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
     )
 
 
-def _expanded_words(word: Word, node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
-    """A word with its variables replaced. Compose splits afterwards, so one word may become several."""
-    text = expand_variables(word.text, known)
-    is_split = node is not None and node.scalar is not None and word.raw.startswith("$")
-    return tuple(map(word.with_text, text.split())) if is_split else (word.with_text(text),)
+def _expanded_words(node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
+    """The words with ${VARIABLES} replaced; Compose splits afterwards, so one word may become several."""
+    is_line = node is not None and node.scalar is not None
+    expanded = ((word, expand_variables(word.text, known)) for word in compose_words(node))
+    parts = ((word, text.split() if is_line and word.raw.startswith("$") else [text]) for word, text in expanded)
+    return tuple(word.with_text(text) for word, texts in parts for text in texts)
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:
-    """The words of a list or of a shell line."""
+    """The words of a `command` or `entrypoint`: a list, or a shell line that is split."""
     if node is None:
         return ()
     if node.scalar is None:
@@ -148,15 +142,13 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
     try:
         texts = shlex.split(node.scalar)
     except ValueError:
-        line = node.source.place(node.offset).line
-        raise LegroomError(
-            f"has a command with a quote that is never closed at line {line}", "check its quotes"
-        ) from None
+        where = f"at line {node.source.place(node.offset).line}"
+        raise LegroomError(f"has a command with a quote that is never closed {where}", "check its quotes") from None
     return words_found_in(node.source.text, texts, node.offset, node.end + 1)
 
 
 def compose_env(node: Node | None) -> dict[str, Word]:
-    """`NAME: value`, or a list of `NAME=value`."""
+    """The variables of `environment`: a mapping, or a list of `NAME=value`."""
     env: dict[str, Word] = {}
     if node is None:
         return env
@@ -172,21 +164,16 @@ def compose_env(node: Node | None) -> dict[str, Word]:
 
 def _mounted_shm(service: Node) -> str | None:
     """`mounted` where a volume or tmpfs covers /dev/shm; else None."""
-    for key in ("volumes", "tmpfs"):
-        node = service.get(key)
-        for item in (node.list() or [node]) if node else ():
-            if "/dev/shm" in (item.scalar or item.text("target")):
-                return "mounted"
-    return None
+    nodes = [node for key in ("volumes", "tmpfs") if (node := service.get(key)) is not None]
+    items = (item for node in nodes for item in node.list() or [node])
+    return "mounted" if any("/dev/shm" in (item.scalar or item.text("target")) for item in items) else None
 
 
 def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
-    """The number of GPUs of a service; None where a variable names them, which may hold several ids (`0,1`)."""
-    devices = service.get("deploy", "resources", "reservations", "devices")
-    for device in devices.list() if devices else ():
-        ids = device.get("device_ids")
-        if ids is not None:
-            named = ",".join(expand_variables(item.scalar or "", known) for item in ids.list())
+    """The number of GPUs that a service reserves; None where a variable names them, which may hold several ids."""
+    for device in service.list("deploy", "resources", "reservations", "devices"):
+        if device.get("device_ids") is not None:
+            named = ",".join(expand_variables(item.scalar or "", known) for item in device.list("device_ids"))
             return None if "$" in named else len([card for card in named.split(",") if card.strip()])
         count = expand_variables(device.text("count"), known)
         if count.isdecimal():
@@ -218,7 +205,7 @@ _ENV_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\
 
 
 def env_file_variables(text: str) -> dict[str, Word]:
-    """The variables of an env file without secrets, which belong there."""
+    """The variables of an env file's text; names of secrets are left out."""
     every = {
         line[1]: Word((line[2] or line[3] or line[4] or "").strip(), line.start(1)) for line in _ENV_LINE.finditer(text)
     }

@@ -52,7 +52,7 @@ class ContainerRun:
 
 
 def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
-    """`docker run [options] image [arguments]`; None where there is no image."""
+    """The parsed `docker run [options] image [arguments]`; None where there is no image."""
     env: dict[str, Word] = {}
     inherited: list[str] = []
     options: dict[str, Word] = {}
@@ -86,7 +86,7 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
 
 
 def kubernetes_bytes(text: str) -> int | None:
-    """A size like `16Gi` or `16G`; None for other texts, such as templates."""
+    """Bytes of a Kubernetes quantity like `16Gi` or `16G`; None for other texts, such as templates."""
     try:
         return parse_bytes(text)
     except LegroomError:
@@ -94,7 +94,7 @@ def kubernetes_bytes(text: str) -> int | None:
 
 
 def docker_bytes(text: str) -> int | None:
-    """A size of docker and compose: `16g` is a power of 1024."""
+    """Bytes of a Docker or Compose size; `16g` is a power of 1024. None for other texts."""
     word = text.strip().lower().removesuffix("b").removesuffix("i")
     return kubernetes_bytes(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
 
@@ -116,7 +116,7 @@ def _parse_option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, in
 
 
 def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
-    """The command of a container, with `vllm serve` at `offset` for images whose entry point is the server."""
+    """A container's whole command, `vllm serve` added (at `offset`) where the image's entry point is vLLM."""
     if entry:
         return (*entry, *given)
     arguments = given[1:] if given and given[0].text == "serve" else given
@@ -164,7 +164,7 @@ def _can_be_model(word: str) -> bool:
 
 
 def gpu_count(text: str) -> int | None:
-    """The number of GPUs of `2` or `device=0,1`; None for `all`."""
+    """The number of GPUs in docker's `--gpus`: of `2` or `device=0,1`; None for `all`."""
     value = text.strip().strip("'\"")
     if value.isdecimal() and len(value) < 5:
         return int(value)
@@ -227,7 +227,7 @@ def has_moving_tag(image: str) -> bool:
 
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
 """`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
-_DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
+_DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:
@@ -240,7 +240,7 @@ def latest_build_day(image: str) -> str:
 
 
 def has_unnamed_release(image: str) -> bool:
-    """Whether an image contains an unnamed release of vLLM: a fork, or a private tag."""
+    """Whether an image has vLLM of a release that its name does not tell: a fork, or a private tag."""
     if not image or image_release(image):
         return False
     if "vllm" not in image.lower():

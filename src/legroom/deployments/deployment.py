@@ -82,9 +82,8 @@ def deployment_from_command(text: str, requested: Release | None = None) -> Depl
     if not servers:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise LegroomError(
-            f"no vLLM server in the command {shown!r}", _RAY_SERVE_HINT if _is_ray_serve(subjects) else _NO_SERVER_HINT
-        )
+        hint = _RAY_SERVE_HINT if _is_ray_serve(subjects) else _NO_SERVER_HINT
+        raise LegroomError(f"no vLLM server in the command {shown!r}", hint)
     return _first_deployment(servers, text, requested)
 
 
@@ -101,9 +100,8 @@ def deployment_from_file(path: str | Path, requested: Release | None = None, num
         raise LegroomError(f"{where.name} has a command with {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
     if not servers:
         raise _no_server_error(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
-    if any(part.is_template for part in parts) or any(
-        "{{" in word.text or "{%" in word.text for word in servers[0].words
-    ):
+    texts = [word.text for word in servers[0].words]
+    if any(part.is_template for part in parts) or any("{{" in text or "{%" in text for text in texts):
         raise _template_error(where)
     if number is not None:
         return _with_api_key(deployment_of(servers[number], requested), text)
@@ -117,12 +115,12 @@ def deployment_from_python(text: str, requested: Release | None = None, name: st
     source = text
     try:
         parse_python(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except LegroomError as error:
         source = f"LLM({text.strip().strip(',')})"
         try:
             parse_python(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise _not_python_error(error) from None
+        except LegroomError:
+            raise error from None
     servers = _servers_with_words(python_subjects(Text(name, source)))
     if not servers:
         raise _no_engine_call_error(name)
@@ -164,8 +162,8 @@ def _no_server_error(where: Path, text: str, unread: Sequence[Unread]) -> Legroo
         return LegroomError(f"no vLLM server in {where.name}", _NO_SERVER_HINT)
     try:
         parse_python(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return _not_python_error(error)
+    except LegroomError as error:
+        return error
     return _no_engine_call_error(where.name)
 
 
@@ -173,10 +171,6 @@ def _template_error(where: Path) -> LegroomError:
     from legroom.deployments.yaml_nodes import TEMPLATE_HINT
 
     return LegroomError(f"{where.name} is a template (it holds {{{{ ... }}}}), not a manifest", TEMPLATE_HINT)
-
-
-def _not_python_error(error: BaseException) -> LegroomError:
-    return LegroomError("the Python source could not be read", f"{type(error).__name__}: {error}")
 
 
 def _no_engine_call_error(name: str) -> LegroomError:
@@ -208,11 +202,8 @@ def deployment_of(server: StartedServer, requested: Release | None = None) -> De
         parsed = _with_config_file(parse_flags(words, used), words, used)
     given = {name: word.text for name, word in server.env.items()}
     secrets = tuple(name for name, value in given.items() if is_secret(name, value))
-    env = {
-        name: value
-        for name, value in {**given, **parsed.args.env}.items()
-        if KEPT_ENV.fullmatch(name) and not is_secret(name)
-    }
+    kept = ((name, value) for name, value in {**given, **parsed.args.env}.items() if KEPT_ENV.fullmatch(name))
+    env = {name: value for name, value in kept if not is_secret(name)}
     return Deployment(
         args=replace(parsed.args, env=env),
         release=used,
@@ -253,7 +244,7 @@ def _with_api_key(deployment: Deployment, text: str) -> Deployment:
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """Add the flags of --config, which the command line overrides."""
+    """The parsed flags with those of the --config file added; the command line takes precedence."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed
@@ -272,8 +263,7 @@ def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -
     if not documents or not isinstance(documents[0].values, dict):
         raise LegroomError(f"{path} holds no settings", "a vLLM config file is a mapping like max-model-len: 8192")
     inserted = [word.text for word in config_words(documents[0], used)]
-    start = 1 + max(
-        (i for i, word in enumerate(words[:6]) if word == "serve" or word.endswith("api_server")), default=-1
-    )
+    starts = (i + 1 for i, word in enumerate(words[:6]) if word == "serve" or word.endswith("api_server"))
+    start = max(starts, default=0)
     kept = [word for i, word in enumerate(words) if word != "--config" and words[i - 1] != "--config"]
     return parse_flags([*words[:start], *inserted, *kept[start:]], used)

@@ -45,8 +45,7 @@ def deployment_from_words(
 def deployment_from_request(
     model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, *, local_files: bool
 ) -> Deployment:
-    """The server of an HTTP or MCP request: `model` with `flags`, or `command`. `local_files`: whether `model` may be a
-    path on this machine."""
+    """The server of an HTTP or MCP request: `model` with `flags`, or `command`; `local_files`: paths allowed."""
     release = known_release(vllm) if vllm else None
     if (model is None) == (command is None):
         raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")
@@ -98,7 +97,7 @@ def deployment_from_arguments(
 
 
 def refuse_local_model(model: str, local_files: bool) -> None:
-    """A caller on another machine cannot name files of this one."""
+    """Raise LegroomError where `model` is a path and the caller, on another machine, may not name files here."""
     if not local_files and (is_local_model(model) or model.count("/") > 1):
         raise LegroomError(f"{model!r} is no name of a model", "over HTTP give a Hub id or a bundled name, not a path")
 

@@ -23,7 +23,7 @@ _INSTRUCTION = re.compile(
 
 
 def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
-    """Files of `COPY <<EOF /start.sh` and scripts of `RUN <<EOF`."""
+    """The files that `COPY <<EOF /start.sh` writes and the scripts of `RUN <<EOF`, with their kinds."""
     for document in here_documents(source.text):
         words = [word.text for word in document.words]
         part = source.dedented_rows(source.row_of(document.start), source.row_of(document.end) + 1)
@@ -33,7 +33,7 @@ def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
 
 
 def _without_here_documents(text: str) -> str:
-    """The text with blank lines for here-documents."""
+    """The text with here-documents blanked line by line, so that line numbers stay."""
     for document in here_documents(text):
         body = text[document.start : document.end]
         text = text[: document.start] + re.sub(r"[^\n]", " ", body) + text[document.end :]
@@ -41,7 +41,7 @@ def _without_here_documents(text: str) -> str:
 
 
 def dockerfile_subjects(source: Text) -> Iterator[Subject]:
-    """The server of the last stage, and all commands."""
+    """The server that the last stage's image starts, and the commands of all RUN lines."""
     build_args: dict[str, str] = {}
     stages: dict[str, _Stage] = {}
     stage = _Stage("")

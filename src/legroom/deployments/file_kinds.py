@@ -41,7 +41,7 @@ _UNIT_START = re.compile(
 
 
 def kind_of(path: str, text: str) -> Kind:
-    """The kind by suffix or name, else by the first line; `document` where neither says."""
+    """The kind of a file (shell, compose, python ...) by suffix or name, else first line; `document` if unclear."""
     name = PurePath(path)
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]
@@ -49,8 +49,31 @@ def kind_of(path: str, text: str) -> Kind:
         return "env"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
+    if is_makefile(path):
+        return "shell"
     kind = kind_by_first_line(text)
     return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
+
+
+def is_makefile(path: str) -> bool:
+    """Whether make reads a file of this name."""
+    return re.search(r"(^|/)(GNUm|[Mm])akefile(\.[\w-]+)?$|\.mk$", path) is not None
+
+
+def makefile_as_shell(text: str) -> str:
+    """The variables and recipes of a Makefile as the lines of a script; the rest is blank."""
+    lines: list[str] = []
+    is_recipe = goes_on = False
+    for given in text.split("\n"):
+        line = re.sub(r"\$\$|\$\((\w+)\)", lambda name: f"${{{name[1]}}}" if name[1] else "$", given)
+        is_recipe = line.startswith("\t") or (is_recipe and goes_on)
+        variable = re.match(r"(\w+)\s*[:?]*=\s*([^\"#]*?)\s*(#|$)", line)
+        if is_recipe:
+            lines.append(line if goes_on else re.sub(r"^\t[@+-]*", lambda start: " " * len(start[0]), line))
+        else:
+            lines.append(f'{variable[1]}="{variable[2]}"' if variable else "")
+        goes_on = line.endswith("\\")
+    return "\n".join(lines)
 
 
 def _is_json(text: str) -> bool:

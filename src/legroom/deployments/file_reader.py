@@ -11,7 +11,7 @@ from typing import Literal
 from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
 from legroom.deployments.container_images import has_unnamed_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
-from legroom.deployments.file_kinds import Kind, kind_by_first_line, kind_of
+from legroom.deployments.file_kinds import Kind, is_makefile, kind_by_first_line, kind_of, makefile_as_shell
 from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource_servers
@@ -100,7 +100,7 @@ def installed_releases(text: str) -> InstalledReleases:
 
 
 def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
-    """A file and every text inside of it that could start a server, in order, also those that cannot be read."""
+    """A part for the file and for every text inside it that could start a server, in order, also unreadable ones."""
     kind = kind_of(path, text)
     installs = installed_releases(text)
     images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
@@ -109,7 +109,8 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
     hidden = next(iter(sorted(images)), "") if images and all(map(has_unnamed_release, images)) else ""
     is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
-    for part in _parts_of_text(kind, Text(path, text), release):
+    source = Text(path, makefile_as_shell(text) if is_makefile(path) else text)
+    for part in _parts_of_text(kind, source, release):
         subjects = change_servers(part.subjects, lambda server: _with_release(server, installs, of_images, kind))
         if part.is_template:
             subjects = change_servers(subjects, lambda server: replace(server, is_release_assumed=True))
@@ -133,28 +134,26 @@ def document_kind(document: Node) -> DocumentKind:
 def rule_groups(document: Node) -> list[Node]:
     """The groups of Prometheus rules, in a rule file or in the operator's PrometheusRule."""
     keys = ("spec", "groups") if document.text("kind") == "PrometheusRule" else ("groups",)
-    groups = document.get(*keys)
-    return groups.list() if groups is not None else []
+    return document.list(*keys)
 
 
 def _with_release(
     server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
 ) -> StartedServer:
-    """A server without a vLLM image has the release that the file installs, or else names."""
+    """The server with the vLLM release that the file installs or else names, where its image names none."""
     if "vllm" in server.image.lower():
         return _with_reinstalled_release(server, installs, kind) if kind not in ("document", "python") else server
     named = installs.pinned | of_images or installs.quoted
     if len(named) != 1:
         return server
     # The image of another command or a comment makes a release likely, an install makes it certain.
-    is_certain = (
-        named == installs.pinned and not installs.is_unpinned and (kind == "document" or not installs.asks_version)
-    )
+    is_installed = named == installs.pinned and not installs.is_unpinned
+    is_certain = is_installed and (kind == "document" or not installs.asks_version)
     return replace(server, installed=min(named), is_release_assumed=not is_certain)
 
 
 def _with_reinstalled_release(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
-    """A server in a vLLM image over which the file may install another vLLM."""
+    """The server in a vLLM image with its release marked as assumed where the file installs another vLLM."""
     if not installs.pinned and not installs.is_unpinned:
         return server
     if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:
@@ -175,7 +174,7 @@ def _parts_of_text(kind: Kind, source: Text, release: Release, depth: int = 0) -
 
 
 def _read_text(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
-    """One text, and the texts that are embedded in it."""
+    """One text as a part (its servers and commands), and the texts of other kinds embedded in it."""
     if kind == "shell":
         return read_shell(source), _embedded_here_documents(source)
     if kind in ("yaml", "json"):

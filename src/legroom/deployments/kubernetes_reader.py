@@ -25,7 +25,7 @@ _ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
 
 
 def runtime_of(model: Node) -> str:
-    """`vllm` or `huggingface` where vLLM serves the model of an InferenceService, else empty."""
+    """KServe's runtime that serves the model with vLLM: `vllm` or `huggingface`; else empty."""
     name = model.text("modelFormat", "name").lower()
     return name if name in ("vllm", "huggingface") else ""
 
@@ -51,7 +51,7 @@ def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | Non
 
 
 def _storage_uri_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
-    """`storageUri: hf://org/model` where no flag names the model."""
+    """The --model words for `storageUri: hf://org/model` where no flag names the model; else empty."""
     storage = model.get("storageUri")
     if storage is None or any(word.text.partition("=")[0] == "--model" for word in words):
         return ()
@@ -127,7 +127,7 @@ def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...
     """The servers and commands of one container, those of its lifecycle hooks included."""
     env = env_list(container.get("env"))
     image = container.text("image")
-    entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
+    entry, given = word_list(container.get("command"), env), word_list(container.get("args"), env)
     launcher = ""
     if runtime := runtime_of(container):
         image = image or "vllm"
@@ -147,7 +147,7 @@ def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...
         lambda server: replace(
             server,
             image=image,
-            in_container=True,
+            in_container=bool(image),  # a patch has none, and its base may mount /dev/shm
             shm=_pod_shm(container, pod),
             gpus=gpu_limit(container),
             other_device=other_device(container),
@@ -186,41 +186,31 @@ def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernete
 
 
 def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
-    """The words of a variable, each at its place."""
+    """The shell words in a variable's value, each with its place in the file."""
     end = variable.offset + 3 * len(variable.text)
     return words_found_in(source.text, split_words(variable.text), variable.offset, end)
 
 
-def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
+def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
     """The scalars of a `command` or `args` list with $(VARIABLES) replaced; empty where it is absent."""
     values = {name: word.text for name, word in env.items()}
-    if node is None:
-        return ()
-    return tuple(
-        item.word().with_text(expand_variables(item.scalar, values)) for item in node.list() if item.scalar is not None
-    )
+    items = [item for item in (node.list() if node is not None else ()) if item.scalar is not None]
+    return tuple(item.word().with_text(expand_variables(item.scalar or "", values)) for item in items)
 
 
 def env_list(node: Node | None) -> dict[str, Word]:
     """The variables of a list of `name:` and `value:`."""
-    env = {}
-    for item in node.list() if node else ():
-        value = item.get("value")
-        if item.text("name") and value is not None and value.scalar is not None:
-            env[item.text("name")] = value.word()
-    return env
+    items = ((item.text("name"), item.get("value")) for item in (node.list() if node else ()))
+    return {name: value.word() for name, value in items if name and value is not None and value.scalar is not None}
 
 
 def _pod_shm(container: Node, pod: Node) -> str | None:
     """The size of the volume at /dev/shm, `host` with hostIPC; None where the runtime's default applies."""
-    volumes = pod.get("volumes")
-    in_memory = {
-        volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
-        for volume in (volumes.list() if volumes else ())
-        if volume.text("emptyDir", "medium") == "Memory" or volume.get("hostPath") is not None
-    }
-    mounts = container.get("volumeMounts")
-    for mount in mounts.list() if mounts else ():
+    in_memory = {}
+    for volume in pod.list("volumes"):
+        if volume.text("emptyDir", "medium") == "Memory" or volume.get("hostPath") is not None:
+            in_memory[volume.text("name")] = volume.text("emptyDir", "sizeLimit") or "half of the node"
+    for mount in container.list("volumeMounts"):
         if mount.text("mountPath").rstrip("/") == "/dev/shm" and mount.text("name") in in_memory:
             return in_memory[mount.text("name")]
     return "host" if pod.text("hostIPC") == "true" else None
@@ -228,10 +218,8 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
 
 def gpu_limit(container: Node) -> int | None:
     """The number of GPUs or MIG slices that a container requests."""
-    for name, amount in _resource_amounts(container):
-        if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
-            return int(amount.scalar or 0)
-    return None
+    amounts = (amount.scalar or "" for name, amount in _resource_amounts(container) if _GPU.fullmatch(name))
+    return next((int(amount) for amount in amounts if amount.isdecimal()), None)
 
 
 def other_device(container: Node) -> str:
@@ -242,19 +230,17 @@ def other_device(container: Node) -> str:
 def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
     """The resources among the container's limits, then requests."""
     for side in ("limits", "requests"):
-        amounts = container.get("resources", side)
-        yield from amounts.items() if amounts is not None else ()
+        yield from container.items("resources", side)
 
 
 def start_limit(container: Node) -> TimeLimit | None:
-    """The time of the startup probe, or else of the liveness probe."""
-    startup, liveness = container.get("startupProbe"), container.get("livenessProbe")
-    for probe in (startup, liveness):
-        if probe is not None:
-            period = float_at(probe, "periodSeconds", 10.0)
-            seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
-            return TimeLimit(seconds, probe.source.place(probe.offset))
-    return None
+    """The seconds until the startup probe, or else the liveness probe, gives up; None without a probe."""
+    probe = container.get("startupProbe") or container.get("livenessProbe")
+    if probe is None:
+        return None
+    period = float_at(probe, "periodSeconds", 10.0)
+    seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
+    return TimeLimit(seconds, probe.source.place(probe.offset))
 
 
 def float_at(node: Node, key: str, default: float) -> float:
@@ -292,24 +278,19 @@ def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[s
 
 
 def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
-    """The label sets of the nodes that the pod accepts."""
-    selector = pod.get("nodeSelector")
-    fixed = {key: value.scalar or "" for key, value in selector.items()} if selector else {}
-    terms = pod.get(*_REQUIRED_NODES)
-    choices = [_required_gpu_labels(term) for term in terms.list()] if terms is not None else []
-    for chosen in choices or [{}]:
-        names, values = list(chosen), [chosen[name] for name in chosen]
-        for combination in islice(product(*values), 32):
-            yield fixed | dict(zip(names, combination, strict=True))
+    """The node label sets that the pod's node selector and affinity accept."""
+    fixed = {key: value.scalar or "" for key, value in pod.items("nodeSelector")}
+    for chosen in [_required_gpu_labels(term) for term in pod.list(*_REQUIRED_NODES)] or [{}]:
+        for combination in islice(product(*chosen.values()), 32):
+            yield fixed | dict(zip(chosen, combination, strict=True))
 
 
 def _required_gpu_labels(term: Node) -> dict[str, list[str]]:
     """The values of GPU labels that a node selector term requires with `In`."""
     wanted = naming_labels()
-    expressions = term.get("matchExpressions")
     chosen: dict[str, list[str]] = {}
-    for expression in expressions.list() if expressions is not None else ():
-        key, values = expression.text("key"), expression.get("values")
-        if key in wanted and expression.text("operator") == "In" and values is not None:
-            chosen[key] = [value.scalar or "" for value in values.list()]
+    for expression in term.list("matchExpressions"):
+        key = expression.text("key")
+        if key in wanted and expression.text("operator") == "In" and expression.get("values") is not None:
+            chosen[key] = [value.scalar or "" for value in expression.list("values")]
     return chosen

@@ -32,7 +32,7 @@ _TAKEN = "\0"
 
 
 def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
-    """The code blocks and the commands between them, in order."""
+    """The code blocks of a Markdown text and the commands between them, each with its kind, in order."""
     return sorted(_code_blocks(document), key=lambda block: block[1].place(0).line)
 
 
@@ -59,7 +59,7 @@ def _code_blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
 
 
 def _line_after_diff(line: str) -> str:
-    """A line of a diff after the change, at the same columns."""
+    """A diff's line as it is after the change (removed lines blank), at the same columns."""
     is_header = line.startswith(("---", "+++", "@@", "diff ", "index "))
     return "" if is_header or line.startswith("-") else " " + line[1:]
 
@@ -119,6 +119,7 @@ def _command_end(lines: list[str], first: int) -> int:
 
 
 def _is_shell(paragraph: list[str]) -> bool:
+    """Whether every line of the paragraph looks like a shell command."""
     continued = False
     for line in paragraph:
         if not continued and not _SHELL_WORD.match(line.strip()):

@@ -6,8 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 from legroom.deployments.container_images import kubernetes_bytes
-from legroom.deployments.kubernetes_reader import env_list, gpu_limit, possible_gpus, start_limit, words_of_variable
-from legroom.deployments.server_words import expand_variables
+from legroom.deployments.kubernetes_reader import (
+    env_list,
+    gpu_limit,
+    possible_gpus,
+    start_limit,
+    word_list,
+    words_of_variable,
+)
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
@@ -59,15 +65,12 @@ def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
 def _workload_server(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
     """The server that KServe's template starts; None where the container brings its own command."""
     pod = workload.get("template") or workload
-    containers = pod.get("containers")
-    container = next((each for each in containers.list() if each.text("name") == "main"), None) if containers else None
+    container = next((each for each in pod.list("containers") if each.text("name") == "main"), None)
     if container is not None and container.get("command") is not None:
         return None  # it is read like any other container
     env = env_list(container.get("env")) if container else {}
-    # The scalars of the list below the key; empty where node or list is absent.
-    inner = container.get("args") if container is not None else None
-    scalar_items = [item for item in inner.list() if item.scalar is not None] if inner is not None else []
-    given = [item.word() for item in scalar_items]
+    items = container.list("args") if container is not None else ()
+    given = [item.word() for item in items if item.scalar is not None]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += words_of_variable(more, document.source)
     served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
@@ -109,7 +112,7 @@ def _resource_title(document: Node) -> str:
 
 
 def _parallelism_flags(workload: Node) -> Iterator[tuple[str, Word]]:
-    """The flags of `spec.parallelism`."""
+    """(KServe's key, vLLM's flag word) for each size in `spec.parallelism`."""
     for key, flag in _PARALLEL:
         node = workload.get("parallelism", key)
         if node is not None and (node.scalar or "").isdecimal():
@@ -156,13 +159,14 @@ def is_kubeai_model(node: Node) -> bool:
 
 def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") -> StartedServer:
     """The server that KubeAI's controller starts from `url`, `args` and `adapters`."""
-    variables = node.get("env")
-    env = {name: value.word() for name, value in variables.items() if value.scalar is not None} if variables else {}
+    env = {name: value.word() for name, value in node.items("env") if value.scalar is not None}
     profile = _PROFILE.fullmatch(node.text("resourceProfile"))
     # Profiles of other hardware have an image of an unknown release.
     gpu = gpu or (gpu_of_profile(profile["name"]) if profile else "")
     url = node.get("url")
-    flags = _kubeai_flags(node, env)
+    adapters = node.get("adapters")
+    lora = (Word("--enable-lora", adapters.offset),) if adapters is not None and adapters.list() else ()
+    flags = (*word_list(node.get("args"), env), *lora)
     words = serve_words((url or node).offset) if url is None or has_model_flag(flags) else _model_words(url)
     place = node.source.place
     return StartedServer(
@@ -180,27 +184,13 @@ def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") ->
     )
 
 
-def _kubeai_flags(node: Node, env: dict[str, Word]) -> tuple[Word, ...]:
-    """The `args` with variables replaced, and --enable-lora where the Model lists adapters."""
-    values = {name: word.text for name, word in env.items()}
-    given, adapters = node.get("args"), node.get("adapters")
-    words = [
-        item.word().with_text(expand_variables(item.scalar, values))
-        for item in (given.list() if given else ())
-        if item.scalar is not None
-    ]
-    if adapters is not None and adapters.list():
-        words.append(Word("--enable-lora", adapters.offset))
-    return tuple(words)
-
-
 def has_model_flag(words: tuple[Word, ...]) -> bool:
     """Whether flags name a model, which replaces the one of the resource."""
     return any(word.text.partition("=")[0] == "--model" for word in words)
 
 
 def _model_words(uri: Node) -> tuple[Word, ...]:
-    """The command of a server of `hf://org/model`, or of another URI as it is."""
+    """The `vllm serve` words for a model URI: `hf://org/model` as a Hub id, another URI as it is."""
     text = uri.scalar or ""
     scheme, _, name = text.partition("://")
     model = name.partition("?")[0] if scheme == "hf" else text
@@ -223,13 +213,14 @@ _STACK_SWITCHES = {"enableChunkedPrefill": "--enable-chunked-prefill", "enablePr
 
 
 def is_model_spec(node: Node) -> bool:
-    """Whether a mapping is an entry of `modelSpec`."""
+    """Whether a mapping is an entry of `modelSpec` in the production stack's chart."""
     return bool(node.text("modelURL")) and any(
         node.get(key) is not None for key in ("vllmConfig", "requestGPU", "repository")
     )
 
 
 def model_spec_server(node: Node) -> StartedServer:
+    """The server that the production stack's chart starts for a `modelSpec` entry."""
     url = node.get("modelURL") or node
     repository, tag = node.text("repository"), node.text("tag")
     requested = node.text("requestGPU")
@@ -252,16 +243,12 @@ def model_spec_server(node: Node) -> StartedServer:
 
 def _vllm_config_flags(node: Node) -> Iterator[Word]:
     """The flags that the production stack's chart makes of `vllmConfig`, extraArgs and enableLoRA."""
-    settings = node.get("vllmConfig")
-    for key, value in settings.items() if settings is not None else ():
-        if value.scalar is None or value.scalar == "":
-            continue
-        if key in _STACK_VALUES:
+    for key, value in node.items("vllmConfig"):
+        if value.scalar and key in _STACK_VALUES:
             yield Word(f"{_STACK_VALUES[key]}={value.scalar}", value.offset)
-        elif key in _STACK_SWITCHES:
+        elif value.scalar and key in _STACK_SWITCHES:
             switch = _STACK_SWITCHES[key]
             yield Word(switch if value.scalar == "true" else switch.replace("--", "--no-", 1), value.offset)
-    given = settings.get("extraArgs") if settings is not None else None
-    yield from (item.word() for item in (given.list() if given is not None else ()) if item.scalar is not None)
+    yield from (item.word() for item in node.list("vllmConfig", "extraArgs") if item.scalar is not None)
     if node.text("enableLoRA") == "true":
         yield Word("--enable-lora", node.offset)

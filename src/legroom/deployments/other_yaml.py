@@ -116,7 +116,7 @@ def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]
 
 def _image_name(node: Node) -> str:
     """The image with its tag, `$tag` where only the chart knows it; empty where there is no image."""
-    name, tag = node.text("image"), node.text("tag")
+    name, tag = node.text("image") or node.text("container"), node.text("tag")
     inner = node.get("image")
     if not name and inner is not None:
         return _image_name(inner)
@@ -131,7 +131,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         _whole_json(word)
         for key, value in node.items()
         if _ARGUMENTS.fullmatch(key)
-        for word in compose_words(value)
+        for word in (*compose_words(value), *_flag_keys(value))
         if word.text
     )
     words = (*command, *given)
@@ -149,6 +149,14 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
 
 
+def _flag_keys(node: Node) -> Iterator[Word]:
+    """`--max-model-len: 4096` of a mapping as two words; a switch that is `true` is one, and `false` is none."""
+    for key, value in node.items():
+        if key.startswith("--") and value.scalar is not None and value.scalar != "false":
+            yield Word(key, value.offset, key)
+            yield Word("" if value.scalar == "true" else value.scalar, value.offset, value.scalar)
+
+
 def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:
     """Whether the keys or the image around the node name vLLM and none of its companions."""
     around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
@@ -156,7 +164,7 @@ def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:
 
 
 def _whole_json(word: Word) -> Word:
-    """`{"level": 3}` with its quotes: not every tool passes it through a shell."""
+    """A word such as `{"level": 3}` with its JSON quotes, as not every tool passes it through a shell."""
     try:
         return word.with_text(word.raw) if word.raw.startswith("{") and json.loads(word.raw) else word
     except ValueError:
@@ -164,7 +172,7 @@ def _whole_json(word: Word) -> Word:
 
 
 def _joined_flag(word: Word) -> tuple[Word, ...]:
-    """The two words of `--max-model-len auto`: a recipe is joined into one shell line."""
+    """A list item such as `--max-model-len auto` as its two words; recipes are joined into one shell line."""
     flag, space, value = word.text.partition(" ")
     if not space or not flag.startswith("--"):
         return (word,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import warnings
@@ -16,6 +17,7 @@ from legroom.deployments.shell.shell_script import read_shell, subjects_of
 from legroom.deployments.shell.simple_commands import SimpleCommand
 from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
+from legroom.errors import LegroomError
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
@@ -42,16 +44,19 @@ def python_subjects(source: Text) -> tuple[Subject, ...]:
         tree = parse_python(source.text)
         program = _Program(source, tree)
         program.visit(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (LegroomError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     return tuple(program.subjects())
 
 
 def parse_python(text: str) -> ast.Module:
-    """The syntax tree of a source, without Python's warnings about it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
+    """The syntax tree of a source, without Python's warnings about it. Raises LegroomError for other texts."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise LegroomError("the Python source could not be read", f"{type(error).__name__}: {error}") from None
 
 
 class _Program(ast.NodeVisitor):
@@ -83,6 +88,7 @@ class _Program(ast.NodeVisitor):
         yield from (replace(server, env=self.env) for server in self._calls)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Visit a function's body in a scope of its own."""
         outer, self._scope = self._scope, node.lineno
         self.generic_visit(node)
         self._scope = outer
@@ -90,12 +96,12 @@ class _Program(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """Skip a string that is a comment."""
+        """Skip a string statement (a docstring), which is no command."""
         if not isinstance(node.value, ast.Constant):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """`cmd = [...]` and `os.environ["NAME"] = "value"`."""
+        """Record `cmd = [...]` and `os.environ["NAME"] = "value"`."""
         target = node.targets[0]
         if isinstance(target, ast.Name) and _is_list(node.value):
             self._lists[self._scope, target.id] = list(self._list_words(node.value))
@@ -107,14 +113,14 @@ class _Program(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """`cmd += [...]`."""
+        """Record `cmd += [...]` as more words of that list."""
         if isinstance(node.target, ast.Name) and _is_list(node.value):
             self._lists.setdefault((self._scope, node.target.id), []).extend(self._list_words(node.value))
         else:
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """`cmd.extend([...])`, `cmd.append(...)` and `LLM(...)`."""
+        """Record `cmd.extend([...])`, `cmd.append(...)` and engine calls such as `LLM(...)`."""
         called = node.func
         if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and node.args:
             key = (self._scope, called.value.id)
@@ -131,10 +137,8 @@ class _Program(ast.NodeVisitor):
             literal_arguments = values, tuple(name for name, value in given if value is _NOT_KNOWN)
             words, call = tuple(self._call_as_command(node)), EngineCall(name, *literal_arguments)
             place = self._source.place
-            read_as = f"Python {name}(...)"
-            self._calls.append(
-                StartedServer("python", words, {}, place, place(words[0].offset), read_as=read_as, call=call)
-            )
+            started = StartedServer("python", words, {}, place, place(words[0].offset), read_as=f"Python {name}(...)")
+            self._calls.append(replace(started, call=call))
         self.generic_visit(node)
 
     def _engine_class(self, called: ast.expr) -> str | None:
@@ -145,18 +149,18 @@ class _Program(ast.NodeVisitor):
         return called.attr if isinstance(called, ast.Attribute) and is_vllms and called.attr in _ENGINES else None
 
     def visit_List(self, node: ast.List) -> None:
-        """A command without a name."""
+        """Record a list of words that is assigned to no name."""
         self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """`["vllm", "serve"] + more`."""
+        """Record a sum of lists such as `["vllm", "serve"] + more`."""
         if _is_list(node):
             self._lists[self._scope, f" {len(self._lists)}"] = list(self._list_words(node))
         else:
             self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
-        """`env={"VLLM_NAME": "value"}`."""
+        """Record the variables of a dictionary such as `env={"VLLM_NAME": "value"}`."""
         for key, value in zip(node.keys, node.values, strict=True):
             name = key.value if isinstance(key, ast.Constant) else None
             if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
@@ -164,12 +168,12 @@ class _Program(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """A whole command line in a string."""
+        """Keep a string that is a whole command line as a script."""
         if isinstance(node.value, str):
             self._keep_script(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """A command line in an f-string."""
+        """Keep an f-string that is a whole command line as a script, unknown values as placeholders."""
         self._keep_script(node, self._literal_text(node))
 
     def _keep_script(self, node: ast.expr, text: str) -> None:
@@ -273,7 +277,7 @@ def _flag_words(flag: str, value: Any) -> list[str]:
 
 
 def _names_no_model(node: ast.expr) -> bool:
-    """Whether an argument names no model: `LLM(...)`, `LLM(*args)`."""
+    """Whether the first argument names no model: `LLM(...)` with an ellipsis, or `LLM(*args)`."""
     return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
 
 
@@ -286,14 +290,11 @@ def _is_list(node: ast.expr) -> bool:
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """The module-level names that are assigned a literal."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    try:
-                        yield target.id, ast.literal_eval(node.value)
-                    except _NOT_LITERAL:
-                        continue
+    assigned = ((target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+    for target, value in assigned:
+        if isinstance(target, ast.Name):
+            with contextlib.suppress(*_NOT_LITERAL):
+                yield target.id, ast.literal_eval(value)
 
 
 def _engine_names(tree: ast.Module) -> dict[str, str]:
@@ -341,14 +342,9 @@ def _has_type(kind: str, value: Any) -> bool:
     """Whether a literal has the type of a field."""
     if not kind:
         return isinstance(value, str | int | float | bool | list | tuple | dict)
-    if kind.startswith("bool"):
-        return isinstance(value, bool)
-    if kind.startswith("int"):
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind.startswith("float"):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind.startswith("Mapping"):
-        return isinstance(value, dict)
+    if isinstance(value, bool):
+        return kind.startswith("bool")
     if kind.startswith("tuple"):
         return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
-    return isinstance(value, str)
+    types: dict[str, Any] = {"bool": bool, "int": int, "float": int | float, "Mapping": dict}
+    return isinstance(value, next((types[name] for name in types if kind.startswith(name)), str))

@@ -26,12 +26,12 @@ KSERVE = "KServe's Hugging Face runtime"
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
-    """Variables as `NAME=value`."""
+    """Environment variables as `NAME=value` words."""
     return [f"{name}={value}" for name, value in env.items()]
 
 
 def server_start(words: Sequence[str]) -> int | None:
-    """The index of `vllm serve`, `python -m ...api_server`, or a container run in a command."""
+    """The index of `vllm serve`, `python -m ...api_server` or `docker run` in a command; None without one."""
     for i, word in enumerate(words):
         following = words[i + 1] if i + 1 < len(words) else ""
         if basename(word) == "vllm" and following == "serve" and not (i and words[i - 1] in _CHOOSES_ENGINE):

@@ -112,7 +112,7 @@ class Text:
 
 
 def without_comment_lines(text: str, marks: str) -> str:
-    """A continued line with spaces for the comment lines inside it, so that offsets stay."""
+    """A continued line with its inner comment lines (`marks`) blanked, so that offsets stay."""
     return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda comment: " " * len(comment[0]), text)
 
 

@@ -98,7 +98,7 @@ class StartedServer:
 
     @property
     def _devices(self) -> set[str]:
-        """The values of --device and VLLM_TARGET_DEVICE."""
+        """The values of --device and VLLM_TARGET_DEVICE, such as `cpu` or `tpu`."""
         words = [word.text for word in self.words]
         devices = {value for flag, value in pairwise(words) if flag == "--device"}
         devices |= {word.removeprefix("--device=") for word in words if word.startswith("--device=")}
@@ -127,12 +127,14 @@ class InvokedCommand:
     words: tuple[Word, ...]
     line: str
     locate: Callable[[int], Place]
+    is_cut_off: bool = False
+    """Whether it begins with an option right after a server, to which a line break did not let it belong."""
 
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)
 
     def values_of(self, *options: str) -> Iterator[Word]:
-        """The words that follow an option."""
+        """The word that follows each occurrence of these options."""
         return (word for before, word in pairwise(self.words) if before.text in options)
 
 
@@ -146,7 +148,7 @@ Subject = StartedServer | InvokedCommand | Unit
 
 
 def change_servers(subjects: Iterable[Subject], change: Callable[[StartedServer], StartedServer]) -> Iterator[Subject]:
-    """The subjects with every server changed."""
+    """The subjects with `change` applied to every server; commands stay as they are."""
     for subject in subjects:
         yield change(subject) if isinstance(subject, StartedServer) else subject
 

@@ -26,6 +26,7 @@ def is_supervisord(text: str) -> bool:
 
 
 def supervisord_subjects(source: Text) -> Iterator[Subject]:
+    """The servers and commands of all `[program:...]` sections."""
     for section in _SECTION.finditer(source.text):
         yield from _program_subjects(source, section)
 
@@ -54,12 +55,13 @@ def _program_subjects(source: Text, section: re.Match[str]) -> Iterator[Subject]
 
 
 def _environment(value: Word | None) -> Iterator[tuple[str, Word]]:
+    """The names and values of supervisord's `environment=A="1",B="2"`."""
     for pair in _VARIABLE.finditer(value.text) if value else ():
         given = next((text for text in pair.groups()[1:] if text is not None), "")
         yield pair[1], Word(given, (value.offset if value else 0) + pair.start(), pair[0])
 
 
 def _without_comments(value: str) -> str:
-    """The value without comments and with a shell variable for each expansion; columns stay."""
+    """The value without `;` comments, `%(ENV_X)s` as a shell variable; columns stay."""
     uncommented = _COMMENT.sub(lambda comment: " " * len(comment[0]), value)
     return _EXPANSION.sub(lambda name: "$" + "_" * (len(name[0]) - 1), uncommented)

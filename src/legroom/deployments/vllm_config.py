@@ -19,7 +19,7 @@ _COMMON_FLAGS = frozenset(
 
 
 def is_config(document: Node) -> bool:
-    """Whether two thirds of its keys are flags of vLLM, one of them a common flag."""
+    """Whether the document is a vLLM --config file: two thirds of its keys are flags, one a common flag."""
     if any(key != key.lower() for key, _ in document.items()):
         return False  # maxModelLen: values of a chart
     keys = [flag_name(key) for key, _ in document.items()]
@@ -28,6 +28,7 @@ def is_config(document: Node) -> bool:
 
 
 def config_server(document: Node, release: Release) -> StartedServer:
+    """The server that vLLM starts from this --config file alone."""
     place = document.source.place
     words = (*serve_words(document.offset), *config_words(document, release))
     return StartedServer("config", words, {}, place, place(document.offset), read_as="a vLLM config file")

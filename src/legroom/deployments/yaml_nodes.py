@@ -44,12 +44,15 @@ class Node:
         node = self.get(*keys)
         return node.scalar or "" if node is not None else ""
 
-    def items(self) -> Iterator[tuple[str, Node]]:
-        """The keys and values of a mapping; none for other nodes."""
-        yield from self.values.items() if isinstance(self.values, dict) else ()
+    def items(self, *keys: str) -> Iterator[tuple[str, Node]]:
+        """The keys and values of the mapping at a path of keys; none where there is no mapping."""
+        node = self.get(*keys)
+        yield from node.values.items() if node is not None and isinstance(node.values, dict) else ()
 
-    def list(self) -> list[Node]:
-        return self.values if isinstance(self.values, list) else []
+    def list(self, *keys: str) -> list[Node]:
+        """The items of the list at a path of keys; none where there is no list."""
+        node = self.get(*keys)
+        return node.values if node is not None and isinstance(node.values, list) else []
 
     def walk(self) -> Iterator[Node]:
         """This node and every node inside it."""
@@ -93,6 +96,11 @@ class Node:
             start = self.source.place(self.source.start_of(first))
             return Text(self.source.path, text, start.line + 1, (indent,) * count)
         place = self.source.place(self.offset)
+        rows = self.source.text[self.offset : self.end].strip("\"'\n ").split("\n")
+        if len(rows) > 1 and " ".join(row.strip() for row in rows) == text.strip():
+            # Folded lines are one line of the scalar; the shell's continuation keeps each at its own place.
+            columns = (place.column - 1 + bool(self.style), *(len(row) - len(row.lstrip()) for row in rows[1:]))
+            return Text(self.source.path, " \\\n".join(row.strip() for row in rows), place.line, columns)
         quote = 1 if self.style in ("'", '"') else 0
         return Text(self.source.path, text, place.line, (place.column - 1 + quote,))
 
@@ -138,7 +146,9 @@ def template_as_yaml(text: str) -> str:
         return re.sub(r"[^\n]", " ", action[0])
 
     text = re.sub(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", blank, text, flags=re.DOTALL)
-    text = _ONLY_ACTIONS.sub(blank, text)
+    # A line of actions inside a continued command continues it.
+    text = _ONLY_ACTIONS.sub(lambda line: blank(line)[:-1] + "\0", text)
+    text = re.sub(r"\\\n(?:.*\0\n)+", lambda run: run[0].replace("\0", "\\"), text).replace("\0", " ")
     return _ACTION.sub(lambda action: "$" + re.sub(r"[^\n]", "_", action[0][1:]).replace("\n", "_"), text)
 
 
@@ -163,9 +173,7 @@ def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
         values: Any = {}
         for key, value in node.value:
             if key.tag == _MERGE:
-                inherited |= {
-                    name: inner for name, inner in _merge_key_values(source, value, budget) if name not in inherited
-                }
+                inherited = dict(_merge_key_values(source, value, budget)) | inherited
             else:
                 values[key.value if isinstance(key.value, str) else "?"] = _to_node(source, value, budget)
         values = inherited | values

@@ -68,7 +68,7 @@ class Case:
         return next((evidence for evidence in reversed(self.evidence) if evidence.id in ids), None)
 
     def number(self, id_: str, name: str) -> int | None:
-        """A whole number that the first evidence with this id prints."""
+        """The integer fact `name` of the first evidence with this id; None where the log does not print it."""
         evidence = self.first(id_)
         return evidence.number(name) if evidence else None
 
@@ -106,12 +106,12 @@ class Case:
 
     @cached_property
     def unread_shortage(self) -> Evidence | None:
-        """An exception whose own words speak of too little memory, where no known message says which."""
+        """An exception whose text mentions too little memory but matches no known message; None without one."""
         return next((item for item in self.all("exception") if _SHORTAGE_WORDS.search(item.window[:400])), None)
 
     @cached_property
     def secondary_failure(self) -> Evidence | None:
-        """The last line that only reports that another process had failed before."""
+        """The last line that reports only that another process had failed before, not why."""
         return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", "self_kill", *BOILERPLATE)
 
     @cached_property
@@ -133,7 +133,7 @@ class Case:
 
     @cached_property
     def unfinished_milestone(self) -> Evidence | None:
-        """The last milestone of a start-up that neither finished nor failed in this text."""
+        """The last start-up step logged, where the text ends with neither readiness nor an error; else None."""
         if (
             self.was_ready
             or self.last_error
@@ -157,7 +157,7 @@ class Case:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The card's memory when the first allocation failed."""
+        """Bytes of the card (total, torch, other processes, free, requested) when the first allocation failed."""
         return ledger_of(self.oom)
 
     @cached_property
@@ -167,7 +167,7 @@ class Case:
 
     @cached_property
     def frames(self) -> frozenset[str]:
-        """Ids of the known functions in the traceback of the first failure."""
+        """Ids of the vLLM functions legroom knows that occur in the traceback of the first failure."""
         if self.recorded_frames:
             return self.recorded_frames
         return frozenset(evidence.id for evidence in self._evidence_near_failure() if evidence.role == "frame")
@@ -212,13 +212,13 @@ class Case:
         count more than milestones."""
         for site, _, frames in _SITES:
             if self.frames & frames:
-                return self._last_reached_site(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
+                return self._site_after_last_milestone(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
-        return self.computed_site or self._last_reached_site("")
+        return self.computed_site or self._site_after_last_milestone("")
 
-    def _last_reached_site(self, otherwise: str) -> str:
-        """The site that follows the last milestone; `otherwise` where none is shown."""
+    def _site_after_last_milestone(self, otherwise: str) -> str:
+        """The site that follows the last logged start-up step; `otherwise` where none is logged."""
         # The V1 model runner warms the sampler up after capture; Model Runner V2 (model_runner.py) does not.
         last = self.milestones[-1] if self.milestones else None
         is_captured = last is not None and last.id == "captured" and last.at.lstrip("[") == "gpu_model_runner.py"
@@ -233,7 +233,7 @@ class Case:
 
     @cached_property
     def has_site_frame(self) -> bool:
-        """Whether the site is known from a traceback, and not only from the last milestone."""
+        """Whether a traceback frame shows the failing allocation's site, and not only the last start-up step."""
         return any(self.frames & frames for _, _, frames in _SITES)
 
     @cached_property
@@ -257,7 +257,7 @@ class Case:
 
     @property
     def other_processes_bytes(self) -> int | None:
-        """What other processes held of the card at start-up, where the log prints total and free."""
+        """Bytes other processes held on the card at start-up; None unless the log prints total and free."""
         total, free = self.startup.gpu_total_bytes, self.startup.free_at_start_bytes
         if total is None or free is None:
             return None
@@ -338,7 +338,7 @@ class Engine:
         return self.generation == "V1" and not self.before_brackets and not self.is_labelled
 
     def within(self, first: str, last: str) -> bool | None:
-        """Whether the release lies in a range; None where the release is not known."""
+        """Whether the vLLM release lies in first..last, both included; None where the release is not known."""
         if self.version is None:
             return None
         return logged_release(self.version).within(first, last)
@@ -358,7 +358,7 @@ class HostTraits:
 
 
 def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
-    """From the printed version, else from the files that log and the style of their lines."""
+    """Engine generation and release from the printed version, else from the source files and style of log lines."""
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
     generation: Literal["V0", "V1", ""] = ""

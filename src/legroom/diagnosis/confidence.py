@@ -21,7 +21,7 @@ _DISPUTED_MARGIN = 0.25
 
 
 def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incomplete: bool) -> EvidenceKind:
-    """The kind of evidence for the first of some causes with these weights."""
+    """The kind of evidence for the likeliest cause; `weights`: the causes' weights, highest first."""
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:
@@ -44,19 +44,19 @@ FixGround = Literal["plan", "figures", "experience", "lookalike"]
 
 @cache
 def share_worked(ground: FixGround) -> float:
-    """The share of first fixes on this ground that worked, by the rule of succession."""
+    """The fraction of recorded first fixes on this ground that worked: (worked + 1) / (given + 2)."""
     counts = read_data("diagnosis_confidence.json")["fixes"][ground]
     return float((counts["worked"] + 1) / (counts["given"] + 2))
 
 
 @cache
 def share_right(kind: EvidenceKind) -> float:
-    """The share of right answers on this kind of evidence, by the rule of succession."""
+    """The fraction of recorded diagnoses on this kind of evidence that were right: (right + 1) / (given + 2)."""
     counts = read_data("diagnosis_confidence.json")["answers"][kind]
     return float((counts["right"] + 1) / (counts["given"] + 2))
 
 
 def confidences(weights: list[float], first: float) -> list[float]:
-    """The probability of each cause: the first as measured, the others share the rest by their weights."""
+    """Each cause's probability: `first` for the first; the others split 1 - first in proportion to their weights."""
     rest = max(sum(weights[1:]), 1.0)
     return [first, *((1 - first) * weight / rest for weight in weights[1:])] if weights else []

@@ -39,6 +39,7 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """One run's verdict, phase, findings, deployment and memory, as `legroom diagnose --json` prints them."""
     document: dict[str, Any] = {
         "verdict": diagnosis.verdict,
         "phase": diagnosis.phase,
@@ -53,6 +54,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
+    """One cause with its confidence, evidence lines, fixes and dead ends; secrets in log lines are masked."""
     return {
         "cause": finding.cause,
         "entry": finding.entry,
@@ -78,11 +80,12 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
+    """One fix; its confidence is multiplied by that of its cause."""
     from legroom.planning.plan_json import layout_json  # most logs lead to no plan
 
     return {
         "kind": fix.kind,
-        "flags": {name: _plain(value) for name, value in fix.flags.items()},
+        "flags": {name: _as_json_value(value) for name, value in fix.flags.items()},
         "env": dict(fix.env),
         "steps": list(fix.steps),
         "command": list(fix.command),
@@ -95,10 +98,10 @@ def fix_json(fix: Fix, cause_confidence: float) -> dict[str, Any]:
 
 
 def deployment_json(case: Case) -> dict[str, Any]:
-    """What ran, as far as the log shows."""
+    """Release, model, flags and card of the run, as far as the log shows them."""
     startup = case.startup
     args = {
-        name: _plain(value)
+        name: _as_json_value(value)
         for name in startup.args.__dataclass_fields__
         if (value := getattr(startup.args, name)) not in (None, {}, (), "") and name not in ("model", "usage", "others")
     }
@@ -137,20 +140,20 @@ def ledger_json(diagnosis: Diagnosis) -> dict[str, Any]:
         {"tensor": each.name, "terms": each.how, "bytes": each.bytes, "setting": each.setting or None}
         for each in diagnosis.wanted
     ]
-    expected = {moment: _entries(ledger) for moment, ledger in diagnosis.expected.items()}
-    return {"seen": _entries(diagnosis.case.ledger), "expected": expected, "wanted": wanted}
+    expected = {moment: _ledger_entries(ledger) for moment, ledger in diagnosis.expected.items()}
+    return {"seen": _ledger_entries(diagnosis.case.ledger), "expected": expected, "wanted": wanted}
 
 
-def _entries(ledger: Ledger) -> dict[str, int]:
+def _ledger_entries(ledger: Ledger) -> dict[str, int]:
     """The ledger's known entries in bytes, by name."""
     entries = {name: getattr(ledger, name) for name in ledger.__dataclass_fields__}
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def _plain(value: Any) -> Any:
+def _as_json_value(value: Any) -> Any:
     """Tuples as lists and keys as strings, as JSON has them."""
     if isinstance(value, (tuple, list)):
-        return [_plain(inner) for inner in value]
+        return [_as_json_value(inner) for inner in value]
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _as_json_value(inner) for key, inner in value.items()}
     return value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from legroom.facts import read_data
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -75,6 +77,13 @@ class Fix:
         return self.plan.layout if self.plan else None
 
 
+@cache
+def known_fix(name: str) -> Fix:
+    """A fix that is the same for every run (`diagnosis_texts.json`)."""
+    row = read_data("diagnosis_texts.json")["fixes"][name]
+    return Fix(**{**row, "steps": tuple(row.get("steps", ()))})
+
+
 @dataclass(frozen=True, slots=True)
 class DeadEnd:
     """A change that does not help, and why."""
@@ -107,7 +116,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The evidence in the order of the log, without repetitions; at most six lines."""
+    """The evidence in log order, without repetitions, at most six lines; shown under a finding."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

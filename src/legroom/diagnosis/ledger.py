@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _OWN_SHARE = 5
 """33 published messages name the process's own size: outside torch it holds at most 18 % of the card (9.6 GiB)."""
+_DRIVER_BYTES = GIB
+"""The driver keeps less for itself (at most 0.6 GiB in the published messages)."""
 _ROUNDING_BYTES = GIB // 100
 """Sizes are printed in hundredths of a GiB."""
 
@@ -39,7 +41,7 @@ class Ledger:
 
     @property
     def unowned_bytes(self) -> int:
-        """Outside torch and more than one process holds there, where the message does not say whose it is; else 0."""
+        """Bytes outside torch whose owner is not printed, where too many for one process's CUDA context; else 0."""
         outside = self.outside_torch_bytes
         if outside is None or self.total_bytes is None or self.other_processes_bytes is not None:
             return 0
@@ -71,12 +73,15 @@ class Ledger:
 
 
 def ledger_of(oom: TorchOom | None) -> Ledger:
-    """The entries that torch's message prints. A list of one process is this process itself."""
+    """The ledger of torch's out-of-memory message; its only listed process is this one. Empty for None."""
     if oom is None:
         return Ledger()
     others: int | None = None
     if oom.own_bytes:
         others = sum(oom.others_bytes)
+        unlisted = (oom.total_bytes or 0) - (oom.free_bytes or 0) - oom.own_bytes
+        if oom.free_bytes is not None and unlisted > max(others, _DRIVER_BYTES):
+            others = unlisted  # processes of other containers are not listed
     elif oom.others_bytes:
         others = sum(sorted(oom.others_bytes)[:-1])
     sizes = (oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes)
@@ -86,7 +91,7 @@ def ledger_of(oom: TorchOom | None) -> Ledger:
 
 
 def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
-    """The same entries as planned: at the end of loading, at the peak of the profile run, and while serving."""
+    """The planned ledger at "load" (end of loading), "profile" (profile run's peak) and "serving"."""
     weights, peak = layout.weights.bytes, layout.activation.bytes
     after_kv = weights + peak + max(layout.kv_cache.bytes, 0) + layout.cuda_graph.bytes
     others, own = layout.held_by_others_bytes, layout.non_torch.bytes + layout.outside.bytes
@@ -98,7 +103,7 @@ def expected_ledgers(layout: Layout) -> dict[str, Ledger]:
 
 
 def possible_moments(seen: Ledger, layout: Layout) -> frozenset[str]:
-    """The moments at which torch can hold what it held; all where that is not printed."""
+    """Which of "load", "profile" and "serving" match the bytes torch held; all where these are not printed."""
     expected = expected_ledgers(layout)
     if seen.allocated_bytes is None:
         return frozenset(expected)

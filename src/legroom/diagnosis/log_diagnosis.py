@@ -9,7 +9,7 @@ from pathlib import Path
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import pasted_command
+from legroom.diagnosis.pasted_command import named_card, pasted_command
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -71,7 +71,7 @@ def split_runs(contents: LogContents, source: str, lines: int) -> tuple[Case, ..
 
 
 def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Startup:
-    """Fills in gpu_memory_utilization from the accounting lines where the flags are not printed."""
+    """The start-up with gpu_memory_utilization from vLLM's memory accounting lines where no flag is printed."""
     ratio = next((event.fields["utilization_ratio"] for event in events if "utilization_ratio" in event.fields), None)
     if startup.args.gpu_memory_utilization is not None or not isinstance(ratio, float):
         return startup
@@ -145,12 +145,15 @@ def _with_pasted_command(
     command, args = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
     if command and not any(case.startup.args_known for case in cases):
         hints = replace(hints or Hints(), command=command)
-    return tuple(case if case.startup.args_known else _with_args(case, args) for case in cases), hints
+    card = named_card(text)
+    return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 
-def _with_args(case: Case, args: ServeArgs) -> Case:
-    """The case with these settings where its own lines show none."""
-    return replace(case, startup=replace(case.startup, args=merge_args(args, case.startup.args)))
+def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
+    """The case with these settings, and this card, where its own lines show none."""
+    startup = replace(case.startup, args=merge_args(args, case.startup.args))
+    is_sized = startup.gpu_name or startup.gpu_total_bytes or case.ledger.total_bytes or case.has("free_below_desired")
+    return replace(case, startup=startup if is_sized else replace(startup, gpu_name=card))
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:
@@ -197,7 +200,7 @@ def by_failure_time(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 
 def _put_informative_run_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """The runs with the last informative one first."""
+    """The runs with the first whose log was understood moved to the front; the others keep their order."""
     for uninformative in (("not understood", "cause above"), ("not understood",)):
         for number, run in enumerate(runs):
             if run.verdict not in uninformative:

@@ -34,7 +34,7 @@ _LEVEL_CHARS = 160
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
-    """The kind of failure that comes first in the log; errors count before warnings."""
+    """The first non-memory failure in the log (errors before warnings) and its line; None unless of this cause."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
         items = [item for item in case.all(*kind.evidence) if item.role != "stop" or _explains_errors(case, item)]
@@ -48,10 +48,12 @@ def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
 
 
 def _explains_errors(case: Case, stop: Evidence) -> bool:
-    """Whether a stop from outside is why errors follow: nothing failed before it, and a server that served has some."""
+    """Whether a stop from outside (a signal) explains the later errors: nothing failed before it."""
     failed = [item for item in case.evidence if item.role in ("failure", "host", "exception") and not item.is_warning]
     dead = case.first("engine_dead")
     is_first = not any(item.line < stop.line for item in (*failed, *((dead,) if dead else ())))
+    if stop.id == "run_finished" and not all("illed by signal" in item.text for item in failed):
+        return False  # what is not the end of a process may be a failure of its own
     return is_first and bool(failed or dead or not case.was_ready)
 
 
@@ -67,7 +69,7 @@ def assess_lookalike(case: Case, cause: str) -> Assessment | None:
 
 
 def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
-    """The fixes of the matched kind, the most useful first."""
+    """The catalog's fixes of the matched non-memory failure, the most useful first; none where nothing matches."""
     match = first_lookalike(planner.case, cause)
     if match is None:
         return

@@ -33,7 +33,7 @@ class MatchedLine(dict[str, str]):
         self.defaults: Mapping[str, str] = {}
 
     def fill(self, text: str) -> str:
-        """The text with its `{names}` replaced."""
+        """The text with each `{name}` replaced by the line's value, else a derived or default one."""
         return text.format_map(self) if "{" in text else text
 
     def __missing__(self, name: str) -> str:
@@ -41,8 +41,8 @@ class MatchedLine(dict[str, str]):
         return value if value is not None else self.defaults.get(name, "")
 
 
-def _model(line: MatchedLine) -> str | None:
-    """The model's Hub id; None for a local folder."""
+def _hub_model_id(line: MatchedLine) -> str | None:
+    """The model's Hugging Face Hub id; None for a local folder or an unknown model."""
     model = line.planner.known.args.model
     return None if is_local_model(model) else model or None
 
@@ -53,14 +53,14 @@ def _port(line: MatchedLine) -> str | None:
     return match[1] if match else None
 
 
-def _package(line: MatchedLine) -> str | None:
-    """The PyPI package of the missing module."""
+def _missing_package(line: MatchedLine) -> str | None:
+    """The PyPI package of the module that failed to import; None where the module is not named."""
     module = line.get("module")
     return package_of(module) if module else None
 
 
-def _package_why(line: MatchedLine) -> str:
-    """Why the module is missing."""
+def _missing_module_why(line: MatchedLine) -> str:
+    """Why the module cannot be imported, as a sentence: vLLM itself is incomplete, or it is not installed."""
     module = line.get("module", "")
     if module.partition(".")[0] == "vllm":
         return "vLLM itself is not whole in this Python: another environment, or a file of yours named vllm."
@@ -81,7 +81,7 @@ def _install_step(line: MatchedLine) -> str:
     return f"pip install {package}"
 
 
-def _first_release(line: MatchedLine) -> str:
+def _architecture_since_text(line: MatchedLine) -> str:
     """Since which release vLLM has the architecture, as a sentence."""
     name = line.get("architecture") or line.get("uninspected") or line.get("unwritten") or ""
     first = first_release(name)
@@ -110,8 +110,8 @@ def _upgrade_step(line: MatchedLine) -> str:
     return "look for `architectures` in config.json and in the list of supported models of vLLM's newest release"
 
 
-def _dotted_version(which: str) -> Callable[[MatchedLine], str | None]:
-    """A compute capability such as `80` as `8.0`."""
+def _dotted_capability(which: str) -> Callable[[MatchedLine], str | None]:
+    """A function that reads the line's fact `which` (`80`) as a compute capability (`8.0`); None if no number."""
 
     def words(line: MatchedLine) -> str | None:
         digits = line.get(which, "")
@@ -120,7 +120,7 @@ def _dotted_version(which: str) -> Callable[[MatchedLine], str | None]:
     return words
 
 
-def _backend_step(line: MatchedLine) -> str:
+def _attention_backend_step(line: MatchedLine) -> str:
     """Which attention backend to choose instead, by card and release."""
     known = line.planner.known
     capability = known.gpu.compute_capability if known.gpu else (0, 0)
@@ -145,7 +145,7 @@ def _triton_why(line: MatchedLine) -> str:
 
 
 def _timeout_step(line: MatchedLine) -> str:
-    """The timeout variable of this release or of Ray."""
+    """How to raise the timeout that expired: the environment variable of this vLLM release or of Ray."""
     known = line.planner.known
     if "RayChannel" in line.evidence.text or "ray" in line.evidence.text.lower():
         return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
@@ -182,7 +182,7 @@ def _version_pin(planner: FixPlanner) -> str:
 
 
 def _library_stem(line: MatchedLine) -> str | None:
-    """The library's name without its version."""
+    """The shared library's name without its version (`libcudart.so.12` as `libcudart`); None if not named."""
     library = line.get("library", "")
     return library.partition(".so")[0] or None
 
@@ -202,16 +202,18 @@ def _library_why_and_step(line: MatchedLine) -> tuple[str, str]:
         )
     major = re.search(r"\.so\.(\d+)", library)
     if major and re.match(r"lib(?:cudart|cublas|cusparse|nvrtc|cufft|curand)", library):
-        why = f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed."
-    else:
-        why = "It belongs to a package that is not installed, or not of the version the wheel was built with."
-    return why, (
+        return f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed.", (
+            f"nvidia-smi shows the driver's CUDA: below {major[1]} take the wheel that is built for it (uv pip install "
+            "vllm --torch-backend=auto, or the +cu file of vLLM's release page), or a newer driver; otherwise a fresh "
+            f"environment with pip install 'vllm{_version_pin(line.planner)}'"
+        )
+    return "It belongs to a package that is not installed, or not of the version the wheel was built with.", (
         f"in a fresh environment: pip install 'vllm{_version_pin(line.planner)}' (its torch brings the CUDA "
         "libraries); on an older CUDA take the wheel of that CUDA from vLLM's release page"
     )
 
 
-def _op_step(line: MatchedLine) -> str:
+def _missing_op_step(line: MatchedLine) -> str:
     """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
@@ -222,7 +224,7 @@ def _op_step(line: MatchedLine) -> str:
     )
 
 
-def _config_step(line: MatchedLine) -> str:
+def _invalid_config_step(line: MatchedLine) -> str:
     """How to inspect a model file that is no valid config."""
     file = line.get("file", "")
     if file and not file.endswith(".json"):
@@ -240,7 +242,7 @@ def _logged_driver(planner: FixPlanner) -> str:
 
 
 def _driver_why(line: MatchedLine) -> str:
-    """The logged driver beside the CUDA version of the release."""
+    """A sentence with the logged driver version and the CUDA version that the vLLM release needs."""
     have = _logged_driver(line.planner)
     shown = f" The log shows driver {have}." if have else ""
     if not line.planner.known.release_known:
@@ -294,8 +296,8 @@ def _capability(planner: FixPlanner) -> tuple[int, int]:
     return gpu.compute_capability if gpu and gpu.vendor == "nvidia" else (0, 0)
 
 
-def _build_why(line: MatchedLine) -> str:
-    """The card's compute capability beside those that the release is built for."""
+def _unsupported_capability_why(line: MatchedLine) -> str:
+    """A sentence with the card's compute capability and those the release was compiled for."""
     capability, known = _capability(line.planner), line.planner.known
     if capability == (0, 0) or known.gpu is None:
         return ""
@@ -305,8 +307,8 @@ def _build_why(line: MatchedLine) -> str:
     return f"{card}; vLLM {known.release.version} is built for {', '.join(build_of(known.release).capabilities)}."
 
 
-def _image_why(line: MatchedLine) -> str:
-    """Which releases have kernels for this card."""
+def _no_kernel_image_why(line: MatchedLine) -> str:
+    """A sentence naming the releases that have kernels for this card ("no kernel image is available")."""
     capability = _capability(line.planner)
     if capability == (0, 0):
         return (
@@ -334,7 +336,7 @@ def _releases_by_capability() -> str:
     return ", ".join(parts)
 
 
-def _image_step(line: MatchedLine) -> str:
+def _no_kernel_image_step(line: MatchedLine) -> str:
     """The release to install, or how to build from source, for this card."""
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
@@ -356,17 +358,17 @@ def _image_step(line: MatchedLine) -> str:
 
 
 _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
-    "model": _model,
+    "model": _hub_model_id,
     "port": _port,
-    "package": _package,
-    "package_why": _package_why,
+    "package": _missing_package,
+    "package_why": _missing_module_why,
     "install_step": _install_step,
     "architecture": lambda line: line.get("uninspected") or line.get("unwritten"),
-    "first_release": _first_release,
+    "first_release": _architecture_since_text,
     "upgrade_step": _upgrade_step,
-    "minimum_dotted": _dotted_version("minimum"),
-    "current_dotted": _dotted_version("current"),
-    "backend_step": _backend_step,
+    "minimum_dotted": _dotted_capability("minimum"),
+    "current_dotted": _dotted_capability("current"),
+    "backend_step": _attention_backend_step,
     "triton_why": _triton_why,
     "timeout_step": _timeout_step,
     "symbol_why": lambda line: _symbol_why_and_step(line)[0],
@@ -374,12 +376,12 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "library_stem": _library_stem,
     "library_why": lambda line: _library_why_and_step(line)[0],
     "library_step": lambda line: _library_why_and_step(line)[1],
-    "op_step": _op_step,
-    "config_step": _config_step,
+    "op_step": _missing_op_step,
+    "config_step": _invalid_config_step,
     "driver_story": _driver_why,
     "driver_step": _driver_step,
     "older_build_step": _older_build_step,
-    "build_story": _build_why,
-    "image_why": _image_why,
-    "image_step": _image_step,
+    "build_story": _unsupported_capability_why,
+    "image_why": _no_kernel_image_why,
+    "image_step": _no_kernel_image_step,
 }

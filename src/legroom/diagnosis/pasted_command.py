@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
+from legroom.facts import read_data
+from legroom.facts.bundled import find
 from legroom.facts.flags import flag_name, flags_ever
+from legroom.facts.gpus import gpu, gpu_names
 from legroom.facts.log_messages import size_bytes
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import ServeArgs
@@ -19,7 +25,9 @@ _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
-_START = re.compile(r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm)(?=[\s\\])")
+_START = re.compile(
+    r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
+)
 _SETTING = re.compile(
     r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]+\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
@@ -29,23 +37,32 @@ _MODEL = re.compile(
     r"""(?P<model>[\w.~/-]+/[\w./-]+)"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
+_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
+_RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
+_SHARE = re.compile(
+    r"(?:\b|_)util(?:i[sz]ation)?[ =:]{0,3}(?:of |at )?(0?\.\d+)|(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util"
+)
+_HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
 def pasted_command(text: str, failure_line: int | None, release: Release | None) -> tuple[str | None, ServeArgs]:
-    """The last whole command above the failure, else the first below it, and its settings; without one the single
-    settings of the text."""
+    """The last command line above the failure, else the first below, and its settings; else (None, named settings)."""
     lines = text.split("\n")
     commands = [(number, line) for number, line in _command_lines(lines) if not _ELIDED.search(line)]
     above = [pair for pair in commands if failure_line is None or pair[0] <= failure_line]
     for _, line in (*reversed(above), *(pair for pair in commands if pair not in above)):
         try:
-            args = deployment_from_command(line, release).args
+            read = deployment_from_command(line, release)
         except LegroomError:
             continue
-        if args.model and "--config" not in line and "$" not in args.model:
-            return line, args
-    return None, _single_settings(lines, release or latest())
+        args, prose = read.args, [item.flag for item in read.problems if not item.flag.startswith("-")]
+        is_named = not prose or bool(re.search(r"[\d/]", args.model))  # "vllm serve on a Mac with ..."
+        if args.model and is_named and "--config" not in line and "$" not in args.model:
+            # In a sentence the command goes on in words that are no flags.
+            words = rf"(?<!\S)(?:{'|'.join(map(re.escape, prose))})(?!\S)"
+            return re.sub(words, "", line) if prose else line, args
+    return None, _settings_outside_commands(lines, release or latest())
 
 
 def _command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -61,8 +78,8 @@ def _command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
         yield number, re.sub(r"\\(?=\s|$)", " ", command).partition("`")[0].strip()
 
 
-def _single_settings(lines: list[str], release: Release) -> ServeArgs:
-    """The settings named outside of logged lines: the last value of a command, the only value of a sentence."""
+def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
+    """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
     plain = "\n".join(line for line in lines if not _LOGGED.search(line))
@@ -77,10 +94,52 @@ def _single_settings(lines: list[str], release: Release) -> ServeArgs:
     for name, values in said.items():
         if len(values) == 1:
             typed.setdefault(name, *values)
-    args, model = ServeArgs(), _MODEL.search(plain)
+    args, model = _bare_flags(plain.split("\n"), release), _MODEL.search(plain)
     for name, value in typed.items():
-        args = _with_setting(args, name, value, release)
-    return replace(args, model=model["model"]) if model else args
+        if getattr(args, name) is None:
+            args = _with_setting(args, name, value, release)
+    if args.tensor_parallel_size is None and len(ranks := set(_RANKS.findall(plain))) == 1:
+        args = replace(args, tensor_parallel_size=int(*ranks))
+    shares = {float(one or other) for one, other in _SHARE.findall(plain)}
+    if args.gpu_memory_utilization is None and len(shares) == 1:
+        args = replace(args, gpu_memory_utilization=shares.pop())
+    known = {name for name in _HUB_ID.findall(plain) if find(name)}
+    return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
+
+
+@cache
+def _card_names() -> re.Pattern[str]:
+    """Names of all cards as people write them; short ones in capitals only, and no bare numbers."""
+    names = {
+        name.replace("-", " ")
+        for name, aliases in gpu_names().items()
+        for name in (name.removeprefix("NVIDIA "), *aliases)
+    }
+    names |= {str(name) for name in read_data("gpus.json")["ambiguous"]}
+    names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
+    words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
+    return re.compile(rf"(?<![\w.-])(?:{words})(?![\w.]|-\w|[ _-]?(?i:laptop|mobile))")
+
+
+def named_card(text: str) -> str | None:
+    """The only card that the text names outside of logged lines; None where it names none or several."""
+    plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
+    cards = {gpu(match[0].replace("_", " ")).name: match[0] for match in _card_names().finditer(plain)}
+    return cards.popitem()[1] if len(cards) == 1 else None
+
+
+def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
+    """Lines that hold nothing but flags, as one command; a flag that the release does not take is kept as it is."""
+    text = " ".join(line.strip().lstrip("$#> ") for line in lines if _BARE_FLAGS.match(line))
+    try:
+        words = shlex.split(text.replace("\\", " "), comments=True)
+    except ValueError:
+        return ServeArgs()
+    parsed, lost = parse_flags(words, release), []
+    for flag in {item.flag for item in parsed.problems if item.flag.startswith("--") and item.flag in words}:
+        at = words.index(flag)
+        lost += [flag, *itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
+    return replace(parsed.args, others=(*parsed.args.others, *lost), model="")
 
 
 def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:

@@ -46,7 +46,7 @@ def read_whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
 
 
 def record_as_log(record: BlackBox) -> bytes:
-    """The failure as vLLM would have logged it: a traceback and PyTorch's message."""
+    """The black box's failure as vLLM would have logged it: a traceback and PyTorch's message, UTF-8."""
     request = record.request
     if request is None or record.trigger != "out_of_memory":
         return b""
@@ -165,16 +165,18 @@ class RecordedGrowth:
 
     @property
     def bytes(self) -> int:
+        """Bytes gained between the first and the last reading."""
         return self.last_bytes - self.first_bytes
 
     @property
     def bytes_per_h(self) -> float:
+        """The gain in bytes per hour."""
         return self.bytes / max(self.seconds, 1.0) * 3600
 
 
 def allocated_growth(record: BlackBox) -> RecordedGrowth | None:
     """Growth of PyTorch's allocated memory since start-up; None where it was not steady."""
-    points = [(reading.time_s, reading.allocated_bytes) for reading in _after_startup(record.history)]
+    points = [(reading.time_s, reading.allocated_bytes) for reading in _readings_after_startup(record.history)]
     return _steady_growth([(time_s, size) for time_s, size in points if size is not None])
 
 
@@ -184,7 +186,7 @@ def host_growth(record: BlackBox) -> RecordedGrowth | None:
     return _steady_growth([(time_s, size) for time_s, size in points if size is not None])
 
 
-def _after_startup(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
+def _readings_after_startup(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
     """The readings after the last jump of more than a quarter, which is the allocation of weights or KV cache."""
     sizes = [reading.allocated_bytes or 0 for reading in history]
     leaps = [late for late in range(1, len(sizes)) if sizes[late] > 1.25 * sizes[late - 1]]
@@ -211,7 +213,7 @@ def outside_growth_bytes(record: BlackBox) -> int:
     now = card.total_bytes - card.free_bytes - allocator.reserved_bytes
     before = [
         reading.used_bytes - reading.reserved_bytes
-        for reading in _after_startup(record.history)
+        for reading in _readings_after_startup(record.history)
         if reading.used_bytes is not None and reading.reserved_bytes is not None
     ]
     return max(now - before[0], 0) if before else 0
@@ -229,7 +231,7 @@ def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
         f"{gib(size + free)} together; {gib(oom.wanted_bytes)} were asked for and the largest piece was "
         f"{human_bytes(allocator.largest_free_bytes or 0)}."
     )
-    return Assessment(_confidence(record, size), (record_evidence(record, line),), why)
+    return Assessment(_confidence_among_causes(record, size), (record_evidence(record, line),), why)
 
 
 def _fragmented_bytes(record: BlackBox) -> int:
@@ -245,10 +247,10 @@ def _fragmented_bytes(record: BlackBox) -> int:
 
 def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
     """Other processes hold, or have just allocated, what was missing."""
-    oom, size = _failed_allocation(record), _others_bytes(record)
+    oom, size = _failed_allocation(record), _other_process_bytes(record)
     if oom is None or not size:
         return None
-    missing = _missing_bytes(oom)
+    missing = _oom_missing_bytes(oom)
     if record.card is not None and record.card.others_bytes is not None:
         why = (
             f"The black box shows {gib(size)} of the card in the hands of other processes; {gib(missing)} were "
@@ -260,17 +262,17 @@ def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
             f"{gib(missing)} were missing for the {gib(oom.wanted_bytes)} that were asked for. The driver does not "
             "say whose they are; a library of the worker's own rarely takes that much while it serves."
         )
-    return Assessment(_confidence(record, size), (record_evidence(record, line),), why)
+    return Assessment(_confidence_among_causes(record, size), (record_evidence(record, line),), why)
 
 
-def _others_bytes(record: BlackBox) -> int:
+def _other_process_bytes(record: BlackBox) -> int:
     """Bytes of other processes where they explain the shortage; else 0."""
     oom = _failed_allocation(record)
     if oom is None:
         return 0
     others = record.card.others_bytes if record.card else None
     size = outside_growth_bytes(record) if others is None else min(others, _unexplained_bytes(record))
-    return size if size >= max(_MIN_OTHERS_BYTES, _missing_bytes(oom)) else 0
+    return size if size >= max(_MIN_OTHERS_BYTES, _oom_missing_bytes(oom)) else 0
 
 
 def _unexplained_bytes(record: BlackBox) -> int:
@@ -291,7 +293,7 @@ def assess_leak(record: BlackBox, line: int) -> Assessment | None:
         f"In the {duration_text(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
         f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
     )
-    return Assessment(_confidence(record, growth.bytes), (record_evidence(record, line),), why)
+    return Assessment(_confidence_among_causes(record, growth.bytes), (record_evidence(record, line),), why)
 
 
 def leak_growth(record: BlackBox) -> RecordedGrowth | None:
@@ -300,25 +302,25 @@ def leak_growth(record: BlackBox) -> RecordedGrowth | None:
         return None
     growth = allocated_growth(record) if record.allocator is not None else host_growth(record)
     oom = _failed_allocation(record)
-    return None if growth is None or (oom is not None and growth.bytes < _missing_bytes(oom)) else growth
+    return None if growth is None or (oom is not None and growth.bytes < _oom_missing_bytes(oom)) else growth
 
 
-def _confidence(record: BlackBox, size: int) -> float:
-    """Several causes may apply at once: the one with the most bytes gets the higher confidence."""
+def _confidence_among_causes(record: BlackBox, size: int) -> float:
+    """Confidence in a cause that explains `size` bytes: higher where no other recorded cause explains more."""
     growth = leak_growth(record)
-    largest = max(_fragmented_bytes(record), _others_bytes(record), growth.bytes if growth else 0)
+    largest = max(_fragmented_bytes(record), _other_process_bytes(record), growth.bytes if growth else 0)
     return _MAIN_CAUSE_CONFIDENCE if size >= largest else _SECOND_CAUSE_CONFIDENCE
 
 
-def _missing_bytes(oom: TorchOom) -> int:
-    """What the failed allocation lacked."""
+def _oom_missing_bytes(oom: TorchOom) -> int:
+    """Bytes by which the failed allocation exceeded the card's free memory."""
     return oom.wanted_bytes - (oom.free_bytes or 0)
 
 
 def assess_burst(record: BlackBox, line: int) -> Assessment | None:
     """No other cause applies: one step needed more than was free."""
     oom, step = _failed_allocation(record), record.step
-    if oom is None or step is None or _fragmented_bytes(record) or _others_bytes(record) or leak_growth(record):
+    if oom is None or step is None or _fragmented_bytes(record) or _other_process_bytes(record) or leak_growth(record):
         return None
     largest = step.largest[0] if step.largest else None
     detail = f"; the largest, {largest.id}, had {largest.scheduled_tokens:,} of them" if largest else ""

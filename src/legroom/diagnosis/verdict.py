@@ -22,7 +22,7 @@ from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
 from legroom.regex import compiled
-from legroom.units import gib
+from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
 
@@ -62,7 +62,7 @@ class Diagnosis:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Which further lines to provide where the text lacks the decisive ones."""
+        """Sentences that ask for the log lines still needed to decide; empty where the cause is found."""
         return tuple(_missing_lines(self.case)) if self.verdict == "cause above" else ()
 
     @property
@@ -80,11 +80,14 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     """Examines one run with every cause and computes the fixes of the likely ones."""
     planner = FixPlanner(case, hints)
     if (other := _other_engine(case)) is not None:
-        return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"),))
+        others = case.ledger.other_processes_bytes or 0
+        held = (f"{gib(others)} of the card belong to another process: that has to end first.",) if others > GIB else ()
+        return Diagnosis(case, "not understood", (), (other_engine_text(other.id, "en"), *held))
     wanted = wanted_tensors(planner)
     if site := computed_site(planner, wanted):
         planner.case = case = replace(case, computed_site=site)
-    likely = _likely_causes(case, planner) or ([] if case.was_ready else _guessed_cause(case))
+        wanted = tuple(tensor for tensor in wanted if tensor.moment == "load" or site != "build")
+    likely = _likely_causes(case, planner) or ([] if case.was_ready else _cause_by_site(case))
     weights = [assessment.weight for _, assessment in likely]
     verdict = _verdict(case, likely)
     kind = evidence_kind(
@@ -98,11 +101,11 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
         findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
-    notes = (*(_notes(planner) if findings else ()), *_imported_record_notes(case))
+    notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
 
 
-def _notes(planner: FixPlanner) -> tuple[str, ...]:
+def _assumed_card_notes(planner: FixPlanner) -> tuple[str, ...]:
     """Which card the plans assume, where the log names none or an ambiguous one."""
     card, total = planner.known.gpu, planner.known.total_bytes
     if planner.known.total_deduced and total:
@@ -131,7 +134,8 @@ def _other_engine(case: Case) -> Evidence | None:
     other = case.first(*other_engines())
     by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation
     is_image = other is not None and "image" in other.facts  # frames by name may be of any engine
-    return None if by_vllm or (case.frames and not is_image) else other
+    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
+    return None if by_vllm or (framed and not is_image) else other
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
@@ -156,8 +160,8 @@ def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
     return replace(assessment, weight=assessment.weight * _LATER_FAILURE_FACTOR)
 
 
-def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
-    """The usual cause at the site of a traceback whose error is missing."""
+def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
+    """The usual cause where a traceback shows the site but its error is cut off; empty without one."""
     frames = [item for item in case.evidence if item.role == "frame"]
     frames = [item for item in frames if is_traceback_line(item.text) or ".py" in item.text]
     if not frames and case.truncated_traceback is not None:
@@ -173,13 +177,13 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
 
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
-    """The finding of one cause, with checked fixes and known bugs; fixes by the lever of the wanted tensor first."""
+    """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
     fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
-    fixes = tuple(replace(fix, confidence=share_worked(_ground(cause, fix, planner))) for fix in fixes)
+    fixes = tuple(replace(fix, confidence=share_worked(_fix_ground(cause, fix, planner))) for fix in fixes)
     finding = Finding(
         cause.label,
         _entry_id(cause, assessment),
@@ -196,8 +200,8 @@ _NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
 """Settings that not every card and backend supports: only a plan tells."""
 
 
-def _ground(cause: Cause, fix: Fix, planner: FixPlanner) -> FixGround:
-    """What a fix rests on: figures where the failed run's own values of what it changes are known."""
+def _fix_ground(cause: Cause, fix: Fix, planner: FixPlanner) -> FixGround:
+    """What a fix rests on: a plan, the failed run's known values ("figures"), a look-alike or experience."""
     if fix.plan is not None or not cause.is_memory:
         return "plan" if fix.plan is not None else "lookalike"
     if fix.proven or fix.flags.keys() & _NEEDS_KERNEL or not (fix.flags or fix.env):
@@ -375,7 +379,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     if not (fix.flags or fix.env):
         return fix
-    if fix.kind != "flag" and (not _release_has(planner, fix) or _already_set(planner, fix)):
+    if fix.kind != "flag" and (not _release_supports(planner, fix) or _already_set(planner, fix)):
         return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
     planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
     if planned is None:
@@ -384,7 +388,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
 
 
-def _release_has(planner: FixPlanner, fix: Fix) -> bool:
+def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
     """Whether the release has every flag and variable of a fix; true where the release is not known."""
     if not planner.known.release_known:
         return True
@@ -405,7 +409,7 @@ def _already_set(planner: FixPlanner, fix: Fix) -> bool:
 
 
 def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with its plan; None where the memory model or the log's accounting rules it out."""
+    """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
     memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
     if fix.plan is not None or fix.proven or not memory_flags:
         return fix

@@ -21,7 +21,7 @@ _ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "ser
 
 
 def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
-    """The tensors of the failed run that torch would print as the size that failed; empty without a plan of it."""
+    """The planned run's tensors whose size, as torch prints it, is that of the failed allocation; empty if no plan."""
     case, plan = planner.case, planner.failed_plan
     if case.oom is None or plan is None or not planner.known.ranks_known:
         return ()
@@ -36,11 +36,12 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
 
 
 def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
-    """The site that the sizes imply, where no traceback shows one; empty where they allow several, or where the log
-    had passed it."""
+    """Where the allocation failed, implied by its sizes where no traceback shows it; empty where ambiguous."""
     case, plan = planner.case, planner.failed_plan
     if case.oom is None or plan is None or case.has_site_frame or not planner.known.ranks_known:
         return ""
+    if plan.layout.weights.low > plan.layout.total_bytes and case.phase_reached in (None, "startup_load"):
+        return "build"
     moments = possible_moments(case.ledger, plan.layout)
     if wanted and {tensor.moment for tensor in wanted} == {"kv"}:
         return "kv"
@@ -60,7 +61,7 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
 
 
 def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
-    """What the failed allocation was, in factors; empty where no tensor matches."""
+    """Which tensor the failed allocation was, as a product of its dimensions; empty where no tensor matches."""
     if not wanted:
         return ""
     names = " or ".join(f"{tensor.name} ({tensor.how})" for tensor in wanted[:2])
@@ -70,6 +71,6 @@ def tensor_sentence(wanted: tuple[Tensor, ...], size_bytes: int) -> str:
 
 
 def lever_of(wanted: tuple[Tensor, ...]) -> str:
-    """The setting that all matching tensors follow; empty where they differ."""
+    """The vLLM setting that scales all matching tensors; empty where they depend on different ones."""
     settings = {tensor.setting for tensor in wanted}
     return next(iter(settings)) if len(settings) == 1 else ""

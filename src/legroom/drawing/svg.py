@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
 
 from legroom.drawing.chart import area, downsampled
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import printable
 from legroom.records import dataclass, field
-
-if TYPE_CHECKING:
-    from legroom.drawing.terminal import Colour, Style
 
 COLOURS = {
     "blue": "#4c78a8",

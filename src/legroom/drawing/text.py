@@ -106,6 +106,11 @@ def command_phrases(words: Iterable[str]) -> list[str]:
     return phrases
 
 
+def paragraphs(*blocks: Iterable[str]) -> str:
+    """Blocks of lines with an empty line between them; an empty block is left out."""
+    return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines)
+
+
 def count(number: float) -> str:
     """`33,584`."""
     return f"{int(number):,}"

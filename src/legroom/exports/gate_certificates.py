@@ -30,6 +30,7 @@ class KeyPair:
 
 
 def new_authority() -> KeyPair:
+    """A new self-signed certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _x509_name("legroom gate CA")
     builder = _certificate_builder(name, name, key, _AUTHORITY_DAYS, is_authority=True)
@@ -43,18 +44,16 @@ def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTI
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _certificate_builder(_x509_name(names[0]), signer.subject, key, days, is_authority=False)
-    for extension in (
-        x509.SubjectAlternativeName([x509.DNSName(name) for name in names]),
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
-    ):
+    alternative = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
+    for extension in (alternative, usage, authority_key):
         builder = builder.add_extension(extension, critical=False)
     return _pem_key_pair(builder.sign(signing_key, hashes.SHA256()), key)
 
 
 def stored_authority(path: str) -> KeyPair:
-    """The authority in a file, created the first time. With the same authority, an applied webhook trusts a new
-    certificate."""
+    """The authority in a file, created the first time, so that an applied webhook trusts later certificates."""
     file = Path(path)
     try:
         if file.exists():

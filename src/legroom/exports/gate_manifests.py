@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.exports.deploy.cluster.pod import READ_ONLY_CONTAINER
 from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
 from legroom.facts.gpus import gpu
@@ -145,7 +146,7 @@ def _self_signed_certificates(options: Mapping[str, Any], namespace: str) -> tup
 
 
 def gate_dns_names(namespace: str) -> tuple[str, ...]:
-    """The DNS names of the gate."""
+    """The in-cluster DNS names of the webhook's Service, for its certificate."""
     name = f"{NAME_IN_CLUSTER}.{namespace}"
     return f"{name}.svc", name, f"{name}.svc.cluster.local"
 
@@ -155,6 +156,7 @@ def _metadata(namespace: str, name: str = NAME_IN_CLUSTER) -> dict[str, Any]:
 
 
 def _tls_secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
+    """The Secret with the webhook's certificate and key, as a list of one object."""
     parts = {"tls.crt": pair.certificate, "tls.key": pair.key}
     data = {name: base64.b64encode(pem).decode() for name, pem in parts.items()}
     metadata = _metadata(namespace, f"{NAME_IN_CLUSTER}-tls")
@@ -177,30 +179,24 @@ def _cert_manager_objects(namespace: str) -> list[dict[str, Any]]:
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """The Deployment of the admission webhook `legroom gate`."""
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": _SELECTOR},
     }
+    user = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER)
+    certificate = {"name": "tls", "secret": {"secretName": f"{NAME_IN_CLUSTER}-tls"}}
     pod = {
         "serviceAccountName": NAME_IN_CLUSTER,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
         "topologySpreadConstraints": [spread],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(options)],
-        "volumes": [
-            {"name": "tls", "secret": {"secretName": f"{NAME_IN_CLUSTER}-tls"}},
-            {"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}},
-        ],
+        "volumes": [certificate, {"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}}],
     }
     scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT), "prometheus.io/scheme": "https"}
     spec = {
@@ -213,10 +209,14 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def _container(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The webhook's container: its command, port, probes and certificate mount."""
     words = ["gate", "--port", str(_PORT), "--mode", options["mode"], "--deadline", str(_DEADLINE_S)]
     if options["default_gpu"]:
         words += ["--default-gpu", options["default_gpu"]]
     check = {"port": "https", "scheme": "HTTPS"}
+    leaving = "The API server learns that the pod is leaving; then what is under way is answered."
+    wait = {"exec": {"command": ["python", "-c", "import time; time.sleep(5)"]}}
+    certificate = {"name": "tls", "mountPath": "/etc/legroom/tls", "readOnly": True}
     return {
         "name": "gate",
         "image": options["image"],
@@ -227,34 +227,20 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
         "startupProbe": {"httpGet": {"path": "/readyz", **check}, "periodSeconds": 2, "failureThreshold": 30},
         "livenessProbe": {"httpGet": {"path": "/healthz", **check}, "periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": {"httpGet": {"path": "/readyz", **check}, "periodSeconds": 5, "failureThreshold": 2},
-        "lifecycle": {
-            "preStop": Commented(
-                "The API server learns that the pod is leaving; then what is under way is answered.",
-                {"exec": {"command": ["python", "-c", "import time; time.sleep(5)"]}},
-            )
-        },
+        "lifecycle": {"preStop": Commented(leaving, wait)},
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "tls", "mountPath": "/etc/legroom/tls", "readOnly": True},
-            {"name": "scratch", "mountPath": "/scratch"},
-        ],
+        "securityContext": READ_ONLY_CONTAINER,
+        "volumeMounts": [certificate, {"name": "scratch", "mountPath": "/scratch"}],
     }
 
 
 def _network_policy(namespace: str) -> dict[str, Any]:
     """A NetworkPolicy that allows ingress to the webhook's port from anywhere and no egress."""
+    anybody = "API servers have no labels to name them by; what they send is all that is answered."
     spec = {
         "podSelector": {"matchLabels": _SELECTOR},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": Commented(
-            "API servers have no labels to name them by; what they send is all that is answered.",
-            [{"ports": [{"protocol": "TCP", "port": _PORT}]}],
-        ),
+        "ingress": Commented(anybody, [{"ports": [{"protocol": "TCP", "port": _PORT}]}]),
         "egress": Commented("It asks nobody for anything. With --hub, allow DNS and port 443.", []),
     }
     return manifest("networking.k8s.io/v1", "NetworkPolicy", _metadata(namespace), spec)
@@ -271,22 +257,18 @@ def _webhook_config(options: Mapping[str, Any], namespace: str, authority: KeyPa
         usual = {"key": _LABEL, "operator": "In", "values": ["on", options["mode"]]}
     chosen = {"key": _LABEL, "operator": "In", "values": [other]}
     hooks = [_webhook(options["mode"], [usual], namespace, authority), _webhook(other, [chosen], namespace, authority)]
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingWebhookConfiguration",
-        "metadata": metadata,
-        "webhooks": hooks,
-    }
+    about = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    return {**about, "metadata": metadata, "webhooks": hooks}
 
 
 def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
     """One webhook of the configuration, for the namespaces in `mode` (`warn` or `enforce`)."""
-    client: dict[str, Any] = {
-        "service": {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
-    }
+    service = {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
+    client: dict[str, Any] = {"service": service}
     if authority is not None:
         client["caBundle"] = base64.b64encode(authority.certificate).decode()
     left_alone = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [*_SYSTEM, namespace]}
+    any_version = {"apiVersions": ["*"], "operations": ["CREATE", "UPDATE"]}
     return {
         "name": f"{mode}.gate.legroom.internal",
         "admissionReviewVersions": ["v1"],
@@ -297,13 +279,7 @@ def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, author
         "namespaceSelector": {"matchExpressions": [left_alone, *namespaces]},
         "objectSelector": {"matchExpressions": [{"key": _LABEL, "operator": "NotIn", "values": ["off"]}]},
         "rules": [
-            {
-                "apiGroups": [group],
-                "apiVersions": ["*"],
-                "operations": ["CREATE", "UPDATE"],
-                "resources": list(resources),
-                "scope": "Namespaced",
-            }
+            {"apiGroups": [group], **any_version, "resources": list(resources), "scope": "Namespaced"}
             for group, resources in _KINDS
         ],
         "clientConfig": client,

@@ -67,6 +67,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _markdown_lines(branches: Sequence[Branch], language: Language) -> Iterator[str]:
+    """The runbook's Markdown: a flowchart and a section for each branch."""
     words = _WORDS[language]
     yield from (f"# {words['title']}", "", words["intro"], "", f"![{words['title']}](runbook.svg)", "")
     yield from (f"## {words['where']}", "", "```mermaid", overview_flowchart(branches, language).rstrip(), "```")
@@ -180,7 +181,7 @@ _BRANCHES = (
 
 
 def branches_with_entries(entries: Iterable[Entry]) -> tuple[Branch, ...]:
-    """The branches with their catalog entries."""
+    """The branches of the decision tree, each with its entries of the failure catalog."""
     own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
     branches = (
         replace(branch, entries=tuple(entry for entry in own if entry.id[2:3] == branch.key)) for branch in _BRANCHES
@@ -189,7 +190,7 @@ def branches_with_entries(entries: Iterable[Entry]) -> tuple[Branch, ...]:
 
 
 def _first_remedy(entry: Entry, language: Language) -> str:
-    """The first workaround of an entry."""
+    """The first workaround of a catalog entry; empty where it has none."""
     return entry.workarounds[0].action.in_language(language) if entry.workarounds else ""
 
 
@@ -229,6 +230,7 @@ def mermaid_label(text: str) -> str:
 
 
 def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
+    """The decision tree as an SVG picture."""
     page = Svg(_WIDTH, _TITLE[language])
     page.text(_LEFT, 38, _TITLE[language], "sans ink", size=20, bold=True)
     for x, words in zip((_LEFT, _CAUSES + 16, _REMEDIES), _COLUMNS[language], strict=True):
@@ -246,6 +248,7 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
 
 
 def _question_height(branch: Branch, language: Language) -> float:
+    """The height in pixels of a branch's question box."""
     lines = (
         len(wrap(branch.question.in_language(language), 24)) * 18
         + len(wrap(branch.look.in_language(language), 33)) * 15
@@ -254,6 +257,7 @@ def _question_height(branch: Branch, language: Language) -> float:
 
 
 def _draw_branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
+    """Draws one branch, question and causes, at height `y` of the picture."""
     page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
     page.box(_LEFT, y, 5, height, fill=branch.colour)
     row = y + 20

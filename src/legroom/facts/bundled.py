@@ -57,7 +57,7 @@ class Bundled:
 
 def bundled_names() -> tuple[str, ...]:
     """Short names of every bundled model, variants included."""
-    return tuple(_entries())
+    return tuple(_all_entries())
 
 
 def find(name: str) -> Bundled | None:
@@ -68,7 +68,7 @@ def find(name: str) -> Bundled | None:
 
 
 def mirrored(name: str) -> Bundled | None:
-    """The bundled model of a mirror's id (`unsloth/Llama-3.2-3B-Instruct`)."""
+    """The bundled model that a mirror's Hub id copies (`unsloth/Llama-3.2-3B-Instruct`); None where unknown."""
     owner, _, repo = name.strip().lower().partition("/")
     if owner not in _shared_values()["mirrors"] or not repo:
         return None
@@ -77,16 +77,14 @@ def mirrored(name: str) -> Bundled | None:
 
 
 def derived(name: str) -> Bundled | None:
-    """A checkpoint that is not bundled, read from its Hub id or the last parts of its path: built as the bundled model
-    that it names or is known to be tuned from, stored as it says (`/models/Qwen3.8-27B-AWQ-INT4`,
-    `unsloth/Qwen3-8B-GGUF:Q4_K_M`). None where it holds no such name or says more than is known."""
+    """An unbundled checkpoint as the bundled model its id or path names, quantized as that says; None if unclear."""
     parts = [part.rpartition("--")[2] for part in re.split(r"[/\\]", name.strip().lower()) if part] or [""]
     while len(parts) > 1 and _is_word("unnamed_folders", parts[-1]):
         parts.pop()
     repo = re.sub(r":(?=\d+(\.\d+)?b|e\db)", "-", parts[-1].removesuffix(".gguf"))  # llama3.1:8b
     exact = _keys_by_name().get(repo)
-    scheme = None if exact else _scheme_named("/".join(parts[-2:]))
-    key = exact or _key_named(repo) or (_key_named("-".join(parts)) if len(parts) == 2 else None)  # kimi/k2.7-code
+    scheme = None if exact else _scheme_in_name("/".join(parts[-2:]))
+    key = exact or _key_in_name(repo) or (_key_in_name("-".join(parts)) if len(parts) == 2 else None)  # kimi/k2.7-code
     own = str(bundled_config(_bundled_of(key)).get("quantization_config", {}).get("quant_method")) if key else ""
     scheme = None if own in repo else scheme  # gpt-oss-20b-MXFP4
     if key is None or scheme == "unknown":
@@ -100,7 +98,7 @@ def derived(name: str) -> Bundled | None:
     return Bundled(name, (name,), source, 0, key, entry)
 
 
-def _scheme_named(name: str) -> Any:
+def _scheme_in_name(name: str) -> Any:
     """The quantization that a name states: a scheme of schemes.json, GGUF with its bits, `unknown`, or None."""
     if "gguf" in name:
         bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
@@ -109,9 +107,8 @@ def _scheme_named(name: str) -> Any:
     return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
 
 
-def _key_named(repo: str) -> str | None:
-    """The key of the bundled model whose words are in a name next to each other, with its sizes and nothing that tells
-    of another model: other sizes, a newer version, another modality, fewer layers or experts."""
+def _key_in_name(repo: str) -> str | None:
+    """The key of the bundled model whose words and sizes are in a name, with no sign of another model; else None."""
     repo, found = _spelled(repo), 0
     for pattern, base in _shared_values()["tuned_from"]:
         repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]))", base, repo, count=1)
@@ -126,54 +123,50 @@ def _key_named(repo: str) -> str | None:
         letters = "".join(word for word in run if word not in sizes).replace(".", "")
         for named in (sizes, unsized):
             key = _keys_by_words().get((letters, named))
-            if key and (named == sizes or _is_its_size(key, sizes)) and not _tells_of_another(words, key, bool(sizes)):
+            if key and (named == sizes or _is_its_size(key, sizes)) and not _names_other_model(words, key, bool(sizes)):
                 return key
     return None
 
 
 def _is_its_size(key: str, sizes: frozenset[str]) -> bool:
-    """Whether the sizes that a name adds to a model's own name are those of the model (`GLM-4.5-Air-106B-A12B`)."""
+    """Whether the sizes a name adds are the bundled model's own (`GLM-4.5-Air-106B-A12B`)."""
     total = max((float(size[:-1]) for size in sizes if size[0].isdigit() and "x" not in size), default=0.0) * 1e9
-    return bool(abs(total / max(1, _entry(key).get("parameters", 0)) - 1) < _ROUNDING)
+    return bool(abs(total / max(1, _entry_of_key(key).get("parameters", 0)) - 1) < _ROUNDING)
 
 
-def _tells_of_another(words: list[str], key: str, is_sized: bool) -> bool:
+def _names_other_model(words: list[str], key: str, is_sized: bool) -> bool:
     """Whether a name has a word that stands for other layers, and that the bundled model's names lack."""
-    own = {word for each in _names_of(key, _entry(key)) for word in _words(_repo_name(each))}
+    own = {word for each in _names_of(key, _entry_of_key(key)) for word in _words(_repo_name(each))}
     multimodal = any(part in bundled_config(_bundled_of(key)) for part in ("vision_config", "audio_config", "visual"))
     kinds = ("other_models", *(() if multimodal else ("modalities",)), *(() if is_sized else ("series",)))
     return any(_is_word(kind, word) for word in set(words) - own for kind in kinds)
 
 
 def _is_word(kind: str, word: str) -> bool:
-    """Whether a word of a name is one of this kind in schemes.json."""
+    """Whether a word of a checkpoint's name matches the pattern `kind` of schemes.json, such as a role or a scheme."""
     return bool(re.fullmatch(_shared_values()["words"][kind], word))
 
 
 def _words(repo: str) -> list[str]:
-    """The words of a name without roles."""
+    """The words of a repository's name without roles such as `instruct`."""
     return [word for word in re.split(r"[-: ]+|\.(?!\d)", _spelled(repo)) if word and word not in _ROLES | _PLAIN]
 
 
 def _spelled(repo: str) -> str:
-    """A name in lower case with each size apart and written alike: `30ba3b`, `05b`, `qwen2_5`."""
+    """A name in lower case with each size set apart and written alike: `30ba3b`, `05b`, `qwen2_5`."""
     text = re.sub(r"(?<=\d)_(?=\d)", ".", re.sub(r"(?<=\db)(?=a\d)", "-", repo.lower())).replace("_", "-")
     return re.sub(r"(?<![\d.])0(?=\d+[bm]\b)", "0.", text.removeprefix("meta-"))
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The known quantized checkpoints of a bundled model.
-
-    One entry covers checkpoints of one size (Llama 3.1 and 3.3, Qwen2.5 and its Coder); those of the named model are
-    returned. For a Hub id they have the same role (base or chat); for a short name such as `llama-3.1-8b` any role.
-    """
+    """The known quantized checkpoints of a bundled model; for a Hub id those of the same role (base or chat)."""
     bundled = find(name)
     if bundled is None:
         return ()
     root = bundled.base or bundled.name
     hub_name, any_role = (name, False) if "/" in name else (hub_id_of(bundled, name), True)
     others = (
-        _bundled_of(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name
+        _bundled_of(key) for key, entry in _all_entries().items() if entry.get("base") == root and key != bundled.name
     )
     matching = (
         replace(other, ids=tuple(hub_id for hub_id in other.ids if _is_quantized_from(hub_name, hub_id, any_role)))
@@ -191,7 +184,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
     hub_name = name if "/" in name else hub_id_of(bundled, name)
     series, role = _series(hub_name), checkpoint_role(hub_name)
     smaller = []
-    for key, entry in _entries().items():
+    for key, entry in _all_entries().items():
         if "base" in entry or not 0 < entry.get("parameters", 0) < root.parameters:
             continue
         alike = tuple(
@@ -206,7 +199,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
 
 
 def hub_id_of(bundled: Bundled, name: str) -> str:
-    """The Hub id of a short name: the closest of the ids that share the facts."""
+    """The Hub id of the entry that is closest to a short name."""
     wanted = _alphanumeric(name)
     ids = bundled.ids or (bundled.name,)
     if wanted == _alphanumeric(bundled.name):
@@ -279,6 +272,7 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
 
 @cache
 def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
+    """The pairs of adjacent letters or digits in a name, to compare names by."""
     return frozenset(itertools.pairwise(name))
 
 
@@ -336,7 +330,7 @@ def _expand(value: Any) -> Any:
 
 
 def _names(pattern: str | list[str]) -> Iterator[str]:
-    """The names of `["model.layers.{}.mlp.gate", "3-60"]`, one per layer; a third item spans the experts of each."""
+    """The module names of `["model.layers.{}.mlp.gate", "3-60"]`, one per layer; a third item spans experts."""
     if isinstance(pattern, str):
         yield pattern
         return
@@ -353,25 +347,25 @@ def _numbers_in_spans(spans: str) -> list[int]:
 
 @cache
 def _texts() -> dict[str, str]:
-    """The text of every family's file."""
+    """The JSON text of each model family's data file, by family."""
     paths = sorted(FOLDER.glob("*.json"))
     return {path.stem: path.read_text(encoding="utf-8") for path in paths if path.stem != "schemes"}
 
 
 @cache
 def _parse_family(name: str) -> Mapping[str, Mapping[str, Any]]:
-    entries: Mapping[str, Mapping[str, Any]] = json.loads(_texts()[name])
-    return entries
+    """The entries of one family's data file, by key."""
+    return dict(json.loads(_texts()[name]))
 
 
 @cache
-def _entries() -> dict[str, Mapping[str, Any]]:
+def _all_entries() -> dict[str, Mapping[str, Any]]:
     """The entries of all bundled models, by key."""
     return {key: entry for family in _texts() for key, entry in _parse_family(family).items()}
 
 
-def _entry(key: str) -> Mapping[str, Any]:
-    """One entry, parsed with its family's file only: parsing all takes a tenth of a plan's time."""
+def _entry_of_key(key: str) -> Mapping[str, Any]:
+    """One bundled model's entry; only its family's file is parsed, as all take a tenth of a plan's time."""
     quoted = f'"{key}"'
     return next(
         entries[key] for name in _texts() if quoted in _texts()[name] and key in (entries := _parse_family(name))
@@ -398,18 +392,17 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The content of schemes.json."""
-    shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
-    return shared
+    return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
 
 
 @cache
 def _keys_by_name() -> dict[str, str]:
     """Lower-case name -> key: Hub ids first, then repository names and short names."""
     index: dict[str, str] = {}
-    for key, entry in _entries().items():
+    for key, entry in _all_entries().items():
         for name in _names_of(key, entry):
             index.setdefault(name.lower(), key)
-    for key, entry in _entries().items():
+    for key, entry in _all_entries().items():
         for full in entry.get("ids", ()):
             repo = full.rpartition("/")[2].lower()
             index.setdefault(repo, key)
@@ -420,10 +413,10 @@ def _keys_by_name() -> dict[str, str]:
 
 @cache
 def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
-    """Letters of a name without its sizes, and the sizes -> key of the model as first published."""
+    """(letters of a name without sizes, its sizes) -> key of the model as first published."""
     index: dict[tuple[str, frozenset[str]], str] = {}
     for name, key in _keys_by_name().items():
-        if "/" not in name and not {"base", "quantization"} <= _entries()[key].keys():
+        if "/" not in name and not {"base", "quantization"} <= _all_entries()[key].keys():
             sizes = frozenset(word for word in _words(name) if _SIZE.fullmatch(word))
             letters = "".join(word for word in _words(name) if word not in sizes).replace(".", "")
             index.setdefault((letters, sizes), key)
@@ -440,7 +433,8 @@ def _without_role(repo: str) -> str:
 
 
 def _bundled_of(key: str) -> Bundled:
-    entry = _entry(key)
+    """The bundled model of an entry's key."""
+    entry = _entry_of_key(key)
     return Bundled(
         name=key,
         ids=tuple(entry.get("ids", ())),

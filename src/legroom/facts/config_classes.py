@@ -12,27 +12,26 @@ from legroom.records import dataclass
 
 
 @cache
-def _asked_releases() -> tuple[str, ...]:
-    """The releases whose code was asked, the oldest first."""
+def _recorded_releases() -> tuple[str, ...]:
+    """The releases whose config classes are in the data file, the oldest first."""
     names = (path.stem for path in DATA_FOLDER.joinpath("vllm").glob("*.json"))
     return tuple(sorted(names, key=lambda name: [int(number) for number in name.split(".")]))
 
 
 @cache
 def release_facts(part: str, release: Release) -> Mapping[str, Any]:
-    """One part of the answers of the newest asked release up to this one; empty where none was asked."""
-    name = next((name for name in reversed(_asked_releases()) if not release.before(name)), None)
-    facts: Mapping[str, Any] = read_data(f"vllm/{name}.json").get(part, {}) if name else {}
-    return facts
+    """One part of the facts recorded from vLLM's code, of the newest recorded release up to this one; else empty."""
+    name = next((name for name in reversed(_recorded_releases()) if not release.before(name)), None)
+    return dict(read_data(f"vllm/{name}.json").get(part, {})) if name else {}
 
 
 def is_asked(release: Release) -> bool:
-    """Whether the code of this release, or of one before it, was asked."""
+    """Whether facts were recorded from the code of this release or an earlier one."""
     return bool(release_facts("config_fields", release))
 
 
 def config_class(name: str, release: Release) -> Mapping[str, Any]:
-    """Bounds (ge, gt, le, lt) and choices of a class's fields; empty for a release whose code was not asked."""
+    """Bounds (ge, gt, le, lt) and choices of each field of a vLLM config class; empty where not recorded."""
     fields: Mapping[str, Any] = release_facts("config_fields", release).get(name, {})
     return fields
 
@@ -47,7 +46,7 @@ def field_of_flag(dest: str, release: Release) -> Mapping[str, Any]:
 
 @cache
 def known_names(kind: str, release: Release) -> tuple[str, ...]:
-    """Names of one kind (connectors, attention_backends ...); empty where the release was not asked."""
+    """Names that a release registers, of one kind (connectors, attention_backends ...); empty if not recorded."""
     return tuple(release_facts("config_fields", release).get("names", {}).get(kind, ()))
 
 
@@ -109,17 +108,14 @@ class BackendTable:
         return tuple(self.facts["backends"])
 
     def in_order(self, needs: LayerNeeds) -> tuple[str, ...]:
-        """The backends that vLLM tries, the preferred first."""
+        """The attention backends that vLLM tries for the layer, the preferred first."""
         kind = "mla" if needs.mla else "mm_prefix" if needs.mm_prefix else "plain"
         return tuple(self._group_of_card(self.facts["order"].get(kind, self.facts["order"]["plain"])))
 
     def reasons_against(self, name: str, needs: LayerNeeds) -> list[str]:
         """Why a backend does not take the layer, in vLLM's words; empty where it does."""
-        return list(
-            self._reasons_of_backend(
-                {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}, needs
-            )
-        )
+        backend = {key: self._value_for_card(entry) for key, entry in self.facts["backends"][name].items()}
+        return list(self._reasons_of_backend(backend, needs))
 
     def runs(self, name: str) -> bool:
         """Whether a backend has kernels for the card."""
@@ -130,7 +126,7 @@ class BackendTable:
         return self._value_for_card(self.facts["backends"][name]["decode_context_parallel"]) is not False
 
     def masks_images(self, name: str) -> bool:
-        """Whether a backend lets the tokens of one image see each other."""
+        """Whether a backend supports bidirectional attention among the tokens of one image (mm_prefix)."""
         return bool(self._value_for_card(self.facts["backends"][name]["mm_prefix"]))
 
     def _reasons_of_backend(self, backend: Mapping[str, Any], needs: LayerNeeds) -> Iterator[str]:
@@ -160,7 +156,9 @@ class BackendTable:
             if getattr(needs, key) and unable:
                 yield reason
         for row in backend["refused_combinations"]:
-            if _row_applies(row, needs):
+            heads, dtypes = row["head_sizes"] or [needs.head_size], row["kv_cache_dtypes"] or [needs.kv_cache_dtype]
+            same = all(row[name] == getattr(needs, name) for name in ("shape", "sinks", "mm_prefix"))
+            if same and needs.head_size in heads and needs.kv_cache_dtype in dtypes:
                 yield row["reason"]
 
     def _value_for_card(self, entry: Any) -> Any:
@@ -168,20 +166,13 @@ class BackendTable:
         return self._group_of_card(entry["of"]) if isinstance(entry, dict) else entry
 
     def _group_of_card(self, groups: list[list[Any]]) -> Any:
-        """The value of the group that lists this compute capability."""
+        """The value of the [capabilities, value] group that lists this card's compute capability."""
         return next(value for capabilities, value in groups if self.capability in capabilities)
-
-
-def _row_applies(row: Mapping[str, Any], needs: LayerNeeds) -> bool:
-    """Whether a refused combination covers the layer: shape, sinks, mm_prefix, head size and KV cache dtype."""
-    same = row["shape"] == needs.shape and row["sinks"] == needs.sinks and row["mm_prefix"] == needs.mm_prefix
-    heads, dtypes = row["head_sizes"], row["kv_cache_dtypes"]
-    return same and (not heads or needs.head_size in heads) and (not dtypes or needs.kv_cache_dtype in dtypes)
 
 
 @cache
 def backend_table(release: Release, capability: tuple[int, int]) -> BackendTable | None:
-    """The table of the newest release up to this one; None where neither the release nor the card was asked."""
+    """The backend table of the newest recorded release up to this one; None where release or card is not recorded."""
     facts = release_facts("attention_backends", release)
     card = f"{capability[0]}.{capability[1]}"
     known = {name for cards, _ in next(iter(facts["order"].values())) for name in cards} if facts else set()

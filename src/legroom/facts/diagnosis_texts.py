@@ -13,7 +13,7 @@ Language = Literal["en", "zh"]
 
 
 def heading(name: str, language: Language) -> str:
-    """The title of a section of the diagnosis."""
+    """The title of a section of the printed diagnosis, by the section's name."""
     return str(read_data("diagnosis_texts.json")["headings"][language][name])
 
 
@@ -82,6 +82,7 @@ def package_of(module: str) -> str:
 
 
 def _lookalike_of_row(row: Mapping[str, Any]) -> Lookalike:
+    """The look-alike of a row of lookalikes.json."""
     fixes = tuple(LookalikeFix(**{**fix, "steps": tuple(fix.get("steps", ()))}) for fix in row["fixes"])
     values = {name: row[name] for name in ("id", "cause", "confidence", "why", "source")}
     return Lookalike(**values, evidence=tuple(row["evidence"]), fixes=fixes, unnamed=row.get("unnamed", {}))

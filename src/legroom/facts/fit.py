@@ -57,21 +57,20 @@ class BandRow:
 
 @cache
 def bands() -> dict[str, Any]:
-    """The fitted bands of `data/bands.json`."""
+    """The fitted error bands of `data/bands.json`."""
     fitted: dict[str, Any] = read_data("bands.json")
     return fitted
 
 
 def known_starts(kind: str, value: str) -> tuple[int, int]:
-    """Starts with this property: those measured on a GPU, and all, with those published by others."""
+    """How many measured starts have a property, and how many with those published by others."""
     measured, everywhere = bands()["properties"].get(kind, {}).get(value, (0, 0))
     return measured, everywhere
 
 
 @cache
 def evidence(properties: Properties) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Whether the rules of the machine were `measured` on a GPU or `read` from source, and the properties of which
-    fewer than ten starts are known: their number is the distance from the evidence."""
+    """`measured` or `read` (from vLLM's source), and the properties shared with fewer than ten known starts."""
     few = bands()["few"]
     machine = (known_starts(*each)[0] for each in properties if each[0] in MACHINE)
     rare = tuple(each for each in properties if known_starts(*each)[1] < few)
@@ -82,14 +81,14 @@ MACHINE = ("card", "release", "gpus")
 
 
 def starts_like(properties: Properties) -> int:
-    """How many known starts are as far from the evidence as this one: the width of the band was fitted to them."""
+    """How many known starts share as few of their properties with others as this one; they set its error band."""
     kind, rare = evidence(properties)
     starts: Sequence[int] = bands()["starts"][kind]
     return starts[min(len(rare), len(starts) - 1)]
 
 
 def own_error(figure: str, scale: float) -> float:
-    """The error of a figure in a well-known deployment, given its rule's own error estimate `scale`."""
+    """The usual error in bytes of a figure in a well-known deployment, given its rule's estimate `scale`."""
     return float(bands()["laws"][figure]["own"] * scale)
 
 
@@ -102,12 +101,12 @@ def half_band(figure: str, properties: Properties, own_error: float, total_bytes
 
 @cache
 def weights_rows() -> Mapping[str, BandRow]:
-    """The bands of weights, by class."""
+    """The error bands of weights by checkpoint class."""
     return {name: BandRow(**values) for name, values in bands()["weights"].items()}
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
-    """The band of a class or of its nearest parent, and whether the class itself has records."""
+    """The error band of a checkpoint class (path) or its nearest parent, and whether the class has measurements."""
     for steps in range(len(path), 0, -1):
         row = rows.get("/".join(path[:steps]))
         if row is not None:
@@ -118,8 +117,7 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
 def weights_band(
     rows: Mapping[str, BandRow], path: Sequence[str], weights_bytes: int, total_bytes: int
 ) -> tuple[int, int]:
-    """Bytes below and above the weights in their 90 % band. A class without records gets a wider band than its
-    parent."""
+    """Bytes below and above the weights in their 90 % band; wider for a class without measurements."""
     row, seen = row_at(rows, path)
     if seen:
         most = row.most * total_bytes

@@ -123,6 +123,7 @@ def _read_header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
 
 
 def _read_scalar(file: BinaryIO, form: str) -> Any:
+    """The next value in the `struct` format `form`, little-endian."""
     return struct.unpack(form, file.read(struct.calcsize(form)))[0]
 
 
@@ -184,13 +185,13 @@ def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict
         "shared_expert_intermediate_size": field("expert_shared_feed_forward_length"),
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "quantization_config": _quantization(tensors),
+        "quantization_config": _dominant_quantization(tensors),
     }
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _quantization(tensors: Tensors) -> dict[str, Any] | None:
-    """The width that most of the bytes are stored in; None where the file is not quantized."""
+def _dominant_quantization(tensors: Tensors) -> dict[str, Any] | None:
+    """The quantization_config with the bit width of most tensor bytes; None where the file is not quantized."""
     sums: Counter[str] = Counter()
     for kind, _, size in tensors.values():
         sums[kind] += size

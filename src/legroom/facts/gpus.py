@@ -103,8 +103,7 @@ class Gpu:
 
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
-    """The GPU of a name in any usual spelling, or of a size such as `24GiB`; a size that only one known card reports
-    means that card. Equal names return one object, by which figures are cached."""
+    """The GPU of a name in any usual spelling, or of a size such as `24GiB`; equal names return one object."""
     if card := _exactly_named(name):
         return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
@@ -176,7 +175,7 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 
 
 def _exactly_named(name: str) -> Gpu | None:
-    """The card of an exactly spelled name, without building the index of all spellings."""
+    """The card whose key or alias is exactly this; None otherwise. Builds no index of all spellings."""
     wanted = name.strip().lower()
     known, note, larger = read_data("gpus.json")["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in read_data("gpus.json")["gpus"]:
@@ -312,8 +311,7 @@ def gpu_of_labels(labels: Mapping[str, str]) -> str:
 
 
 def gpu_of_resource(resource: str) -> str:
-    """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb`; empty for a whole card. Of two cards with a slice
-    of that name, the smaller one is returned."""
+    """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb` (the smaller of two cards); empty otherwise."""
     profile = _MIG_RESOURCE.fullmatch(resource)
     return read_data("node_labels.json")["mig_resource_cards"].get(profile[1], "") if profile else ""
 
@@ -357,6 +355,7 @@ def _gpu_of_instance_type(value: str) -> str:
 
 @cache
 def _is_known_gpu(name: str) -> bool:
+    """Whether `--gpu` accepts the name."""
     try:
         gpu(name)
     except LegroomError:

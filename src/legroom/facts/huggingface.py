@@ -219,7 +219,7 @@ class _RepoFiles:
         return _with_hub_errors(self.repo, self.offline, lambda: self._download(filename))
 
     def checkpoint_bytes(self) -> int | None:
-        """The sum of the safetensors headers or the index's total; None where neither can be read."""
+        """Bytes of all tensors, from safetensors headers or the index's total; None where neither can be read."""
         try:
             return self._checkpoint_bytes()
         except Exception:
@@ -298,16 +298,10 @@ def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> 
     except errors.HfHubHTTPError as error:
         raise _http_error(repo, error) from error
     except Exception as error:
-        if isinstance(error, (ValueError, *_transport_errors())):
+        # Errors of huggingface_hub's HTTP library are those that its own error derives from.
+        if isinstance(error, (ValueError, OSError, *errors.HfHubHTTPError.__bases__)):
             raise _unreachable_error(repo, offline, error) from error
         raise
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """Connection errors: OSError, and the base error of huggingface_hub's HTTP library."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return (OSError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))
 
 
 def _http_error(repo: str, error: Any) -> LegroomError:

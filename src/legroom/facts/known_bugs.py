@@ -52,7 +52,7 @@ class KnownBug:
         return all(_matches_setting(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
 
     def may_end_start(self, args: Any, interconnect: str) -> bool:
-        """Whether the bug may stop a start-up that has enough memory."""
+        """Whether the bug may stop a start-up that has enough memory, with these ServeArgs and interconnect."""
         if self.start is None or self._is_worked_around(args):
             return False
         wanted = dict(self.start)
@@ -72,17 +72,13 @@ class KnownBug:
 
     @property
     def threads(self) -> str:
-        """The first GitHub thread about it."""
+        """The URL of the first GitHub thread about the bug."""
         return self.source.partition(" ")[2].partition(",")[0].partition(" (")[0]
 
     @property
     def upgrade_step(self) -> str | None:
         """The command that installs the release with the fix; None where no release has it."""
-        return (
-            f"pip install -U 'vllm>={self.fixed_in}' (image: vllm/vllm-openai:v{self.fixed_in})"
-            if self.fixed_in
-            else None
-        )
+        return self.fixed_in and f"pip install -U 'vllm>={self.fixed_in}' (image: vllm/vllm-openai:v{self.fixed_in})"
 
 
 @cache
@@ -102,24 +98,14 @@ def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownB
 
 def _matches_setting(value: Any, wanted: str) -> bool:
     """Whether a flag's value meets a condition such as `on`, `not off`, `set` or `above 1`, or contains the text."""
-    match wanted:
-        case "on":
-            return value is True
-        case "not on":
-            return value is not True
-        case "not off":
-            return value is not False
-        case "set":
-            return value is not None
-        case "above 1":
-            return isinstance(value, int) and value > 1
-        case "above 2":
-            return isinstance(value, int) and value > 2
-        case _:
-            return value is not None and wanted in str(value)
+    known = {"on": value is True, "not on": value is not True, "not off": value is not False, "set": value is not None}
+    if wanted.startswith("above "):
+        return isinstance(value, int) and value > int(wanted.removeprefix("above "))
+    return known.get(wanted, value is not None and wanted in str(value))
 
 
 def _bug_of_row(row: Mapping[str, Any]) -> KnownBug:
+    """The bug of a row of the data file."""
     workaround = row["workaround"]
     return KnownBug(
         **{name: row[name] for name in ("id", "title", "fixed_in", "memory", "effect", "source")},

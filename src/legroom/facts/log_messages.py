@@ -131,7 +131,8 @@ def engine_files(generation: str) -> frozenset[str]:
     return frozenset(read_data("evidence.json")["engine_files"][generation])
 
 
-def trainer_setting(line: str) -> str | None:
-    """Where the training framework of a traceback line sets vLLM's share of the card (`data/trainers.json`)."""
-    text = line.lower()
-    return next((row["setting"] for row in read_data("trainers.json")["trainers"] if row["mark"] in text), None)
+def trainer_settings(line: str) -> tuple[str, str] | None:
+    """Where the training framework of a line sets vLLM's share of the card, and how it moves its own part off it
+    (`data/trainers.json`)."""
+    text, rows = line.lower(), read_data("trainers.json")["trainers"]
+    return next(((row["setting"], row["offload"]) for row in rows if row["mark"] in text), None)

@@ -97,6 +97,7 @@ def _labels_of_entry(entry: dict[str, Any], release: Release) -> tuple[str, ...]
 
 
 def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metric:
+    """The metric of a declaration, with the labels of this release."""
     conditions = entry.get("condition", [])
     return Metric(
         name,
@@ -112,7 +113,7 @@ def _metric_of_entry(name: str, entry: dict[str, Any], release: Release) -> Metr
 
 @lru_cache(maxsize=64)
 def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
-    """Every metric of a release, of one engine or both."""
+    """Every metric of a release; `engine` "v0" or "v1" selects one generation, None both."""
     return tuple(
         _metric_of_entry(name, entry, release)
         for name, entries in _declarations().items()
@@ -123,7 +124,7 @@ def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...
 
 @lru_cache(maxsize=64)
 def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]:
-    """Every series name of a release."""
+    """Every series name that a release's /metrics can show, with suffixes such as `_bucket`."""
     return frozenset(name for metric in metrics_of(release, engine) for name in metric.exposed)
 
 
@@ -161,13 +162,10 @@ def _merged_spans(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 @cache
-def _type_by_series() -> dict[str, MetricType]:
-    return {name: entry["type"] for name, entry in _exposed_entries()}
-
-
 def type_of(series: str) -> MetricType | None:
     """The metric type of a series in the last release with it; None for an unknown series."""
-    return _type_by_series().get(series)
+    entry = dict(_exposed_entries()).get(series)
+    return entry["type"] if entry else None
 
 
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:
@@ -178,12 +176,12 @@ def releases_of(series: str) -> tuple[tuple[str, str], ...]:
 
 @cache
 def roles() -> dict[str, tuple[str, ...]]:
-    """Role -> the declared metric names over all releases, the newest first."""
+    """Role (`kv_use`, `running` ...) -> the declared metric names over all releases, the newest first."""
     return {role: tuple(names) for role, names in read_data("metric_roles.json")["roles"].items()}
 
 
 def name_of(role: str, release: Release, engine: str = "v1") -> str | None:
-    """The series of a role in a release; None where the release has none or hides it."""
+    """The series that has a role (such as `kv_use`) in a release; None where the release lacks or hides it."""
     by_name = {metric.name: metric for metric in metrics_of(release, engine) if not metric.hidden}
     return next((by_name[name].series for name in roles()[role] if name in by_name), None)
 
@@ -228,11 +226,7 @@ def ratio_instead(name: str, release: Release) -> str:
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
-    """The replacement of a metric name that a release does not have: its new name, else the closest spelling.
-
-    None where the name exists or nothing is similar. Accepts `vllm_num_requests_running` for
-    `vllm:num_requests_running`, a counter without `_total`, a histogram without `_bucket`.
-    """
+    """What to write instead of a metric name that a release lacks: its new name, else the closest; else None."""
     known = exposed_names(release, engine)
     if name in known:
         return None

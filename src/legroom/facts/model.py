@@ -33,7 +33,7 @@ class Attention:
 
     @property
     def sees_everything(self) -> bool:
-        """Every token attends to all before it."""
+        """Whether every token attends to all before it: neither a window nor chunks."""
         return self.window is None and self.chunk is None
 
     @property
@@ -43,12 +43,12 @@ class Attention:
 
     @property
     def rope_width(self) -> int:
-        """Elements of a head that positions rotate."""
+        """Elements of a head to which rotary embeddings apply."""
         return 0 if self.cross else self.head_dim
 
     @property
     def rope_kind(self) -> str:
-        """Which of the config's rope parameters apply."""
+        """Which of the config's RoPE parameter sets applies: that of full or of sliding layers."""
         return "sliding_attention" if self.window or self.chunk else "full_attention"
 
 
@@ -75,7 +75,7 @@ class LatentAttention:
 
     @property
     def sees_everything(self) -> bool:
-        """Every token attends to all before it."""
+        """Whether every token attends to all before it: no window."""
         return self.window is None
 
     @property
@@ -90,7 +90,7 @@ class LatentAttention:
 
     @property
     def rope_width(self) -> int:
-        """Elements of a head that positions rotate."""
+        """Elements of a head to which rotary embeddings apply."""
         return self.qk_rope_head_dim
 
 
@@ -195,7 +195,7 @@ class Linear:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, before any split."""
+        """Elements of all `count` weights, before any tensor-parallel split."""
         return self.count * (self.outputs * max(self.inputs, 1) + (self.outputs if self.bias else 0))
 
 
@@ -291,7 +291,7 @@ class Modality:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Kinds of items it takes."""
+        """Kinds of media that the encoder takes: image, video or audio."""
         return frozenset(item.kind for item in self.items) or frozenset({self.kind})
 
 

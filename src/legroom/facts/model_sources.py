@@ -48,7 +48,7 @@ def load(
     if text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1:
         if not text.endswith(".json") and (named := derived(text)):
             return _from_mirror(named, text, overrides)
-        raise LegroomError(f"there is no file or folder {text}", f"check the path; {_near(text)}".rstrip("; "))
+        raise LegroomError(f"there is no file or folder {text}", f"check the path; {_nearest_hint(text)}".rstrip("; "))
     if revision is None and (bundled := mirrored(text)):
         return _from_mirror(bundled, text, overrides)
     try:
@@ -71,8 +71,7 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """The model of a mirror. Unquantized mirrors equal the original; of quantized ones only the method is known, since
-    the mirror may leave other modules at 16 bits."""
+    """The model of a mirror; a quantized mirror keeps its method but gets the usual unquantized modules."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
@@ -103,7 +102,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
 
 @lru_cache(maxsize=64)
 def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
-    """One object for requests with the same model, by which figures are cached."""
+    """The model of a name or a config given as JSON text; cached, as figures are cached by the object."""
     overrides = json.loads(overrides_json)
     if brought:
         config, checkpoint_bytes = json.loads(brought)
@@ -148,11 +147,11 @@ def _unknown_model_error(name: str, why: str) -> LegroomError:
     if "$" in name or "{{" in name:
         return LegroomError(f"the model is {name}, which is known only where it runs", "write its name in the file")
     return LegroomError(
-        f"{name!r} {why}", _near(name) or "pass a Hub id, a folder with a config.json, or a config.json"
+        f"{name!r} {why}", _nearest_hint(name) or "pass a Hub id, a folder with a config.json, or a config.json"
     )
 
 
-def _near(name: str) -> str:
+def _nearest_hint(name: str) -> str:
     """The nearest bundled models as a hint; empty where no name is similar."""
     return f"nearest bundled: {', '.join(nearest(name))}" if nearest(name) else ""
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from legroom.facts import read_data
 from legroom.facts.fit import by_release
 from legroom.facts.gpus import Gpu
-from legroom.facts.releases import Release, release
+from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 
@@ -69,7 +69,7 @@ def driver_is_older(driver: str, than: str) -> bool:
 
 def newest_build_for_driver(driver: str, known: Release) -> Build | None:
     """The newest build up to a release whose CUDA version a driver runs."""
-    older = [build for build in builds() if not release(build.since).after(known.version)]
+    older = [build for build in builds() if not known_release(build.since).after(known.version)]
     fits = [build for build in older if build.oldest_driver and not driver_is_older(driver, build.oldest_driver)]
     return fits[-1] if fits else None
 
@@ -118,7 +118,7 @@ def quantization_methods(release: Release) -> tuple[str, ...]:
 
 
 def plugin_of(name: str, release: Release) -> str | None:
-    """The package that provides a method which an earlier release had built in."""
+    """The package that now provides a method which earlier releases had built in; None where there is none."""
     since, package = read_data("quantization_methods.json")["plugins"].get(name, (None, ""))
     return str(package) if since and release.at_least(since) else None
 
@@ -181,10 +181,11 @@ _FLAGS = ("graphs_flag", "communication_flag")
 
 
 def first_release_with_sleep() -> str:
+    """The first vLLM release that has sleep mode."""
     return str(read_data("sleep.json")["releases"][0]["since"])
 
 
 def host_bandwidth_bytes_s(gpu: Gpu) -> float:
-    """The usual copy speed from pinned host memory to this card."""
+    """Usual bytes per second from pinned host memory to this card."""
     speeds = read_data("sleep.json")["host_bandwidth_gb_s"]
     return float(speeds["by_capability"].get(str(gpu.compute_capability[0]), speeds["unknown"]) * 10**9)

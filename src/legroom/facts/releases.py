@@ -11,15 +11,10 @@ from legroom.records import dataclass
 
 
 @cache
-def _first_release_by_architecture() -> dict[str, str]:
-    """The vLLM version that first serves each model architecture."""
-    document = read_data("architecture_releases.json")["since"]
-    return {name: version for version, names in document.items() for name in names}
-
-
 def first_release(architecture: str) -> str | None:
     """The release that first lists an architecture; None where the first known release has it or none does."""
-    return _first_release_by_architecture().get(architecture)
+    since = read_data("architecture_releases.json")["since"]
+    return next((version for version, names in since.items() if architecture in names), None)
 
 
 def newest_on(day: str) -> str | None:
@@ -103,6 +98,7 @@ def known_releases() -> tuple[str, ...]:
 
 @cache
 def _index_by_release() -> dict[str, int]:
+    """Release -> its position among `known_releases()`."""
     return {name: index for index, name in enumerate(known_releases())}
 
 
@@ -127,6 +123,7 @@ def successor(known: Release) -> Release | None:
 
 
 def _known_range_hint() -> str:
+    """A hint that names the oldest and the newest known release."""
     known = known_releases()
     return f"legroom knows the vLLM releases {known[0]} to {known[-1]}; write one like {known[-1]}"
 
@@ -171,9 +168,7 @@ _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
 
 @lru_cache(maxsize=512)
 def logged_release(version: str) -> Release:
-    """The release that a log line names; never raises. A build without a release number (`dev`, `None`,
-    `0.0.0+unknown`, `0.1.dev7008+g...` of a clone without tags) counts as the newest release, one older than all known
-    releases as the oldest, and a truncated version by its readable part, each with a note."""
+    """The release that a log line names, never an error: dev builds count as the newest, older than known as oldest."""
     requested = version.strip()[:60]
     leading = _LEADING_NUMBERS.match(requested.lower())
     known = known_releases()

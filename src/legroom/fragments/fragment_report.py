@@ -245,15 +245,14 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 def _fragmented_bytes(reading: AllocatorReading) -> int | None:
     """Free bytes of partly used segments; of expandable ones only partial pages."""
     state = reading.state
-    common = [segment for segment in state.segments if not segment.pool and segment.allocated_bytes]
     if not state.segments:
         split = state.inactive_split_bytes
         return None if split is None else min(split, state.usable_free_bytes)
-    total = 0
-    for segment in common:
-        free = segment.size_bytes - segment.allocated_bytes
-        total += _partial_page_bytes(segment) if segment.is_expandable else free
-    return total
+    return sum(
+        _partial_page_bytes(segment) if segment.is_expandable else segment.size_bytes - segment.allocated_bytes
+        for segment in state.segments
+        if not segment.pool and segment.allocated_bytes
+    )
 
 
 def _partial_page_bytes(segment: Any) -> int:

@@ -151,13 +151,13 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         traces = document.get("device_traces")
         lists = traces if isinstance(traces, list) else []
         count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
-        for segment in _checked_entries(document["segments"]):
-            count += 1 + len(segment["blocks"])
-            if count > MAX_ENTRIES:
-                break
+        count += sum(1 + len(segment["blocks"]) for segment in _checked_entries(document["segments"]))
         if count > MAX_ENTRIES:
             raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
-        readings = [_device_reading(document, device, segments) for device, segments in _segments_by_device(document)]
+        devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        for segment in _checked_entries(document["segments"]):
+            devices[_size_or_zero(segment.get("device", 0))].append(segment)
+        readings = [_device_reading(document, device, segments) for device, segments in sorted(devices.items())]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
@@ -173,14 +173,6 @@ def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
         if not isinstance(item, dict):
             raise TypeError("an entry is no object")
         yield item
-
-
-def _segments_by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
-    """The snapshot's segments of each device index, in order of the index."""
-    devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for segment in _checked_entries(document["segments"]):
-        devices[_size_or_zero(segment.get("device", 0))].append(segment)
-    return sorted(devices.items())
 
 
 def _text_or_empty(value: Any) -> str:

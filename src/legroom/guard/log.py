@@ -28,5 +28,5 @@ def log_to_stderr() -> None:
 
 
 def log_bug(error: BaseException | None) -> None:
-    """Log an unexpected exception; other requests go on."""
+    """Log an unexpected exception with its traceback, as a bug of the guard; other requests continue."""
     LOG.error("a request failed inside the guard: %r", error, exc_info=error)

@@ -18,8 +18,13 @@ from legroom.units import MIB, parse_bytes
 
 
 def _key(default: Any, about: str, **more: Any) -> Any:
-    """A dataclass field with its default and the comment of its key in the TOML file."""
+    """A dataclass field with its default, the TOML comment `about`, and bounds (`low`, `high`) in its metadata."""
     return field(default=default, metadata={"about": about, **more})
+
+
+def _choice(about: str, *choices: str) -> Any:
+    """A dataclass field that takes one of the choices, by default the first."""
+    return _key(choices[0], about, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class RequestBounds:
     body_bytes: int = _key(64 * MIB, "largest request body, images included", unit="bytes", least=1024)
     max_prompt_tokens: int = _key(0, "longest prompt; 0: what the model takes")
     max_output_tokens: int = _key(0, "longest answer (max_tokens, max_completion_tokens, max_output_tokens); 0: any")
-    output_over: str = _key("cap", "an answer over that is capped or rejected", choices=("cap", "reject"))
+    output_over: str = _choice("an answer over that is capped or rejected", "cap", "reject")
     default_output_tokens: int = _key(0, "set this max_tokens where a request names none; 0: leave it open")
     max_sequences: int = _key(0, "largest n, best_of or beam width; 0: any, vLLM queues sequences")
     max_prompts: int = _key(0, "most prompts in one request; 0: 65,536")
@@ -45,7 +50,7 @@ class RequestBounds:
     max_videos: int | None = _key(None, "videos a request; unset: likewise", optional=True)
     media_bytes: int = _key(20 * MIB, "largest single image, clip or video sent in the request", unit="bytes", least=1)
     image_pixels: int = _key(50_000_000, "largest image sent in the request: a small file can unpack to a huge one")
-    remote_media: str = _key("allow", "media named by an http address", choices=("allow", "reject"))
+    remote_media: str = _choice("media named by an http address", "allow", "reject")
 
 
 @dataclass(frozen=True)
@@ -53,24 +58,23 @@ class PoolPolicy:
     """How the KV pool is shared."""
 
     tokens: int = _key(0, "size of the pool; 0: as the engine or the plan says")
-    admit: str = _key(
-        "goodput",
+    admit: str = _choice(
         "goodput: fill the pool, at the price of a few preemptions; strict: none, at that of unused room",
-        choices=("goodput", "strict"),
+        "goodput",
+        "strict",
     )
     overcommit: float = _key(1.0, "1: the pool as it is; 1.5: count on answers ending early", low=0.1, high=10.0)
     max_running: int = _key(0, "sequences admitted at once; 0: max_num_seqs")
-    open_ended: int | str = _key(
-        "learnt", "reserve for an answer without max_tokens: learnt, worst, or tokens", choices=("learnt", "worst")
+    open_ended: int | str = _choice(
+        "reserve for an answer without max_tokens: learnt, worst, or tokens", "learnt", "worst"
     )
-    count: str = _key(
-        "auto",
+    count: str = _choice(
         "prompt tokens: bytes (bound), tokenize (exact, a call each), auto (only where it decides)",
-        choices=("auto", "bytes", "tokenize"),
+        "auto",
+        "bytes",
+        "tokenize",
     )
-    when_unknown: str = _key(
-        "open", "size of the pool not known: open lets all in, closed none", choices=("open", "closed")
-    )
+    when_unknown: str = _choice("size of the pool not known: open lets all in, closed none", "open", "closed")
     abort_grace_s: float = _key(1.0, "what an aborted request held is kept back this long", low=0.0, high=60.0)
 
 
@@ -88,10 +92,12 @@ class QueuePolicy:
 class ClientPolicy:
     """How clients share the queue."""
 
-    by: str = _key(
-        "auto",
+    by: str = _choice(
         "clients told apart by key, address, auto (key, else address) or none: one queue",
-        choices=("auto", "key", "address", "none"),
+        "auto",
+        "key",
+        "address",
+        "none",
     )
     header: str = _key("", "a header that names the client and goes before these, as a gateway may set", free=True)
     small_share: float = _key(
@@ -103,10 +109,8 @@ class ClientPolicy:
 class ProxyPolicy:
     """Settings of the proxy alone."""
 
-    metrics_when_down: str = _key(
-        "page",
-        "of a server that does not answer, /metrics has the guard's own part (page) or is 503",
-        choices=("page", "503"),
+    metrics_when_down: str = _choice(
+        "of a server that does not answer, /metrics has the guard's own part (page) or is 503", "page", "503"
     )
 
 
@@ -139,13 +143,13 @@ def policy_toml(policy: Policy | None = None) -> str:
         lines.append("")
     lines.append(f"[{WEIGHTS}]")
     lines += [f"{json.dumps(name)} = {weight}" for name, weight in shown.weights.items()]
-    lines += (
-        [] if shown.weights else ['# "10.0.0.7" = 2.0              # a client (key, header or address) and its share']
-    )
+    if not shown.weights:
+        lines.append('# "10.0.0.7" = 2.0              # a client (key, header or address) and its share')
     return "\n".join([*lines, ""])
 
 
 def _toml_value(value: Any) -> str:
+    """A Python value (string, bool, number or list) as TOML text."""
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, int) and value >= 100_000:
@@ -176,14 +180,9 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
-    document = parse_toml(text, name, "see legroom guard --print-policy")
-    return _policy_of_document(document, text, name)
-
-
-def _policy_of_document(document: Mapping[str, Any], text: str, name: str) -> Policy:
-    """The validated policy; an unknown section, unknown key or bad value raises, with its line in `text`."""
+    """The policy in a TOML text; `name` stands for the file in errors, which name the line of a wrong value."""
     sections: dict[str, Any] = {}
-    for section, values in document.items():
+    for section, values in parse_toml(text, name, "see legroom guard --print-policy").items():
         kind = SECTIONS.get(section)
         if kind is None and section != WEIGHTS:
             _raise_at(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
@@ -237,7 +236,7 @@ def _validated_value(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
 
 
 def _checked_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
-    """The value as the field is annotated (`kinds`), between `low` and `high` of `meta`; else ValueError."""
+    """The number as int or float (`kinds`: the annotation), within `low` and `high` of `meta`; else ValueError."""
     if "float" not in kinds and not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)

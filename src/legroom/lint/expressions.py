@@ -88,10 +88,9 @@ def program_series(source: Text) -> Iterator[Expression]:
     if not re.search("prometheus|metrics", source.text, re.IGNORECASE):
         return
     # A program with both spellings uses the one with an underscore as a key of its own.
+    text = source.text
     names = [
-        name
-        for name in _NAME.finditer(source.text)
-        if name[2].startswith("vllm:") or name[2].replace("vllm_", "vllm:", 1) not in source.text
+        name for name in _NAME.finditer(text) if "vllm:" in name[2] or name[2].replace("vllm_", "vllm:", 1) not in text
     ]
     beside = frozenset(name[2] for name in names)
     owner = "family" if _FAMILIES.search(source.text) else "text"
@@ -104,8 +103,7 @@ def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     for group in rule_groups(document):
-        rules = group.get("rules")
-        for rule in rules.list() if rules else ():
+        for rule in group.list("rules"):
             expression = rule.get("expr")
             if rule.text("record"):
                 records[rule.text("record")] = rule.text("expr")
@@ -130,11 +128,8 @@ _SUFFIXES = {
 
 def declared_series(text: str) -> frozenset[str]:
     """The series with vLLM's prefix that a Python program exposes itself, such as an exporter."""
-    return frozenset(
-        name["name"].removesuffix("_total") + ending
-        for name in _DECLARED.finditer(text)
-        for ending in _SUFFIXES[name["type"]]
-    )
+    families = ((name["name"].removesuffix("_total"), _SUFFIXES[name["type"]]) for name in _DECLARED.finditer(text))
+    return frozenset(family + ending for family, endings in families for ending in endings)
 
 
 _JSON_QUERY = re.compile(r'"(expr|query|definition|rawSql|prometheusQuery)"\s*:\s*"((?:[^"\\]|\\.)*)"')
@@ -175,7 +170,7 @@ def dashboard_expressions(source: Text) -> list[Expression] | None:
 
 
 def _exported_dashboard(document: Any) -> dict[str, Any] | None:
-    """The dashboard of an export or of an answer of Grafana's API."""
+    """The dashboard inside an export or an answer of Grafana's API; None for other JSON."""
     for candidate in (document, document.get("dashboard") if isinstance(document, dict) else None):
         if isinstance(candidate, dict) and isinstance(candidate.get("panels", candidate.get("rows")), list):
             return candidate
@@ -186,7 +181,7 @@ def _exported_dashboard(document: Any) -> dict[str, Any] | None:
 
 
 def _other_queries(document: Any) -> Iterator[str]:
-    """Queries of other data sources, and the values of list variables."""
+    """Texts of a dashboard that are no PromQL: queries of other data sources, and values of list variables."""
     pending: list[tuple[Any, bool]] = [(document, False)]
     while pending:
         value, other = pending.pop()
@@ -208,12 +203,9 @@ def _other_queries(document: Any) -> Iterator[str]:
 
 def _other_metrics_product(document: Any) -> str:
     """The monitoring product, other than Grafana, whose dashboard the document is; empty where none."""
-    for candidate in document if isinstance(document, list) else [document]:
-        if isinstance(candidate, dict):
-            for keys, product in _OTHER_PRODUCTS:
-                if keys <= set(candidate):
-                    return product
-    return ""
+    candidates = [each for each in (document if isinstance(document, list) else [document]) if isinstance(each, dict)]
+    matching = (product for each in candidates for keys, product in _OTHER_PRODUCTS if keys <= set(each))
+    return next(matching, "")
 
 
 def _dashboard_queries(source: Text) -> Iterator[Expression]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
@@ -38,26 +39,14 @@ class LintReport:
 
 def report_json(report: LintReport) -> dict[str, Any]:
     """The document of `legroom lint --json`."""
+    shown = ("rule", "severity", "message", "suggestion")
+    gaps = ((gap.place, {"reason": gap.reason, "hint": gap.hint}) for gap in report.unread)
     return {
         "vllm": report.release,
         "files": list(report.files),
-        "findings": [
-            {
-                "path": finding.place.path,
-                "line": finding.place.line,
-                "column": finding.place.column,
-                "rule": finding.rule,
-                "severity": finding.severity,
-                "message": finding.message,
-                "suggestion": finding.suggestion,
-            }
-            for finding in report.findings
-        ],
-        "unread": [
-            {"path": gap.place.path, "line": gap.place.line, "reason": gap.reason, "hint": gap.hint}
-            for gap in report.unread
-        ],
-        "skipped": [{"path": file.path, "reason": file.reason} for file in report.skipped],
+        "findings": [asdict(each.place) | {name: getattr(each, name) for name in shown} for each in report.findings],
+        "unread": [{"path": place.path, "line": place.line, **why} for place, why in gaps],
+        "skipped": [asdict(file) for file in report.skipped],
         "ignored": report.ignored,
         "not_understood": report.not_understood,
     }
@@ -68,28 +57,14 @@ def report_sarif(report: LintReport) -> dict[str, Any]:
     known = rules_by_id()
     broken = {finding.rule for finding in report.findings}
     used = [rule_id for rule_id in known if rule_id in broken]
+    rules = [_sarif_rule(known[rule_id]) for rule_id in used]
+    unread = [
+        {"level": "error", **_sarif_message(f"{gap.place.path} {gap.reason}", gap.place)} for gap in report.unread
+    ]
     run = {
-        "tool": {
-            "driver": {
-                "name": "legroom",
-                "version": __version__,
-                "rules": [_sarif_rule(known[rule_id]) for rule_id in used],
-            }
-        },
+        "tool": {"driver": {"name": "legroom", "version": __version__, "rules": rules}},
         "results": [_sarif_result(finding, used.index(finding.rule)) for finding in report.findings],
-        "invocations": [
-            {
-                "executionSuccessful": not report.unread,
-                "toolExecutionNotifications": [
-                    {
-                        "level": "error",
-                        "message": {"text": f"{gap.place.path} {gap.reason}"},
-                        "locations": [_sarif_location(gap.place)],
-                    }
-                    for gap in report.unread
-                ],
-            }
-        ],
+        "invocations": [{"executionSuccessful": not report.unread, "toolExecutionNotifications": unread}],
         "columnKind": "unicodeCodePoints",
         "properties": {"vllm": report.release},
     }
@@ -97,6 +72,7 @@ def report_sarif(report: LintReport) -> dict[str, Any]:
 
 
 def _sarif_rule(rule: Rule) -> dict[str, Any]:
+    """A rule as SARIF's `reportingDescriptor`."""
     return {
         "id": rule.id,
         "shortDescription": {"text": rule.title},
@@ -106,19 +82,17 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _sarif_result(finding: LintFinding, index: int) -> dict[str, Any]:
+    """A finding as SARIF's `result`; `index`: its rule's position in the run."""
     text = f"{finding.message}. {finding.suggestion}" if finding.suggestion else finding.message
-    return {
-        "ruleId": finding.rule,
-        "ruleIndex": index,
-        "level": finding.severity,
-        "message": {"text": text},
-        "locations": [_sarif_location(finding.place, finding.length)],
-    }
+    rule = {"ruleId": finding.rule, "ruleIndex": index, "level": finding.severity}
+    return {**rule, **_sarif_message(text, finding.place, finding.length)}
 
 
-def _sarif_location(place: Place, length: int = 0) -> dict[str, Any]:
+def _sarif_message(text: str, place: Place, length: int = 0) -> dict[str, Any]:
+    """SARIF keys for a text and its location; `length` in characters of the line, 0 where it is not known."""
     region: dict[str, int] = {"startLine": place.line, "startColumn": place.column}
     if length:
         region["endColumn"] = place.column + length
     uri = quote(place.path.replace("\\", "/"), safe="/:@!$&'()*+,;=-._~", errors="surrogateescape")
-    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
+    location = {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
+    return {"message": {"text": text}, "locations": [location]}

@@ -10,6 +10,7 @@ from legroom.deployments.file_kinds import Kind
 from legroom.deployments.file_reader import document_kind, read_file
 from legroom.deployments.source_text import Place, Unread
 from legroom.deployments.subjects import FilePart, Subject
+from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.lint.expressions import (
@@ -52,7 +53,7 @@ class UnclaimedFlags:
 class LintedPart:
     """The subjects of one part of a file."""
 
-    subjects: tuple[Subject | Expression | UnclaimedFlags, ...] = ()
+    subjects: tuple[Subject | Node | Expression | UnclaimedFlags, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part records, each with its expression."""
     is_known: bool = False
@@ -115,12 +116,10 @@ def _linted_part(part: FilePart) -> LintedPart | None:
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
-        # A Grafana dashboard's queries, or the part as YAML where it holds documents; else why nothing is
-        # linted.
         expressions = dashboard_expressions(part.source)
+        if expressions is None and part.documents:
+            return _linted_yaml(part)
         if expressions is None:
-            if part.documents:
-                return _linted_yaml(part)
             return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
         if not any("vllm" in expression.text for expression in expressions):
             return LintedPart(nothing="a dashboard without any vLLM metric")
@@ -148,9 +147,10 @@ def _linted_yaml(part: FilePart) -> LintedPart:
             records |= recorded
         elif kind in ("kubernetes", "other"):
             expressions += manifest_queries(document)
+    manifests = [document for kind, document in zip(kinds, part.documents, strict=True) if kind == "kubernetes"]
     is_known = part.is_whole and any(kind != "other" for kind in kinds)
+    others = (document for kind, document in zip(kinds, part.documents, strict=True) if kind != "rules")
     is_monitoring = bool(kinds) and all(
-        kind == "rules" or document.text("apiVersion").startswith("monitoring.coreos.com/")
-        for kind, document in zip(kinds, part.documents, strict=True)
+        other.text("apiVersion").startswith("monitoring.coreos.com/") for other in others
     )
-    return LintedPart((*part.subjects, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)
+    return LintedPart((*part.subjects, *manifests, *expressions), records, is_known, _NOTHING["yaml"], is_monitoring)

@@ -32,6 +32,8 @@ _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
+_PASSED_ON = re.compile(r"""\b(VLLM_\w+)(?:=|:\s*)["']?\$\{?\1\b""")
+"""`VLLM_X=${VLLM_X}` reads a variable only to set it."""
 _TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
 _COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
 _ALL_RULES = "*"
@@ -81,7 +83,7 @@ SEARCHED = frozenset(
     | {".dockerfile"}
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
-_BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
+_BY_NAME = re.compile(r"(Docker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)")
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
-    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(text))
+    used = frozenset(name for _, text in texts for name in _USED_VARIABLE.findall(_PASSED_ON.sub("", text)))
     is_relabeled = any(_RELABELING.search(text) for _, text in texts)
     with_exporter = {
         path
@@ -204,7 +206,7 @@ def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list
 
 
 def _context_of(text: str, options: LintOptions) -> Context:
-    """A file that legroom wrote is linted for the release in its header, unless another is requested."""
+    """The context of a file: options and, where legroom wrote it, the release in its header."""
     context = Context(options.release, options.plan, {}, options.any_release)
     if options.release is not None or options.any_release:
         return context

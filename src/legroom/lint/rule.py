@@ -147,13 +147,10 @@ class Context:
         history = flag_history(flag)
         texts = tuple(word.text for word in server.words)
         releases = map(known_release, known_releases()) if history else ()
-        return all(
-            any(
-                problem.flag == flag and problem.kind == kind for problem in _parse_server_args(texts, release).problems
-            )
-            for release in releases
-            if history and any(not release.before(first) and not release.after(last) for first, last in history.spans)
-        )
+        spans = history.spans if history else ()
+        having = (release for release in releases if any(release.within(first, last) for first, last in spans))
+        problems = (_parse_server_args(texts, release).problems for release in having)
+        return all(any((problem.flag, problem.kind) == (flag, kind) for problem in found) for found in problems)
 
     def has_unknown_release(self, server: StartedServer) -> bool:
         """Whether the server runs an unnamed release: a fork's image, a private tag, another launcher."""
@@ -229,7 +226,7 @@ def has_same_words(name: str, candidate: str, separator: str) -> bool:
 
 
 def similarity(first: str, second: str) -> float:
-    """How alike two strings are, from 0 to 1."""
+    """How alike two strings are, from 0 to 1 (difflib's ratio)."""
     import difflib  # only where a name is wrong
 
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
@@ -255,7 +252,7 @@ _Find = Callable[[_Subject, Context], Findings]
 
 
 def checks(subject_type: type[_Subject], *rules: Rule) -> Callable[[_Find[_Subject]], _Find[_Subject]]:
-    """Register a function that yields the findings of some rules in each subject of one type."""
+    """Decorator: register a function that yields the findings of some rules in each subject of one type."""
 
     def register(find: _Find[_Subject]) -> _Find[_Subject]:
         CHECKS.append(Check(subject_type, rules, find))

@@ -62,12 +62,12 @@ class FleetGroup:
 
     @property
     def spare(self) -> int:
-        """The number of servers beyond those needed."""
+        """Servers beyond those the group needs."""
         return max(0, self.servers - self.needed)
 
     @property
     def wasted_kv_tokens(self) -> int:
-        """KV tokens that were never used within the window."""
+        """KV pool tokens of all servers that were never in use within the window."""
         return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
 
     def to_json(self, gpus_per_server: int) -> dict[str, Any]:
@@ -94,6 +94,7 @@ class FleetView:
 
     @property
     def spare_gpus(self) -> int:
+        """GPUs of the servers that no group needs."""
         return self.gpus_per_server * sum(group.spare for group in self.groups)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def fleet_view(
     start_s: float = 300.0,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
-    """Groups by servers to spare. Without a known group peak the sum of the servers' own peaks is used."""
+    """Groups of equal servers, most spare first; a missing `peak_demand` is the sum of the servers' peaks."""
     by_group: dict[GroupKey, list[ServerUse]] = {}
     for use in servers:
         by_group.setdefault(use.group, []).append(use)
@@ -131,23 +132,13 @@ def _fleet_group(
     key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds
 ) -> FleetGroup:
     """The group's KV use and the servers it needs: demand over target, or all of them where requests queue."""
-    queued = any(
-        (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio)
-        or use.mean_waiting >= 1.0
-        for use in members
-    )
+    full = (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio for use in members)
+    queued = any(full) or any(use.mean_waiting >= 1.0 for use in members)
     # Queued requests are demand beyond KV use, so all servers are needed.
     needed = len(members) if queued else min(len(members), max(1, math.ceil(demand / target)))
-    return FleetGroup(
-        key,
-        len(members),
-        sum(use.kv_tokens for use in members),
-        statistics.fmean(use.mean_kv_use for use in members),
-        demand,
-        queued,
-        needed,
-        tuple(_group_advice(members, levels)),
-    )
+    tokens, mean = sum(use.kv_tokens for use in members), statistics.fmean(use.mean_kv_use for use in members)
+    advice = tuple(_group_advice(members, levels))
+    return FleetGroup(key, len(members), tokens, mean, demand, queued, needed, advice)
 
 
 def _group_advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:

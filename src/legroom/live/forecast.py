@@ -40,12 +40,9 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if len(kept) > _MAX_POINTS:
         step = (len(kept) - 1) / (_MAX_POINTS - 1)
         kept = [kept[round(number * step)] for number in range(_MAX_POINTS)]
-    slopes = sorted(
-        (later[1] - earlier[1]) / (later[0] - earlier[0])
-        for number, earlier in enumerate(kept)
-        for later in kept[number + 1 :]
-        if later[0] - earlier[0] >= SHORTEST_STEP_S
-    )
+    pairs = ((earlier, later) for number, earlier in enumerate(kept) for later in kept[number + 1 :])
+    steps = ((later[1] - earlier[1], later[0] - earlier[0]) for earlier, later in pairs)
+    slopes = sorted(rise / step_s for rise, step_s in steps if step_s >= SHORTEST_STEP_S)
     if len(kept) < 3 or not slopes:
         return None
     slope = statistics.median(slopes)
@@ -56,7 +53,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
 
 
 def _confidence_interval(slopes: list[float], points: int) -> tuple[float, float]:
-    """Sen's confidence interval, by the variance of Kendall's statistic."""
+    """Sen's confidence interval of the median slope, by the variance of Kendall's statistic."""
     # 1.96: two-sided 95 %.
     spread = 1.96 * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
     low = max(int((len(slopes) - spread) / 2), 0)
@@ -83,7 +80,7 @@ class Forecast:
 
 
 def pool_forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
-    """The earliest full pool of the engines; None without a clear upward trend, or for a full pool."""
+    """The forecast of the engine whose KV pool fills first; None without a clear rise, or for a full pool."""
     if not window.is_answering:
         return None
     enough_s = (levels.forecast_least_steps + 1) * (window.interval_s or 0.0)
@@ -92,12 +89,8 @@ def pool_forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | No
         return None
     forecasts = []
     for key in {engine.key for engine in steps[-1].engines}:
-        points = [
-            (step.time_s, engine.kv_use)
-            for step in steps
-            for engine in step.engines
-            if engine.key == key and engine.kv_use is not None
-        ]
+        uses = ((step.time_s, engine.kv_use) for step in steps for engine in step.engines if engine.key == key)
+        points = [(time_s, use) for time_s, use in uses if use is not None]
         ahead = _engine_forecast(points, levels, key[1]) if len(points) >= levels.forecast_least_steps else None
         forecasts += [ahead] if ahead is not None else []
     return min(forecasts, key=lambda ahead: ahead.full_in_s, default=None)
@@ -112,14 +105,8 @@ def _engine_forecast(points: list[tuple[float, float]], levels: Thresholds, engi
     full_in_s = left / line.slope
     if full_in_s > levels.forecast_farthest_s:
         return None
-    latest_s = left / line.low
-    return Forecast(
-        full_in_s,
-        left / line.high,
-        latest_s if latest_s <= levels.forecast_farthest_s else None,
-        line.slope * 60,
-        engine,
-    )
+    latest_s = left / line.low if left / line.low <= levels.forecast_farthest_s else None
+    return Forecast(full_in_s, left / line.high, latest_s, line.slope * 60, engine)
 
 
 def _duration_text(seconds: float) -> str:

@@ -54,7 +54,7 @@ def nvml_devices() -> tuple[GpuMemory, ...]:
 
 
 def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, by index or UUID prefix, up to the first invalid entry."""
+    """The GPUs that CUDA_VISIBLE_DEVICES (`variable`) selects, up to its first invalid entry; all for None."""
     if variable is None:
         return tuple(gpus)
     chosen = []
@@ -108,8 +108,7 @@ def _decoded(value: str | bytes) -> str:
 
 
 def bytes_held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
-    """GPU bytes of these processes. Where the driver does not report them: all used bytes of a GPU without other
-    processes, else None."""
+    """GPU bytes of these processes; unreported: all used bytes of a GPU without other processes, else None."""
     total_bytes = 0
     mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
     for gpu in mine:
@@ -190,15 +189,11 @@ class LocalServers:
         if not pids:
             return result
         used_bytes = bytes_held_by(frozenset(pids), self._cards_now(now_s))
-        host_rss_bytes = result.host_rss_bytes
+        host_rss_bytes, stopped = result.host_rss_bytes, sum(map(self._is_stopped, pids)) or result.stopped_engines
         if host_rss_bytes is None and pids[1:]:
             host_rss_bytes = self._resident(pids[1:])  # the API server, the first, reports its own memory
-        return replace(
-            result,
-            memory_used_bytes=result.memory_used_bytes if used_bytes is None else used_bytes,
-            host_rss_bytes=host_rss_bytes,
-            stopped_engines=sum(map(self._is_stopped, pids)) or result.stopped_engines,
-        )
+        used_bytes = result.memory_used_bytes if used_bytes is None else used_bytes
+        return replace(result, memory_used_bytes=used_bytes, host_rss_bytes=host_rss_bytes, stopped_engines=stopped)
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
         """The memory of all local GPUs, read anew at a fixed interval; not again where the first read found none."""

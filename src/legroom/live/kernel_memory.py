@@ -48,7 +48,7 @@ class Cgroup:
 
     @classmethod
     def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
-        """None where the process has no memory cgroup, or it is not visible here."""
+        """The memory cgroup of a process; None where it has none, or it is not visible here."""
         paths = _cgroup_paths(_file_text(proc / str(pid) / "cgroup"))
         for mount, root, version in _cgroup_mounts(_file_text(proc / "self/mountinfo")):
             path = paths.get(version)
@@ -62,7 +62,7 @@ class Cgroup:
 
     @property
     def kills(self) -> int | None:
-        """How many of its processes the kernel's out-of-memory killer has ended."""
+        """Processes of the cgroup that the kernel's OOM killer has ended; None where the file is not readable."""
         return _parse_counters(_file_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
 
     @property
@@ -140,15 +140,11 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
     in_cgroup = "cgroup" in killed["scope"] if killed else peak is None or (limit and peak >= 0.9 * limit[0])
     if cgroup is None or limit is None or not in_cgroup:
         limit = peak = None
-    return KernelKill(
-        limit[0] if limit else None,
-        str(Path(limit[1]) / _FILES[cgroup.version].limit) if cgroup is not None and limit else "",
-        peak,
-        int(memory[1]) * 1024 if memory else None,
-        killed["name"] if killed else "",
-        int(killed["anon"]) * 1024 if killed else None,
-        line,
-    )
+    victim, victim_bytes = (killed["name"], int(killed["anon"]) * 1024) if killed else ("", None)
+    limit_bytes = limit[0] if limit else None
+    file = str(Path(limit[1]) / _FILES[cgroup.version].limit) if cgroup is not None and limit else ""
+    machine_bytes = int(memory[1]) * 1024 if memory else None
+    return KernelKill(limit_bytes, file, peak, machine_bytes, victim, victim_bytes, line)
 
 
 def machine_kills(proc: Path = Path("/proc")) -> int | None:

@@ -66,7 +66,7 @@ class Traffic:
 
     @property
     def request_tokens(self) -> float | None:
-        """KV tokens of a request at its end."""
+        """Mean KV tokens of a request at its end: prompt plus output; None where not known."""
         if self.prompt_tokens is None or self.answer_tokens is None:
             return None
         return self.prompt_tokens + self.answer_tokens
@@ -80,7 +80,7 @@ class Traffic:
 
 
 def traffic(window: Window) -> Traffic:
-    """The traffic of the last ten minutes."""
+    """The mean request of one engine over the last ten minutes."""
     latest = window.latest
     if latest is None:
         return Traffic(None, None, None, 0.0)
@@ -100,7 +100,7 @@ def traffic(window: Window) -> Traffic:
 def remedies_for(
     finding: DetectorFinding, window: Window, document: PlanDocument | None = None
 ) -> tuple[ProposedRemedy, ...]:
-    """Remedies, best first. Never empty."""
+    """Changes that can end the finding, best first, planned where a plan is given; never empty."""
     planned: Plan | None = None
     problem = ""
     if document is not None:
@@ -125,8 +125,7 @@ def _plan_command(plan: Plan | None) -> tuple[str, ...]:
 
 
 def _lower_utilization(planned: Plan, by_bytes: int | float) -> tuple[dict[str, float], Plan] | None:
-    """The utilization that leaves this many more bytes of the GPU free, and its plan; None where vLLM would not start
-    with it."""
+    """The flag that leaves `by_bytes` more of the GPU free, and its plan; None where vLLM would not start."""
     share = int((planned.settings.gpu_memory_utilization - by_bytes / planned.layout.total_bytes) * 100) / 100
     flags = {"gpu_memory_utilization": share}
     changed = try_flags(planned, flags) if share > 0.1 else None
@@ -150,7 +149,7 @@ def _startup_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | N
 
 
 def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """A smaller batch (where requests are not refused in front of it), or a larger pool."""
+    """For a full KV pool: a smaller batch (unless a guard already refuses requests), or a larger pool."""
     if finding.kind != "refused_load":
         yield from _batch_remedies(finding, seen, planned)
     if planned is not None:
@@ -158,7 +157,7 @@ def _burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
 
 
 def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """The `max_num_seqs` that the pool holds at the observed request length."""
+    """For preemptions: the `max_num_seqs` that the pool holds at the observed request length."""
     holds, length = seen.fitting_requests, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
         return
@@ -173,11 +172,9 @@ def _batch_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         return
     else:
         wanted, trades = holds, "more requests wait outside the batch"
-    why = (
-        f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
-        f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
-        f"their end{f' (the limit is {now:,})' if now is not None else ''}"
-    )
+    why = f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
+    why += f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
+    why += f"their end{f' (the limit is {now:,})' if now is not None else ''}"
     flags = {"max_num_seqs": wanted}
     changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and not changed.starts:
@@ -210,7 +207,7 @@ def _pool_remedies(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
 
 
 def _long_prompt_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Smaller steps for less activation memory, and admission by the guard."""
+    """For long prompts: smaller steps for less activation memory, and admission by the guard."""
     length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
     if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
         lever = next(lever for lever in LEVERS if lever.name == "smaller batches")
@@ -231,14 +228,12 @@ def _long_prompt_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan
 
 
 def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """When to restart, and the utilization that leaves headroom for a week."""
+    """For growing GPU memory: when to restart, and the utilization that leaves headroom for a week."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     left_h = finding.numbers.get("hours_left")
     if left_h is not None:
-        yield ProposedRemedy(
-            f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back",
-            steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",),
-        )
+        why = f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back"
+        yield ProposedRemedy(why, steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",))
     if planned is None or per_h <= 0:
         return
     needed = per_h * 7 * 24.0
@@ -253,15 +248,13 @@ def _creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | Non
         yield ProposedRemedy(why)
         return
     flags, changed = lowered
-    why = (
-        f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
-        f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
-    )
+    why = f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at "
+    why += f"{flags['gpu_memory_utilization']} the pool keeps {changed.memory.kv.tokens:,} tokens"
     yield ProposedRemedy(why, flags, command=_plan_command(changed), trades="a smaller pool")
 
 
 def _host_creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """A restart, and the caches that may grow."""
+    """For growing host memory: a restart, and the caches that may grow."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     yield ProposedRemedy(
         f"the workers take {human_bytes(int(per_h))} more of the host every hour; a restart gives it back",
@@ -274,15 +267,12 @@ def _host_creep_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan 
 
 
 def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Expandable segments, or a planned restart where they clash with custom all-reduce."""
+    """For fragmentation: expandable segments, or a planned restart where they clash with custom all-reduce."""
     unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     ranks = planned.settings.tensor_parallel_size if planned is not None else 1
     if planned is not None and ranks > 1 and not getattr(planned.args, "disable_custom_all_reduce", None):
-        yield ProposedRemedy(
-            f"{unused} lies in pieces; expandable segments clash with custom all-reduce over {ranks} GPUs, so a "
-            "planned restart is what is left",
-            steps=(_RESTARTING,),
-        )
+        why = f"{unused} lies in pieces; expandable segments clash with custom all-reduce over {ranks} GPUs, so a "
+        yield ProposedRemedy(f"{why}planned restart is what is left", steps=(_RESTARTING,))
         return
     yield ProposedRemedy(
         f"PyTorch can grow its segments instead of leaving {unused} in pieces",
@@ -292,7 +282,7 @@ def _fragmentation_remedies(finding: DetectorFinding, seen: Traffic, planned: Pl
 
 
 def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Find the process, or lower the utilization by what it took."""
+    """For another process on the GPU: how to find it, or a utilization lower by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
     yield ProposedRemedy(
         f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
@@ -303,12 +293,10 @@ def _neighbour_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan |
 
 
 def _memory_burst_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """A lower utilization, and the black box to measure the need."""
+    """For allocator retries: a lower utilization, and the black box to measure the need."""
     yield from _headroom_remedies(_BURST_ROOM_BYTES, planned, "for the largest steps")
-    yield ProposedRemedy(
-        "with the black box on, the first refused request says how much it lacked",
-        steps=("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",),
-    )
+    steps = ("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",)
+    yield ProposedRemedy("with the black box on, the first refused request says how much it lacked", steps=steps)
 
 
 def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
@@ -321,7 +309,7 @@ def _headroom_remedies(size: int, planned: Plan | None, what_for: str) -> Iterat
 
 
 def _prefix_cache_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Turning the cache off, or a larger pool that keeps prefixes for longer."""
+    """For a low hit rate: turning prefix caching off, or a larger pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
     kept = ""

@@ -75,11 +75,8 @@ class RunningServer:
         model = served_model(plain)
         defaults = resolve(plain, model, gpu, release)
         known = {"cpu_offload_gb": 0.0, "kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
-        given = {
-            name: value
-            for name, value in self.settings.items()
-            if name not in _SIZES and value != known.get(name, getattr(defaults, name, None))
-        }
+        others = ((name, value) for name, value in self.settings.items() if name not in _SIZES)
+        given = {name: value for name, value in others if value != known.get(name, getattr(defaults, name, None))}
         return replace(plain, **given)
 
 

@@ -67,7 +67,7 @@ class ServerView:
 
 
 def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
-    """The view after the last scrape."""
+    """The server's figures, state and findings after its last scrape."""
     window, findings = watcher.window, watcher.findings
     ahead = pool_forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
@@ -106,14 +106,14 @@ def server_view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
 
 
 def _blocks_per_request(sample: Sample) -> float | None:
-    """Mean over all engines; None without running requests or a reported pool."""
+    """Mean KV blocks of a running request over all engines; None without one or without a reported pool."""
     busy = [engine for engine in sample.engines if engine.running and engine.kv_use is not None and engine.num_blocks]
     used = sum(_usable_blocks(engine) * (engine.kv_use or 0.0) for engine in busy)
     return used / sum(engine.running or 0.0 for engine in busy) if used else None
 
 
 def _room_for_requests(sample: Sample) -> int | None:
-    """Summed per engine, because a request cannot span engines."""
+    """How many more requests of the mean size fit, summed per engine, as a request cannot span engines."""
     each = _blocks_per_request(sample)
     pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
     if each is None or not pools:

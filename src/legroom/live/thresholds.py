@@ -149,7 +149,7 @@ class Thresholds:
 
     @property
     def longest_over_s(self) -> float:
-        """The longest window that a detector reads."""
+        """The longest time window in seconds that a detector reads."""
         return max(
             self.preemption_over_s,
             self.hit_rate_over_s,
@@ -159,7 +159,7 @@ class Thresholds:
         )
 
     def changed(self, settings: dict[str, Any]) -> Thresholds:
-        """A copy with values of a file. Raises LegroomError for an unknown name or a wrong type."""
+        """A copy with these settings of a thresholds file; LegroomError for an unknown name or a wrong type."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}
         changes: dict[str, Any] = {}
         for name, value in settings.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
@@ -26,9 +27,7 @@ machine."""
 
 _MAX_LOG_CHARACTERS = 32 << 20
 _READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
-_READ_ONLY_WITH_HUB = ToolAnnotations(
-    read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=True
-)
+_READ_ONLY_WITH_HUB = _READ_ONLY.model_copy(update={"open_world_hint": True})
 
 Model = Annotated[
     str | None,
@@ -120,13 +119,14 @@ class LegroomServer(MCPServer[Any]):
 def build_server(*, local_files: bool) -> MCPServer[Any]:
     """The MCP server; `local_files` says whether callers may name files of this machine."""
     server = LegroomServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    tools = ServerTools(local_files)
     for tool, hints in (
-        (_plan_tool(local_files), _READ_ONLY_WITH_HUB),
-        (_size_tool(local_files), _READ_ONLY_WITH_HUB),
-        (_diagnose_tool(local_files), _READ_ONLY_WITH_HUB),
+        (tools.plan, _READ_ONLY_WITH_HUB),
+        (tools.size, _READ_ONLY_WITH_HUB),
+        (tools.diagnose, _READ_ONLY_WITH_HUB),
         (explain, _READ_ONLY),
         (search_catalog, _READ_ONLY),
-        (_simulate_tool(local_files), _READ_ONLY_WITH_HUB),
+        (tools.simulate, _READ_ONLY_WITH_HUB),
         (lint, _READ_ONLY),
     ):
         server.add_tool(_with_tool_errors(tool), annotations=hints)
@@ -146,10 +146,14 @@ def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
-    """The `plan` tool; `local_files` lets a model be a folder on this machine."""
+@dataclass(frozen=True)
+class ServerTools:
+    """The tools whose answer depends on whether callers may name files of this machine."""
+
+    local_files: bool
 
     def plan(
+        self,
         gpu: Gpu,
         model: Model = None,
         gpus: Gpus = None,
@@ -168,17 +172,12 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         """
         from legroom.planning.plan_json import plan_json
 
-        what = deployment_from_request(model, command, flags, vllm, local_files=local_files)
+        what = deployment_from_request(model, command, flags, vllm, local_files=self.local_files)
         made = plan_deployment(what, Machine(gpu, gpus, gpu_memory, gpu_used), advice=True)
         return {**plan_json(made, explain_math), "notes": [*what.notes, *made.notes]}
 
-    return plan
-
-
-def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
-    """The `size` tool; `local_files` lets a model be a folder on this machine."""
-
     def size(
+        self,
         model: Annotated[str, Field(description="A Hub id, a bundled short name, or (stdio only) a folder.")],
         context: Annotated[int, Field(ge=1, description="Tokens that a request may have.")] = 4096,
         concurrency: Annotated[int, Field(ge=1, description="Requests of that length at once.")] = 1,
@@ -191,24 +190,16 @@ def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
     ) -> dict[str, Any]:
         """Say which GPUs, and how many of each, hold a model at a context length and a concurrency.
 
-        Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
-        limits it, its layout, and the command to run.
+        Answers with rows, one a GPU and one more where a quantized checkpoint needs fewer: count (0 where not even
+        max_gpus hold it), verdict, how the model is split, what limits it, what it gives up, the command to run.
         """
-        from legroom.planning.search_space import CapacityGoal, counts_up_to
-        from legroom.planning.sizing import named_gpus, size_json, size_models
+        from legroom.api.size_report import size_deployment
 
-        what = deployment_from_request(model, None, flags, vllm, local_files=local_files)
-        goal = CapacityGoal(context, float(concurrency), counts_up_to(max_gpus))
-        rows = list(size_models([what.args.model], what.release, what.args, goal, named_gpus(gpus)))
-        return size_json(rows, goal, what.release)
-
-    return size
-
-
-def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
-    """The `diagnose` tool; `local_files` lets it read a log file on this machine."""
+        what = deployment_from_request(model, None, flags, vllm, local_files=self.local_files)
+        return size_deployment(what, context, concurrency, max_gpus, gpus).json()
 
     def diagnose(
+        self,
         log: Annotated[
             str | None,
             Field(
@@ -240,10 +231,10 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         if (log is None) == (path is None):
             raise LegroomError("say which log once", "give `log` (its text) or `path`")
         if model is not None:
-            refuse_local_model(model, local_files)
-        hints = Hints(command, model, gpu, gpus, vllm, local_models=local_files)
+            refuse_local_model(model, self.local_files)
+        hints = Hints(command, model, gpu, gpus, vllm, local_models=self.local_files)
         if path is not None:
-            if not local_files:
+            if not self.local_files:
                 raise LegroomError("files of this machine are not read over HTTP", "give the text as `log`")
             from legroom.vllm_logs.log_sources import pieces_of_file
 
@@ -255,45 +246,8 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
             raise LegroomError("the log is too long for a call", "give `path`, or the last run only")
         return readings_json([read_log([log.encode("utf-8", "replace")], "log", hints)])
 
-    return diagnose
-
-
-def explain(
-    id: Annotated[str, Field(description="An entry of the catalog.", examples=["LR203"])], lang: Language = "en"
-) -> dict[str, Any]:
-    """Tell the long story of one cause: signatures, root cause, arithmetic with a worked example, what helps, what not.
-
-    Rates come with the number of public threads they were counted over; what nobody counted has none.
-    """
-    from legroom.explain.catalog_entries import entry
-    from legroom.explain.entry import entry_json
-
-    return entry_json(entry(id), lang)
-
-
-def search_catalog(
-    query: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=4000,
-            description="Words in English or Chinese, a cause label, or a log line.",
-            examples=["cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片"],
-        ),
-    ],
-    limit: Annotated[int, Field(ge=1, le=50, description="At most this many.")] = 5,
-    lang: Language = "en",
-) -> SearchResult:
-    """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog_entries import entries, search, search_json
-
-    return search_json(query, search(query, entries(), limit), lang)  # type: ignore[return-value]
-
-
-def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
-    """The `simulate` tool; `local_files` lets a model be a folder on this machine."""
-
     def simulate(
+        self,
         requests: Annotated[
             list[SimulatedRequest] | None,
             Field(
@@ -333,7 +287,7 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         if model is not None:
             if gpu is None:
                 raise LegroomError("which GPU?", "give gpu beside model, or num_blocks alone")
-            what = deployment_from_request(model, None, flags, vllm, local_files=local_files)
+            what = deployment_from_request(model, None, flags, vllm, local_files=self.local_files)
             plan = plan_deployment(what, Machine(gpu, gpus), advice=False)
         given: dict[str, int | bool | None] = {
             "num_blocks": num_blocks,
@@ -345,7 +299,37 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         }
         return simulation_json(trace, plan, given, step_ms)
 
-    return simulate
+
+def explain(
+    id: Annotated[str, Field(description="An entry of the catalog.", examples=["LR203"])], lang: Language = "en"
+) -> dict[str, Any]:
+    """Tell the long story of one cause: signatures, root cause, arithmetic with a worked example, what helps, what not.
+
+    Rates come with the number of public threads they were counted over; what nobody counted has none.
+    """
+    from legroom.explain.catalog_entries import entry
+    from legroom.explain.entry import entry_json
+
+    return entry_json(entry(id), lang)
+
+
+def search_catalog(
+    query: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=4000,
+            description="Words in English or Chinese, a cause label, or a log line.",
+            examples=["cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片"],
+        ),
+    ],
+    limit: Annotated[int, Field(ge=1, le=50, description="At most this many.")] = 5,
+    lang: Language = "en",
+) -> SearchResult:
+    """Find entries of the error catalog, the best first."""
+    from legroom.explain.catalog_entries import entries, search, search_json
+
+    return search_json(query, search(query, entries(), limit), lang)  # type: ignore[return-value]
 
 
 def lint(

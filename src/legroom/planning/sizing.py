@@ -15,6 +15,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.planning.capacity_search import gpus_for_weights, search_flags
+from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, Target, ready_command
 from legroom.planning.plan_json import layout_json
 from legroom.planning.search_space import CapacityGoal
@@ -44,7 +45,7 @@ class Fit:
 
     @property
     def count(self) -> int:
-        """How many GPUs; 0 where it does not fit."""
+        """GPUs of the fit; 0 where the model does not fit on this kind."""
         return self.plan.args.gpus_needed if self.plan else 0
 
     @property
@@ -91,18 +92,24 @@ def size_models(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[Fit]:
-    """The fit of every model on every GPU, in that order."""
+    """The smallest fit of every model on every GPU, in that order; two where a quantized checkpoint needs fewer."""
     each_args = tuple(replace(args, model=name) for name in models)
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
     task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)
     cells = [(number, gpu) for number in range(len(models)) for gpu in gpus]
-    return sweep(fit_cell, task, cells, executor or ProcessExecutor(1), progress)
+    found = sweep(fit_cell, task, cells, executor or ProcessExecutor(1), progress)
+    return [fit for fits in found for fit in fits]
 
 
-def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> Fit:
-    """The fewest GPUs of one kind for one model, given by its index in the task."""
+def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
+    """The fewest GPUs of one kind for a model, given by its index, and for a quantized checkpoint if it needs fewer."""
     number, gpu = cell
-    return fewest_gpus(Target(task.models[number], gpu, 1, task.release), task.args[number], task.goal)
+    target, args = Target(task.models[number], gpu, 1, task.release), task.args[number]
+    fit = fewest_gpus(target, args, task.goal)
+    fewer = tuple(count for count in task.goal.gpus if not fit.plan or count < fit.count)
+    others = quantized_checkpoints(target, args) if fewer else []
+    smaller = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if others else fit
+    return (fit, smaller) if smaller is not fit and smaller.plan else (fit,)
 
 
 def size_json(
@@ -116,11 +123,11 @@ def size_json(
 
 
 def _row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
-    """JSON of one model on one GPU: how many hold it, price per hour, what limits it, layout and command."""
+    """JSON of one model, or its quantized checkpoint, on one GPU: count, price per hour, what limits it, command."""
     plan = fit.plan
     split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {
-        "model": fit.model,
+        "model": plan.target.model.name if plan else fit.model,
         "gpu": fit.gpu.name,
         "total_bytes": fit.gpu.total_bytes,
         "count": fit.count,
@@ -138,15 +145,18 @@ def _row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
     }
 
 
-def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal) -> Fit:
-    """The fewest of `goal.gpus` that hold the goal."""
+def fewest_gpus(target: Target, args: ServeArgs, goal: CapacityGoal, others: Sequence[Model] = ()) -> Fit:
+    """The fewest of `goal.gpus` that hold the goal, with the model or with one of the other checkpoints of it."""
     short, lacking_bytes = "", 0
     counts = tuple(sorted(goal.gpus))
-    least = min(gpus_for_weights(target, args), counts[-1])
+    targets = [target, *(replace(target, model=other) for other in others)]
+    least = min(counts[-1], *(gpus_for_weights(each, args) for each in targets))
     for number, count in enumerate(counts, 1):
         if count < least:
             continue
-        result = search_flags([replace(target, gpus=count)], args, replace(goal, gpus=(count,)), max_answers=1)
+        result = search_flags(
+            [replace(each, gpus=count) for each in targets], args, replace(goal, gpus=(count,)), max_answers=1
+        )
         if result.best is not None:
             limiting, limiting_bytes = _largest_part(result.best, goal)
             fitting, tried = (target.model.name, target.gpu, result.best, result.losses), counts[:number]
@@ -188,7 +198,7 @@ _KEYS = ("usd_per_hour", "date", "source")
 
 
 def read_price_file(path: str) -> dict[str, GpuPrice]:
-    """By the name of the card in the facts; a card that is not in the file has no price."""
+    """Hourly prices of a TOML file by the card's full name; a card that is not in the file has none."""
     try:
         tables = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -199,7 +209,7 @@ def read_price_file(path: str) -> dict[str, GpuPrice]:
         raise LegroomError(f"{path} is not TOML: {error}", _EXAMPLE) from error
     prices: dict[str, GpuPrice] = {}
     for name, table in tables.items():
-        price = _price(path, name, table)
+        price = _price_of_table(path, name, table)
         if price.gpu in prices:
             raise LegroomError(f"{path} gives two prices for the {price.gpu}", "leave one of them out")
         prices[price.gpu] = price
@@ -208,7 +218,7 @@ def read_price_file(path: str) -> dict[str, GpuPrice]:
     return prices
 
 
-def _price(path: str, name: str, table: Any) -> GpuPrice:
+def _price_of_table(path: str, name: str, table: Any) -> GpuPrice:
     """The price of one table of the price file; raises for an unknown GPU, key or amount."""
     try:
         card = known_gpu(name)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.log_diagnosis import by_failure_time
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
+from legroom.diagnosis.verdict import Diagnosis
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import command_phrases, display_width, wrap, wrap_command
+from legroom.drawing.text import command_phrases, display_width, paragraphs, wrap, wrap_command
 from legroom.errors import LegroomError
+from legroom.explain.entry import Entry
 from legroom.facts.diagnosis_texts import (
     Language,
     heading,
@@ -21,20 +24,13 @@ from legroom.facts.diagnosis_texts import (
     phase_title,
 )
 from legroom.facts.releases import logged_release
+from legroom.memory.layout import Layout
 from legroom.render.plan_parts import layout_parts, scale_bytes
 from legroom.render.translation import in_language
 from legroom.units import GIB, gib
 from legroom.vllm.command_line import any_release_words
+from legroom.vllm_logs.evidence import Evidence
 from legroom.vllm_logs.log_masking import masked
-
-if TYPE_CHECKING:
-    from legroom.diagnosis.case import Case
-    from legroom.diagnosis.finding import Finding, Fix
-    from legroom.diagnosis.log_diagnosis import LogReading
-    from legroom.diagnosis.verdict import Diagnosis
-    from legroom.explain.entry import Entry
-    from legroom.memory.layout import Layout
-    from legroom.vllm_logs.evidence import Evidence
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
@@ -49,8 +45,7 @@ def readings_text(
     all_runs: bool = False,
     explain_math: bool = False,
 ) -> str:
-    """The diagnoses of all logs; only the last run of each is in full unless `all_runs`. `explain_math` adds the
-    ledger of the card."""
+    """The diagnoses of all logs, the last run of each in full, with `all_runs` all; `explain_math` adds the ledger."""
     blocks: list[str] = []
     for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
@@ -86,7 +81,7 @@ _LEDGER_ENTRIES = {
 
 
 def _ledger_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
-    """The ledger as seen and as planned at each moment, in GiB, and the tensors of the size that failed."""
+    """A table in GiB of the card's memory as logged and as planned at loading, profiling and serving."""
     columns = {"seen": diagnosis.case.ledger, **diagnosis.expected}
     yield style.paint(f"{_MARGIN}{'GiB':20}" + "".join(f"{name:>10}" for name in columns), "bold")
     for entry, title in _LEDGER_ENTRIES.items():
@@ -105,18 +100,17 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
     if not diagnosis.findings:
         return "\n".join(_no_cause_lines(diagnosis, style, language))
     first = diagnosis.findings[0]
-    blocks = [
-        list(_headline(diagnosis, first, style, language)),
-        list(_evidence_lines(diagnosis, first, style)),
-        list(_why_lines(first, style, language)),
-        list(_fix_lines(first, style, language)),
-        list(_alternative_lines(first, style, language)),
-        list(_dead_end_lines(first, style, language)),
-        list(_verify_lines(diagnosis, first, style, language)),
-        list(_less_likely_lines(diagnosis.findings[1:], style, language)),
-        list(_note_lines(diagnosis, style)),
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    return paragraphs(
+        _headline(diagnosis, first, style, language),
+        _evidence_lines(diagnosis, first, style),
+        _why_lines(first, style, language),
+        _fix_lines(first, style, language),
+        _alternative_lines(first, style, language),
+        _dead_end_lines(first, style, language),
+        _verify_lines(diagnosis, first, style, language),
+        _less_likely_lines(diagnosis.findings[1:], style, language),
+        _note_lines(diagnosis, style),
+    )
 
 
 def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
@@ -161,7 +155,8 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
     width = len(str(max(evidence.line for evidence in finding.evidence)))
     edge = style.paint(style.pick("│", "|"), "blue")
     yield f"{' ' * width}{style.paint(style.pick('──▶', '-->'), 'blue')} {diagnosis.case.source}"
-    decisive = _decisive_evidence(finding)
+    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
+    decisive = failing[0] if failing else finding.evidence[-1]
     last = None
     for evidence in finding.evidence:
         if last is not None and evidence.line > last + 1:
@@ -179,12 +174,6 @@ def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Ite
             yield f"{' ' * width} {edge} {style.paint(f'{mark} {evidence.id}', 'red')}"
 
 
-def _decisive_evidence(finding: Finding) -> Evidence | None:
-    """The first evidence of a failure or of the host, else the last of any; None where there is none."""
-    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
-    return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
-
-
 def _shown_evidence(evidence: Evidence) -> str:
     """The text of a log line with its secrets masked, cut where it is very long."""
     text = masked(" ".join(evidence.text.split()))
@@ -192,6 +181,7 @@ def _shown_evidence(evidence: Evidence) -> str:
 
 
 def _why_lines(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    """The explanation of the finding's cause as wrapped lines under a heading."""
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (entry := _catalog_entry(finding)):
         yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
@@ -250,10 +240,12 @@ def _before_and_after_bars(fix: Fix, style: Style, language: Language) -> Iterat
         segments: list[Segment] = [part.segment for part in layout_parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
         yield f"{_MARGIN}{name}{' ' * (9 - display_width(name))}{bar(segments, width, style)}"
-        kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
-        yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
+        kv, spare = (gib(size) if size > 0 else "none" for size in (layout.kv_cache.bytes, layout.headroom_bytes))
+        sizes = in_language(f"KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}", language)
+        yield f"{_MARGIN}{' ' * 9}{sizes}"
     named = [part.segment for part in layout_parts(fix.plan.layout) if part.segment.amount > 0]
-    yield f"{_MARGIN}{' ' * 9}{'  '.join(f'{swatch(segment, style)} {segment.label}' for segment in named)}"
+    words = (f"{swatch(segment, style)} {in_language(segment.label, language)}" for segment in named)
+    yield f"{_MARGIN}{' ' * 9}{'  '.join(words)}"
 
 
 def _changes_text(fix: Fix) -> str:
@@ -371,6 +363,7 @@ def _no_cause_lines(diagnosis: Diagnosis, style: Style, language: Language) -> I
         yield from wrap(
             other_engine_text(other.id, language) if other else heading("not_understood", language), style.width
         )
+        yield from (line for note in diagnosis.notes[1:] for line in wrap(in_language(note, language), style.width))
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
     yield from wrap(_deployment_text(diagnosis.case), style.width, _MARGIN)

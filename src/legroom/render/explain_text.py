@@ -39,6 +39,8 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
         style.paint(f"{entry.label} · {entry.phase or '-'}", "dim"),
     ]
     story = entry.story
+    words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
+    rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
     sections: list[tuple[str, list[str]]] = [
         (
             "log",
@@ -59,7 +61,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
         ("os", [line for name, note in entry.os_specific.items() for line in _wrapped_lines(f"{name}: {note}", style)]),
         ("verify", _story_part(story.verify if story else None, style, language)),
         ("otherwise", _story_part(story.otherwise if story else None, style, language)),
-        ("related", _related_lines(entry, language)),
+        ("related", ([f"  {word[language == 'zh']}: {', '.join(ids)}" for word, ids in rows if ids])),
         ("evidence", _evidence_lines(entry, style, language)),
     ]
     for name, body in sections:
@@ -85,7 +87,7 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
 
 
 def _story_part(text: Localized | None, style: Style, language: Language) -> list[str]:
-    """A paragraph of a catalog entry, wrapped; empty where the entry lacks it."""
+    """One paragraph of a catalog entry in this language, wrapped; empty where the entry lacks it."""
     return _wrapped_lines(text.in_language(language), style) if text else []
 
 
@@ -131,13 +133,6 @@ def _version_lines(entry: Entry, style: Style) -> list[str]:
         change = "; ".join(note for note in notes if note)
         lines += _wrapped_lines(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
-
-
-def _related_lines(entry: Entry, language: Language) -> list[str]:
-    """The ids of the entries that follow this one, precede it or are confused with it."""
-    words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
-    rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
-    return [f"  {word[language == 'zh']}: {', '.join(ids)}" for word, ids in rows if ids]
 
 
 def _evidence_lines(entry: Entry, style: Style, language: Language) -> list[str]:

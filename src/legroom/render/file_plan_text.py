@@ -20,13 +20,8 @@ MAX_FIXES = 2
 """Changes of flags that the sentences name."""
 
 
-def verdict_sentences(server: FileServer) -> tuple[str, ...]:
-    """The verdict, its reason and the fixes, one sentence each; empty where the server fits."""
-    return tuple(_server_sentences(server))
-
-
-def _server_sentences(server: FileServer) -> Iterator[str]:
-    """Why this server of a file will not start or was not understood, else what its plan says."""
+def verdict_sentences(server: FileServer) -> Iterator[str]:
+    """Why this server of a file will not start or was not understood, and the fixes; nothing where it fits."""
     what = server.what
     if server.refused_flags and what is not None:
         for problem in server.refused_flags:
@@ -100,6 +95,7 @@ def diff_text(diffs: Sequence[ServerDiff], style: Style = PLAIN) -> str:
 
 
 def _diff_lines(diff: ServerDiff, style: Style) -> Iterator[str]:
+    """One server's changed verdict, memory parts and sentences, as terminal lines."""
     yield f"{style.paint(diff.name, 'bold')}: {_verdict_change(diff, style)}"
     width = max((len(change.what) for change in diff.changes), default=0)
     for change in diff.changes:
@@ -132,7 +128,7 @@ def _new_version_sentences(server: FileServer | None) -> tuple[str, ...]:
     """The verdict sentences of the new version; its headline where it fits."""
     if server is None:
         return ()
-    sentences = verdict_sentences(server)
+    sentences = tuple(verdict_sentences(server))
     return sentences or ((headline(server.shown),) if server.shown is not None else ())
 
 

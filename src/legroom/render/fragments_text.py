@@ -36,12 +36,9 @@ def fragments_text(report: FragmentReport, style: Style) -> str:
     """The terminal report on PyTorch's allocator: reserved and used memory, a bar per segment, and advice."""
     state = report.reading.state
     lines = [style.paint(line, "bold") for line in wrap(headline(report), style.width)]
-    ratio = report.fragmentation_ratio
-    pieces = (
-        ""
-        if ratio is None or report.largest_free_bytes is None
-        else (f", the largest free piece has {human_bytes(report.largest_free_bytes)} (fragmentation {ratio:.0%})")
-    )
+    ratio, largest, pieces = report.fragmentation_ratio, report.largest_free_bytes, ""
+    if ratio is not None and largest is not None:
+        pieces = f", the largest free piece has {human_bytes(largest)} (fragmentation {ratio:.0%})"
     device = "A worker without a GPU" if report.reading.is_host else f"GPU {report.reading.device}"
     reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
     summary = (
@@ -85,17 +82,13 @@ def _segment_bar_lines(report: FragmentReport, style: Style) -> list[str]:
     width = max(len(label) for label in labels)
     lines = [""]
     for row, label in zip(rows, labels, strict=True):
-        lines.append(f"  {label:>{width}}  {_segment_bar(row, style.width - width - 4, style)}")
+        cells = strip(row.runs, style.width - width - 4)
+        lines.append(f"  {label:>{width}}  {''.join(_kind_cell(kind, style) for kind in cells)}")
     if left_out:
         lines.append(f"  {'':>{width}}  and {plural(left_out, 'smaller segment')}")
     shown = {kind for row in rows for kind, _ in row.runs}
     legend = "   ".join(f"{_kind_cell(kind, style)} {KINDS[kind][0]}" for kind in KINDS if kind in shown)
     return [*lines, f"  {'':>{width}}  {legend}"]
-
-
-def _segment_bar(row: SegmentRow, width: int, style: Style) -> str:
-    cells = strip(row.runs, width)
-    return "".join(_kind_cell(kind, style) for kind in cells)
 
 
 def _kind_cell(kind: str, style: Style) -> str:
@@ -113,12 +106,9 @@ def _part_lines(report: FragmentReport, style: Style) -> list[str]:
         size = human_bytes(part.bytes) if part.bytes is not None else ""
         rows.append((_NAMES[part.part], size, part.text))
     width = max((len(name) for name, _, _ in rows), default=0) + 14
-    lines = []
-    for row in columns([(name, size) for name, size, _ in rows], "<>"):
-        lines.append(row)
     texts = [wrap(text, style.width - width - 2) or [""] for _, _, text in rows]
     merged = []
-    for line, text in zip(lines, texts, strict=True):
+    for line, text in zip(columns([(name, size) for name, size, _ in rows], "<>"), texts, strict=True):
         merged.append(f"{line.ljust(width)}  {text[0]}".rstrip())
         merged += [f"{'':{width}}  {more}" for more in text[1:]]
     leak = report.part("leak")
@@ -198,6 +188,7 @@ _NARROWEST_PX = 0.4
 
 
 def fragments_svg(report: FragmentReport) -> str:
+    """The allocator report as an SVG picture: headline, segment bars, legend and parts."""
     state = report.reading.state
     svg = Svg(_SVG_WIDTH, headline(report))
     y = 34.0

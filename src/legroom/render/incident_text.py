@@ -15,8 +15,8 @@ from legroom.drawing.svg import Curve, Svg, axis_line, curve_lines, curve_width,
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
-from legroom.live.journal.journal import Incident, JournalPoint
-from legroom.live.journal.journal_records import Action
+from legroom.live.journal.journal import JournalPoint
+from legroom.live.journal.journal_records import Action, Incident
 from legroom.vllm.command_line import setting_words
 
 _MAX_LINES = 8
@@ -133,7 +133,7 @@ def _axis_with_start_mark(points: Sequence[JournalPoint], incident: Incident, wi
 
 
 def incident_curves(points: Sequence[JournalPoint]) -> list[Curve]:
-    """The maxima per time slot."""
+    """KV use, running, waiting and preempted requests over the incident, as maxima per time slot."""
     slots = _time_slots(points)
 
     def worst(name: str) -> list[float]:

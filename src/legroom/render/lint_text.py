@@ -42,16 +42,8 @@ def _summary_line(report: LintReport) -> str:
     totals = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
     whole = {gap.place.path for gap in report.unread if gap.place.line == 1} | {file.path for file in report.skipped}
     read = len(set(report.files) - whole)
-    parts = [
-        f"{plural(read, 'file')} read for vLLM {report.release}",
-        totals or ("nothing is wrong" if read else "nothing to say"),
-    ]
-    if report.unread:
-        parts.append(f"{len(report.unread)} not read")
-    if report.skipped:
-        parts.append(f"{len(report.skipped)} skipped")
-    if report.not_understood:
-        parts.append(f"{report.not_understood} not understood")
-    if report.ignored:
-        parts.append(f"{report.ignored} ignored")
-    return ": ".join(parts[:2]) + ("; " + ", ".join(parts[2:]) if parts[2:] else "")
+    found = totals or ("nothing is wrong" if read else "nothing to say")
+    left_out = {"not read": len(report.unread), "skipped": len(report.skipped)}
+    left_out |= {"not understood": report.not_understood, "ignored": report.ignored}
+    rest = ", ".join(f"{number} {what}" for what, number in left_out.items() if number)
+    return f"{plural(read, 'file')} read for vLLM {report.release}: {found}{f'; {rest}' if rest else ''}"

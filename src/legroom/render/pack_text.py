@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, command_phrases, plural, wrap, wrap_command
+from legroom.drawing.text import columns, command_phrases, paragraphs, plural, wrap, wrap_command
+from legroom.facts.release_support import ENDPOINTS_SWITCH
+from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 from legroom.planning.packing.pack_changes import proof
 from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import answer_lines
 from legroom.units import gib, human_bytes
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 
 _MARGIN = "  "
 
 
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
     """The text of `legroom pack`."""
-    blocks = [list(answer_lines(result.verdict, pack_headline(result), style))]
-    blocks += [list(_card_lines(use, result, style)) for use in result.cards]
+    blocks = [answer_lines(result.verdict, pack_headline(result), style)]
+    blocks += [_card_lines(use, result, style) for use in result.cards]
     if result.verdict == "does_not_fit":
-        blocks += [list(_failure_lines(result, style)), list(_change_lines(changes, style))]
+        blocks += [_failure_lines(result, style), _change_lines(changes, style)]
     else:
-        blocks += [list(_start_order_lines(result, style)), list(_command_lines(result, style))]
-    blocks.append(list(_note_lines(result, style)))
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        blocks += [_start_order_lines(result, style), _command_lines(result, style)]
+    blocks.append(_note_lines(result, style))
+    return paragraphs(*blocks) + "\n"
 
 
 def pack_headline(result: PackResult) -> str:
@@ -140,19 +138,12 @@ def _command_lines(result: PackResult, style: Style) -> Iterator[str]:
     for number, packed in enumerate(result.packed):
         if number:
             yield ""
-        variables = sorted(name for name in packed.plan.args.env if _is_set_by_pack(name))
+        variables = sorted({"CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH} & packed.plan.args.env.keys())
         env = [f"{name}={shlex.quote(packed.plan.args.env[name])}" for name in variables]
         words = [shlex.quote(word) for word in ready_command(packed.plan)]
         lines = wrap_command([*env, *command_phrases(words)], style.width - len(_MARGIN) - 4)
         for place, line in enumerate(lines):
             yield f"{_MARGIN}{'$ ' if place == 0 else '    '}{line}"
-
-
-def _is_set_by_pack(name: str) -> bool:
-    """Whether pack itself sets this environment variable."""
-    from legroom.facts.release_support import ENDPOINTS_SWITCH
-
-    return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 
 
 def _note_lines(result: PackResult, style: Style) -> Iterator[str]:

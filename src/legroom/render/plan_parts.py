@@ -32,36 +32,24 @@ class LayoutPart:
     meaning: str
 
 
+_PARTS: tuple[tuple[str, str, Colour, str, str, str], ...] = (
+    ("weights", "weights", "blue", "█", "W", "the model, as loaded"),
+    ("activations", "activation", "orange", "▓", "A", "peak of the profile run"),
+    ("CUDA graphs", "cuda_graph", "purple", "▒", "G", "what this release sets aside for them"),
+    ("non-torch", "non_torch", "brown", "░", "N", "libraries and NCCL"),
+    ("KV cache", "kv_cache", "green", "▄", "K", "what is left of the budget"),
+    ("outside", "outside", "red", "╳", "x", "used beside the budget: context, uncounted graphs, buffers"),
+)
+"""Name, field of `Layout`, colour, glyph, letter and meaning."""
+
+
 def layout_parts(layout: Layout) -> list[LayoutPart]:
     """The parts of a layout: those of the budget, memory outside it, other processes, headroom."""
-    inside: tuple[tuple[str, str, Figure, Colour, str, str, str], ...] = (
-        ("weights", "weights_bytes", layout.weights, "blue", "█", "W", "the model, as loaded"),
-        ("activations", "activation_bytes", layout.activation, "orange", "▓", "A", "peak of the profile run"),
-        (
-            "CUDA graphs",
-            "cuda_graph_bytes",
-            layout.cuda_graph,
-            "purple",
-            "▒",
-            "G",
-            "what this release sets aside for them",
-        ),
-        ("non-torch", "non_torch_bytes", layout.non_torch, "brown", "░", "N", "libraries and NCCL"),
-        ("KV cache", "kv_cache_bytes", layout.kv_cache, "green", "▄", "K", "what is left of the budget"),
-        (
-            "outside",
-            "outside_bytes",
-            layout.outside,
-            "red",
-            "╳",
-            "x",
-            "used beside the budget: context, uncounted graphs, buffers",
-        ),
-    )
-    rows = [
-        LayoutPart(name, key, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
-        for name, key, figure, colour, glyph, letter, meaning in inside
-    ]
+    rows = []
+    for name, field, colour, glyph, letter, meaning in _PARTS:
+        figure: Figure = getattr(layout, field)
+        segment = Segment(name, max(figure.bytes, 0), colour, glyph, letter)
+        rows.append(LayoutPart(name, f"{field}_bytes", segment, figure, meaning))
     if layout.held_by_others_bytes:
         others = exact(layout.held_by_others_bytes, "other processes", "held of the card")
         segment = Segment("others", others.bytes, "grey", "▞", "o")
@@ -125,6 +113,7 @@ def band_basis_text(plan: Plan) -> str:
 
 
 def _property_text(kind: str, value: str) -> str:
+    """A property of a deployment (its kind and value) in words."""
     if kind == "card":
         return f"{_FAMILIES[value]} cards"
     return _RARE.get(kind, "{}").format(value.replace("+", " with "))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
-from legroom.planning.plan import ready_command
+from legroom.memory.layout import Layout
+from legroom.planning.plan import Advice, Plan, ready_command
 from legroom.render.plan_parts import LayoutPart, certainty_text, headline, layout_parts, pool_text, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import change_words
-
-if TYPE_CHECKING:
-    from legroom.memory.layout import Layout
-    from legroom.planning.plan import Advice, Plan
 
 _WIDTH, _LEFT, _BAR = 760.0, 28.0, 704.0
 _CHARS = 88

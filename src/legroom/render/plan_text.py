@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
-from legroom.planning.plan import cold_start, context_by_user_count, ready_command
+from legroom.drawing.text import columns, command_phrases, count, paragraphs, plural, wrap, wrap_command
+from legroom.planning.plan import Advice, Plan, cold_start, context_by_user_count, ready_command
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
@@ -28,7 +28,6 @@ from legroom.vllm.resolve import default_and_longest_len
 if TYPE_CHECKING:
     from legroom.memory.server_states import ServerState
     from legroom.planning.capacity_search import SearchAnswer
-    from legroom.planning.plan import Advice, Plan
 
 _MARGIN = "  "
 _NO_POOL = "This model keeps no KV cache: it reads a text whole, in one step."
@@ -38,22 +37,21 @@ _FIRST_START_DIFFERS = 0.01
 
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
     """The text of `legroom plan`."""
-    blocks = [
-        list(answer_lines(plan.verdict, headline(plan), style)),
-        list(_failure_lines(plan, style)),
+    text = paragraphs(
+        answer_lines(plan.verdict, headline(plan), style),
+        _failure_lines(plan, style),
         [_body_text(plan, style)],
-        list(_advice_lines(plan, style)),
-        list(_command_lines(_command_to_run(plan), style)),
-        list(_math_lines(plan, style)) if explain_math else [],
-        list(_note_lines(plan, style)),
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        _advice_lines(plan, style),
+        command_lines(_command_to_run(plan), style),
+        _math_lines(plan, style) if explain_math else (),
+        _note_lines(plan, style),
+    )
+    return f"{text}\n"
 
 
 def _body_text(plan: Plan, style: Style) -> str:
     """The card, the KV cache and the pipeline stages."""
-    blocks = [list(_card_lines(plan, style)), list(_kv_cache_lines(plan, style)), list(_stage_lines(plan, style))]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style), _stage_lines(plan, style))
 
 
 def _failure_lines(plan: Plan, style: Style) -> Iterator[str]:
@@ -88,7 +86,7 @@ def plan_words(plan: Plan) -> dict[str, Any]:
     return {
         "headline": headline(plan),
         "short": _shortfall_text(plan),
-        "helps": f"What helps: {refused.hint}." if refused else "",
+        "helps": f"What helps: {refused.hint}." if refused and plan.memory.failure else "",
         "pool": [] if kv.num_blocks <= 0 else [{"name": name, "text": text} for name, text in _kv_cache_rows(plan)],
         "no_pool": _NO_POOL if kv.shape.is_empty else "",
         "basis": band_basis_text(plan),
@@ -159,8 +157,26 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
         yield from wrap(_NO_POOL, style.width, _MARGIN)
         return
     if kv.num_blocks > 0:
-        rows = [(style.paint(name, "bold"), text) for name, text in _kv_cache_rows(plan)]
+        rows = [(style.paint(name, "bold"), text) for name, text in (*_kv_cache_rows(plan), *_speed_rows(plan))]
         yield from (_MARGIN + line for line in columns(rows, "<<"))
+
+
+def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Tokens a second of one user and of all together, and the list price; nothing where it does not start."""
+    from legroom.simulation.card_models import speed_and_price_json  # reads numpy
+
+    known = speed_and_price_json(plan) if plan.starts else {}
+    if one := known.get("one_user_tokens_per_s"):
+        groups = {"one user": one} | (
+            {str(users): known["all_users_tokens_per_s"]} if (users := known["users"]) > 1 else {}
+        )
+        each = [
+            f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) for {who}"
+            for who, rate in groups.items()
+        ]
+        yield "tokens/s", f"{', '.join(each)}, at full length"
+    if (usd := known.get("usd_per_hour")) is not None:
+        yield "price", f"${usd:,.2f} an hour, list price of {known['price_date']}"
 
 
 def _kv_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -194,7 +210,7 @@ def _longest_context_text(plan: Plan) -> str:
 
 
 def _host_memory_text(plan: Plan) -> str:
-    """Host memory of the server."""
+    """Host memory that the server holds, of which in /dev/shm, and the host's limit where known."""
     needs, limit = plan.host, plan.target.host_limit_bytes
     allowed = f" of {gib(limit, 1)}" if limit is not None else ""
     return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
@@ -280,7 +296,7 @@ def _command_to_run(plan: Plan) -> list[str]:
     return ready_command(plan.advice[0].plan) if plan.advice else []
 
 
-def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
+def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
     """The command line wrapped with backslashes, to be pasted into a shell."""
     for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
@@ -334,12 +350,13 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     target = best.target
     return plan_words(best) | {
         "headline": f"{short_model_name(target.model.name)} on {target.gpus} x {target.gpu.name} holds {load_text}.",
-        "gives_up": f"It gives up: {_paid(result.losses)}.",
+        "gives_up": f"It gives up: {_losses_text(result.losses)}.",
         "weighed": f"{weighed}; policy {result.goal.policy}.",
     }
 
 
-def _paid(losses: Sequence[str]) -> str:
+def _losses_text(losses: Sequence[str]) -> str:
+    """What a setting gives up, joined by semicolons, or that it gives up nothing."""
     return "; ".join(losses) or "nothing beyond the defaults"
 
 
@@ -348,17 +365,14 @@ def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     words = search_words(result)
     if result.best is None:
         return "\n".join([*answer_lines("does_not_fit", words["headline"], style), f"  {words['weighed']}"]) + "\n"
-    blocks = [
-        [
-            *answer_lines("fits", words["headline"], style),
-            *wrap(words["gives_up"], style.width, "  "),
-            *wrap(words["weighed"], style.width, "  "),
-        ],
-        list(_command_lines(ready_command(result.best), style)),
+    remarks = (line for name in ("gives_up", "weighed") for line in wrap(words[name], style.width, "  "))
+    text = paragraphs(
+        [*answer_lines("fits", words["headline"], style), *remarks],
+        command_lines(ready_command(result.best), style),
         [_body_text(result.best, style)],
-        list(_alternative_lines(result, style)),
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        _alternative_lines(result, style),
+    )
+    return f"{text}\n"
 
 
 def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
@@ -368,9 +382,9 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
     yield style.paint("Other ways to pay", "bold")
     for plan, losses in result.alternatives:
         yield ""
-        yield from _command_lines(ready_command(plan), style)
+        yield from command_lines(ready_command(plan), style)
         yield from _mini_bar_lines(plan, style)
-        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_paid(losses)}", style.width, "    "))
+        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_losses_text(losses)}", style.width, "    "))
 
 
 _STATE_NAMES = {
@@ -405,6 +419,7 @@ def _wake_time_text(state: ServerState) -> str:
 
 
 def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    """The remarks on the sleep states as wrapped lines."""
     asleep = next(state for state in states if state.name == "asleep_1")
     stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
     yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)

@@ -146,12 +146,10 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
 
 def _percentiles_text(values: list[float], unit: str) -> str:
     """p50, p99 and maximum of values that are sorted already."""
-
-    def show(value: float) -> str:
-        return f"{value:,.0f}" if unit == "steps" else f"{value:,.2f}"
-
-    return f"p50 {show(percentile(values, 0.5))}  p99 {show(percentile(values, 0.99))}  max " + (
-        f"{show(values[-1]) if values else 0} {unit}"
+    digits = 0 if unit == "steps" else 2
+    largest = f"{values[-1]:,.{digits}f}" if values else "0"
+    return (
+        f"p50 {percentile(values, 0.5):,.{digits}f}  p99 {percentile(values, 0.99):,.{digits}f}  max {largest} {unit}"
     )
 
 
@@ -228,63 +226,47 @@ def disaggregation_text(replayed: DisaggregatedTimeline) -> str:
 
 def tier_text(report: TierReport) -> str:
     """The figures of the tier and its hit ratio by size."""
-    lines = ["", "the cpu tier", *columns(_tier_figures(report), "<<")]
+    lines = ["", "the cpu tier", *columns(list(_tier_figures(report)), "<<")]
     if report.curve:
         lines += ["", "share of prompt tokens loaded, by size of the tier", *_tier_curve(report)]
     return "\n".join(lines) + "\n"
 
 
-def _tier_figures(report: TierReport) -> list[tuple[str, str]]:
+def _tier_figures(report: TierReport) -> Iterator[tuple[str, str]]:
     """Name and text of each figure of an offloading tier: size, hits, bytes stored, loaded and evicted."""
-    replayed, tally, tier = report.replayed, report.replayed.tally, report.replayed.tier
+    replayed, tally, chunks = report.replayed, report.replayed.tally, report.replayed.tier.num_chunks
     gpu_share, without = replayed.timeline.hit_ratio, report.without.hit_ratio
-    figures = [
-        (
-            "room",
-            f"{_size_text(report, tier.num_chunks)}, {count(tally.peak_chunks)} of {_chunks(tier.num_chunks)} used",
-        ),
-        ("hits", f"{report.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"),
-        ("without it", f"{without:.1%} found on the GPU"),
-        ("stored", f"{_blocks_text(report, tally.stored_blocks)} in {count(tally.stores)} copies"),
-        ("loaded", f"{_blocks_text(report, tally.loaded_blocks)} in {count(tally.loads)} copies"),
-        ("evicted", f"{_chunks(tally.evicted_chunks)}"),
-    ]
+    yield "room", f"{_size_text(report, chunks)}, {count(tally.peak_chunks)} of {plural(chunks, 'chunk')} used"
     if report.host_bytes is not None:
-        figures.insert(1, ("host memory", f"{gib(report.host_bytes)} allocated"))
+        yield "host memory", f"{gib(report.host_bytes)} allocated"
+    yield "hits", f"{report.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"
+    yield "without it", f"{without:.1%} found on the GPU"
+    yield "stored", f"{_blocks_text(report, tally.stored_blocks)} in {count(tally.stores)} copies"
+    yield "loaded", f"{_blocks_text(report, tally.loaded_blocks)} in {count(tally.loads)} copies"
+    yield "evicted", plural(tally.evicted_chunks, "chunk")
     if replayed.files is not None:
         written, read = (_size_text(report, chunks) for chunks in replayed.files[:2])
-        figures.append(("files", f"{written} written, {read} read back"))
+        yield "files", f"{written} written, {read} read back"
     if tally.failed_stores:
-        figures.append(("no room", f"{count(tally.failed_stores)} offers found every chunk in use"))
+        yield "no room", f"{count(tally.failed_stores)} offers found every chunk in use"
     if replayed.load_busy_s or replayed.store_busy_s:
         copies = f"{replayed.load_busy_s:,.1f} s loading, {replayed.store_busy_s:,.1f} s storing"
-        figures.append(("copies", f"{copies}; steps waited {replayed.flush_wait_s:,.2f} s for stores  (estimated)"))
-    figures += _tier_benefit_rows(report)
-    return figures
+        yield "copies", f"{copies}; steps waited {replayed.flush_wait_s:,.2f} s for stores  (estimated)"
+    yield from _tier_benefit_rows(report)
 
 
-def _tier_benefit_rows(report: TierReport) -> list[tuple[str, str]]:
+def _tier_benefit_rows(report: TierReport) -> Iterator[tuple[str, str]]:
     """Loading against recomputing, and time to first token with and without the tier, where estimated."""
-    figures = []
     if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
         verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
-        figures.append(
-            (
-                "loading",
-                f"{verdict}: {report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s; "
-                f"even at {report.break_even_bytes_s / 1e9:,.1f} GB/s  (estimated)",
-            )
-        )
+        seconds = f"{report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s"
+        yield "loading", f"{verdict}: {seconds}; even at {report.break_even_bytes_s / 1e9:,.1f} GB/s  (estimated)"
     if report.first_tokens_s:
-        ours, theirs = report.first_tokens_s
-        figures.append(
-            (
-                "first token",
-                f"p50 {percentile(ours, 0.5):,.2f} s, p99 {percentile(ours, 0.99):,.2f} s; without the tier "
-                f"{percentile(theirs, 0.5):,.2f} s and {percentile(theirs, 0.99):,.2f} s  (estimated)",
-            )
+        (ours, our_p99), (theirs, their_p99) = (
+            (percentile(seconds, 0.5), percentile(seconds, 0.99)) for seconds in report.first_tokens_s
         )
-    return figures
+        tier = f"p50 {ours:,.2f} s, p99 {our_p99:,.2f} s"
+        yield "first token", f"{tier}; without the tier {theirs:,.2f} s and {their_p99:,.2f} s  (estimated)"
 
 
 def _tier_curve(report: TierReport) -> list[str]:
@@ -303,16 +285,12 @@ def _tier_curve(report: TierReport) -> list[str]:
 
 def _size_text(report: TierReport, num_chunks: int) -> str:
     """The chunks' size in GiB, or their number where the bytes of a block are unknown."""
-    return gib(report.tier_bytes(num_chunks)) if report.replayed.tier.block_bytes else _chunks(num_chunks)
+    return gib(report.tier_bytes(num_chunks)) if report.replayed.tier.block_bytes else plural(num_chunks, "chunk")
 
 
 def _blocks_text(report: TierReport, blocks: int) -> str:
     """The blocks' size in GiB, or their number where the bytes of a block are unknown."""
     return gib(report.bytes_of(blocks)) if report.replayed.tier.block_bytes else f"{count(blocks)} blocks"
-
-
-def _chunks(number: int) -> str:
-    return f"{count(number)} chunk{'' if number == 1 else 's'}"
 
 
 _MAX_CHOICE_ROWS = 12
@@ -426,15 +404,11 @@ def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[st
     for fleet, command in fleets:
         first_token, latency = fleet.outcome.first_token_p99, fleet.outcome.latency_p99
         waits = f"p99 of the first token {first_token:,.2f} {_time_unit_text(choice)}, of the answer {latency:,.2f}"
-        yield f"{_holding_fleet_name(fleet)} would hold it: {waits}"
+        replicas = f"{fleet.replicas} replicas{f' on {fleet.gpu}' if fleet.gpu else ''}"
+        yield f"{f'One {fleet.gpu}' if fleet.replicas == 1 else replicas} would hold it: {waits}"
         yield f"  {style.paint(join(command), 'bold')}"
 
 
-def _holding_fleet_name(fleet: HoldingFleet) -> str:
-    if fleet.replicas == 1:
-        return f"One {fleet.gpu}"
-    return f"{fleet.replicas} replicas" + (f" on {fleet.gpu}" if fleet.gpu else "")
-
-
 def _time_unit_text(choice: Choice) -> str:
+    """The unit of the trace's times: `s` or `steps`."""
     return "s" if choice.in_seconds else "steps"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
+from legroom.facts.gpus import GpuPrice
+from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
-from legroom.planning.sizing import hourly_usd
+from legroom.planning.sizing import Fit, hourly_usd
 from legroom.render.plan_parts import short_model_name
-from legroom.simulation.card_models import CardModel, CardModels
+from legroom.render.plan_text import command_lines
+from legroom.simulation.card_models import CardModel, CardModels, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import GpuPrice
-    from legroom.planning.sizing import Fit
 
 Rows = Sequence[tuple[str, "Fit"]]
 
@@ -32,49 +30,52 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
 
 
 def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
-    """A row for each GPU type: how many it takes, how they are split, capacity, free memory, price; then remarks."""
-    header = ("GPU", "count", "split", "holds", "free", "$/h", "largest part")
+    """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
+    header = ("GPUs", "split", "holds", "tokens/s", "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
-    rows += [_gpu_row(fit, hourly_usd(fit, prices), style) for fit in fits if fit.plan is not None or fit.short_bytes]
-    lines = [f"  {line}" for line in columns(rows, "<><>>><")] if len(rows) > 1 else []
+    rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
+    lines = [f"  {line}" for line in columns(rows, "<<>>><")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
     dates = sorted({price.date for fit in fits if fit.plan and (price := prices.get(fit.gpu.name)) and price.date})
     if dates:
         footers.append(style.paint(f"  $/h: list prices of {dates[0]} and later; --prices takes yours", "dim"))
-    return [*lines, *([""] if lines and footers else []), *footers]
+    return [*lines, *([""] if lines and footers else []), *footers, *_first_commands(fits, style)]
+
+
+def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
+    """The command of the first row that is not tight, and of the first of those that gives nothing up."""
+    held = [(fit, fit.plan) for fit in fits if fit.plan and fit.plan.verdict == "fits"]
+    unchanged = [(fit, plan) for fit, plan in held if not fit.losses] if held and held[0][0].losses else []
+    for fit, plan in (*held[:1], *unchanged[:1]):
+        yield from ("", f"  {fit.count} x {fit.gpu.name}{'*' if fit.losses else ''}")
+        yield from command_lines(ready_command(plan), style)
 
 
 def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
     """What the settings give up, which GPUs are too small, and why others cannot run the model."""
-    for losses in dict.fromkeys(fit.losses for fit in fits if fit.losses):
-        names = ", ".join(fit.gpu.name for fit in fits if fit.losses == losses)
-        yield from wrap(f"* {names}: {', '.join(losses)}", style.width, "  ", "    ")
+    rows: dict[str, list[str]] = {}
+    for fit in fits:
+        if fit.plan and fit.losses:
+            other = fit.plan.target.model.name
+            given_up = f"{'; '.join(fit.losses)}{f' ({other})' if other != fit.model else ''}"
+            rows.setdefault(given_up, []).append(f"{fit.count} x {fit.gpu.name}")
+    for given_up, cards in rows.items():
+        yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without = [fit for fit in fits if fit.plan is None]
-    small = [fit for fit in without if fit.short_bytes]
-    if small:
-        tried = max((fit.tried for fit in small), key=len)
-        numbers = f"{', '.join(map(str, tried[:-1]))} and {tried[-1]}" if len(tried) > 1 else str(tried[-1])
-        yield from wrap(
-            f"{style.pick('–', '-')} too small: {numbers} of each GPU {'were' if tried[-1] > 1 else 'was'} tried, and "
-            "`free` is what each card lacks with the most; --max-gpus tries more",
-            style.width,
-            "  ",
-            "    ",
-        )
+    for fit in without:
+        if fit.short_bytes:
+            lacks = f"{fit.tried[-1]} x {fit.gpu.name}: {human_bytes(fit.short_bytes)} short on each"
+            yield from wrap(f"{lacks}; --max-gpus tries more", style.width, "  ", "    ")
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
         names = ", ".join(fit.gpu.name for fit in without if fit.limiting == reason)
         yield from wrap(f"{names}: {reason}", style.width, "  ", "    ")
 
 
-def _gpu_row(fit: Fit, usd: float | None, style: Style) -> tuple[str, ...]:
-    """The table cells of one GPU type; where the model does not fit, the bytes that each card lacks."""
-    plan, nothing = fit.plan, style.pick("·", "-")
-    if plan is None:
-        missing = style.paint(f"-{human_bytes(fit.short_bytes)}", "red")
-        return (fit.gpu.name, style.pick("–", "-"), nothing, nothing, missing, nothing, "")
-    settings = plan.settings
+def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str, ...]:
+    """The table cells of one GPU type."""
+    settings, nothing = plan.settings, style.pick("·", "-")
     sizes = {
         "TP": settings.tensor_parallel_size,
         "PP": settings.pipeline_parallel_size,
@@ -84,21 +85,25 @@ def _gpu_row(fit: Fit, usd: float | None, style: Style) -> tuple[str, ...]:
     split += ["EP"] if settings.enable_expert_parallel else []
     mark = style.paint("*", "orange") if fit.losses else ""
     return (
-        fit.gpu.name + mark,
-        str(fit.count),
+        _marked_tight(f"{fit.count} x {fit.gpu.name}{mark}", plan, style),
         " ".join(split) or nothing,
         nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.1f}",
-        gib(plan.layout.headroom_bytes, 1),
+        _rate_text(decode_rate(plan, settings.max_model_len), style),
         nothing if usd is None else f"{usd:,.2f}",
         f"{fit.limiting} {human_bytes(fit.limiting_bytes)}",
     )
+
+
+def _rate_text(rate: DecodeRate | None, style: Style) -> str:
+    """The range of tokens a second that one user sees."""
+    return f"{rate.low:,.0f} to {rate.high:,.0f}" if rate else style.pick("·", "-")
 
 
 def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
     """A table with the number of GPUs by GPU and model."""
     models = list(dict.fromkeys(name for name, _ in rows))
     gpus = list(dict.fromkeys(fit.gpu.name for _, fit in rows))
-    counts = {(name, fit.gpu.name): fit for name, fit in rows}
+    counts = {(name, fit.gpu.name): fit for name, fit in reversed(rows)}
     nothing = style.pick("·", "-")
     table = [("GPU", *(short_model_name(model) for model in models))]
     for gpu in gpus:
@@ -246,21 +251,26 @@ def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
     head = ("model", "weights", "users", "longest", "tokens/s", "gives up")
     rows = [tuple(style.paint(word, "dim") for word in head)]
     for each in models:
-        plan, rate, nothing = each.fit.plan, each.rate, style.pick("·", "-")
+        plan, nothing = each.fit.plan, style.pick("·", "-")
         if plan is None:
             continue
         has_cache = not plan.memory.kv.shape.is_empty
         rows.append(
             (
-                style.paint(each.bundled.name, "bold" if plan.verdict == "fits" else "orange"),
+                _marked_tight(style.paint(each.bundled.name, "bold"), plan, style),
                 gib(plan.layout.weights.bytes, 1),
                 f"{each.fit.holds:.1f}" if has_cache else nothing,
                 f"{each.longest_len:,}" if has_cache else nothing,
-                f"{rate.low:.0f} to {rate.high:.0f}" if rate else nothing,
+                _rate_text(each.rate, style),
                 ", ".join(loss.partition(":")[0] for loss in each.fit.losses),
             )
         )
     yield from (f"  {line}" for line in columns(rows, "<>>>><"))
+
+
+def _marked_tight(name: str, plan: Plan, style: Style) -> str:
+    """The model's name, marked where its plan fits only barely."""
+    return name if plan.verdict == "fits" else f"{name} {style.paint('tight', 'orange')}"
 
 
 def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, command_phrases, wrap, wrap_command
+from legroom.drawing.text import columns, command_phrases, paragraphs, wrap, wrap_command
 from legroom.render.plan_parts import headline, short_model_name
 from legroom.units import GIB, MIB, gib, human_bytes
 
@@ -33,24 +33,18 @@ _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
 
 def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN) -> str:
     """The text of one server's upgrade; `alerts` are exported alerts that no longer fire on the new release."""
-    blocks = (
-        [*_headline_lines(made, style)],
-        [*_figure_rows(made)],
-        [*_release_table(made.steps, style)],
-        _titled_section("Why the KV cache is not what it was", [*_kv_change_lines(made, style)], style),
-        _titled_section("Beside the budget", [*_byte_lines(made.outside, style)], style),
-        _titled_section("Before you compare two logs", [*_wrapped_paragraphs(made.remarks, style)], style),
-        _titled_section("Flags", [*_flag_lines(made, style)], style),
-        _titled_section("Metrics and alerts", [*_metric_lines(made, alerts, style)], style),
-        _titled_section("Known memory bugs", [*_bug_lines(made, style)], style),
-        [*_equivalent_command(made, style)],
-    )
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-
-
-def _titled_section(title: str, lines: list[str], style: Style) -> list[str]:
-    """The bold title and its lines; empty without lines."""
-    return [style.paint(title, "bold"), *lines] if lines else []
+    remarks = [line for text in made.remarks for line in wrap(text, style.width, "  ")]
+    sections = {
+        "Why the KV cache is not what it was": _kv_change_lines(made, style),
+        "Beside the budget": _byte_lines(made.outside, style),
+        "Before you compare two logs": remarks,
+        "Flags": _flag_lines(made, style),
+        "Metrics and alerts": _metric_lines(made, alerts, style),
+        "Known memory bugs": _bug_lines(made, style),
+    }
+    titled = ([style.paint(title, "bold"), *body] for title, lines in sections.items() if (body := list(lines)))
+    head = (_headline_lines(made, style), _figure_rows(made), _release_table(made.steps, style))
+    return paragraphs(*head, *titled, _equivalent_command(made, style)) + "\n"
 
 
 def _headline_lines(made: Upgrade, style: Style) -> Iterator[str]:
@@ -122,11 +116,6 @@ def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
     rest = sum(change.bytes for change in changes) - sum(change.bytes for change in large)
     if abs(rest) >= _SHOWN_BYTES and large:
         yield f"  {_signed_bytes(rest):>10}  smaller changes"
-
-
-def _wrapped_paragraphs(texts: Sequence[str], style: Style) -> Iterator[str]:
-    for text in texts:
-        yield from wrap(text, style.width, "  ")
 
 
 def _flag_lines(made: Upgrade, style: Style) -> Iterator[str]:

@@ -39,7 +39,10 @@ def verification_text(verification: Verification, style: Style = PLAIN) -> str:
             f"{_check_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4)
         )
     if verification.load and verification.load.samples:
-        lines += ["", *_curve_text(verification.load, style), "", *columns(_load_rows(verification.load), "<<")]
+        load = verification.load
+        curves = (line for curve in _load_curves(load) for line in curve_lines(curve, style))
+        lines += ["", *curves, axis_line("0 s", f"{load.samples[-1].at_s:.0f} s", style)]
+        lines += ["", *columns(_load_rows(load), "<<")]
     for remark in verification.notes:
         lines += ["", *wrap(f"note: {remark}", style.width)]
     return "\n".join(lines) + "\n"
@@ -70,11 +73,6 @@ def _load_curves(run: LoadRun) -> list[Curve]:
     ]
 
 
-def _curve_text(run: LoadRun, style: Style) -> list[str]:
-    lines = [line for curve in _load_curves(run) for line in curve_lines(curve, style)]
-    return [*lines, axis_line("0 s", f"{run.samples[-1].at_s:.0f} s", style)]
-
-
 def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
     """Name and text of each figure of the test load: requests, tokens/s, first token, latency."""
     good = [outcome for outcome in run.outcomes if outcome.ok]
@@ -84,13 +82,8 @@ def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
         ("answered", f"{count(len(good))}, {tokens / run.seconds if run.seconds else 0:,.0f} output tokens/s"),
     ]
     if good:
-        figures.append(
-            (
-                "first token",
-                percentiles([outcome.first_token_s for outcome in good if outcome.first_token_s is not None]),
-            )
-        )
-        figures.append(("latency", percentiles([outcome.total_s for outcome in good])))
+        firsts = [outcome.first_token_s for outcome in good if outcome.first_token_s is not None]
+        figures += [("first token", percentiles(firsts)), ("latency", percentiles([each.total_s for each in good]))]
     if run.interrupted:
         figures.append(("ended early", run.interrupted))
     return figures

@@ -13,7 +13,7 @@ from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
 from legroom.vllm.setting_checks import RefusedByVllm
-from legroom.vllm_logs.startup_log import Startup, read_startups
+from legroom.vllm_logs.startup_log import read_startups
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -76,12 +76,11 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
         known_gpu(name)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
-    return Gpus(name, len(seen), max(_used_by_others(card) for card in seen[:needed]), seen=True)
+    return Gpus(name, len(seen), max(_other_process_bytes(card) for card in seen[:needed]), seen=True)
 
 
-def _used_by_others(card: GpuMemory) -> int:
-    """GPU memory of other processes. In a container the driver does not report it: then all used memory, if it exceeds
-    the GiB that an idle driver may use."""
+def _other_process_bytes(card: GpuMemory) -> int:
+    """GPU bytes of other processes; all used bytes above an idle driver's where the driver does not list them."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > GIB else 0
@@ -100,10 +99,8 @@ def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus)
     if plan.verdict == "does_not_fit":
         return Expectation(f"it will not start: {failure.message if failure else plan.reason}", "does_not_fit")
     length, tokens = plan.settings.max_model_len, max(kv.tokens, 0)
-    text = (
-        f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
-        f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
-    )
+    text = f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
+    text += f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
     if plan.verdict == "tight":
         text += f" (tight: {plan.reason})"
     return Expectation(text, plan.verdict, tokens, kv.max_concurrency, length)
@@ -149,7 +146,11 @@ POOL_TOLERANCE = 0.02
 
 def pool_comparison(log: Path, expected: Expectation) -> str:
     """A sentence that compares the pool in vLLM's log with the expected one; empty where the log has none."""
-    startup = _startup_of_log(log)
+    try:
+        startups = read_startups(_log_text(log))
+    except OSError:
+        return ""
+    startup = startups[-1] if startups else None
     if startup is None or startup.tokens is None:
         return ""
     times = f", {startup.max_concurrency:.2f} requests at once" if startup.max_concurrency is not None else ""
@@ -164,7 +165,7 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
-    """Stores the memory that the start-up measured, as `legroom calibrate` does; returns a sentence."""
+    """Store the memory that the start-up log measured, as `legroom calibrate` does; returns a sentence."""
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 
@@ -182,15 +183,6 @@ def store_calibration(log: Path, gpus: Gpus) -> str:
     if not terms:
         return "the start-up printed no memory that could be kept"
     return f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"
-
-
-def _startup_of_log(log: Path) -> Startup | None:
-    """The last start-up found in the log; None where there is none or it cannot be read."""
-    try:
-        startups = read_startups(_log_text(log))
-    except OSError:
-        return None
-    return startups[-1] if startups else None
 
 
 def _log_text(log: Path) -> str:

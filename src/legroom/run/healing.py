@@ -232,10 +232,11 @@ def find_remedy(
     environ: Mapping[str, str],
     tried: Iterable[Tried] = (),
     kill: KernelKill | None = None,
-    death: str = "",
+    death: ProcessDeath | None = None,
+    ended: str = "",
 ) -> Remedy:
     """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill and `death`
-    a signal that ended a process: the diagnosis of these needs no log."""
+    the first process that ended, in words `ended`: a diagnosis of these needs no log."""
     hints = Hints(
         _command_with_env(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None
     )
@@ -244,12 +245,13 @@ def find_remedy(
     if kill is not None:
         others = (finding for finding in findings if finding.cause != HOST_MEMORY_CAUSE)
         findings = (kernel_finding(kill, command, environ, gpus), *others)
-    if death and not any(cause_of(finding.cause).is_memory for finding in findings):
-        return Remedy("not_memory", "", death, False, refused="a signal from outside asks for no other flags")
+    if death and death.signal and not any(cause_of(finding.cause).is_memory for finding in findings):
+        return Remedy("not_memory", "", ended, False, refused="a signal from outside asks for no other flags")
     if not findings:
         last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
         last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
-        return Remedy("", "", f"the log does not say why.{last}", False, refused="there is nothing to go by")
+        why = f"{ended}, and the log does not say why" if ended else "the log does not say why"
+        return Remedy("", "", f"{why}.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     diagnosed = Remedy(
         first.cause,
@@ -274,6 +276,8 @@ def signal_name(number: int) -> str:
 
 def death_text(death: ProcessDeath, account: KernelAccount | None) -> str:
     """Which process a signal has ended, and whether the kernel's out-of-memory killer sent it; empty without one."""
+    if death.signal is None:
+        return f"{death.who} (pid {death.pid}) ended; its parent collected the exit status before it could be read"
     if not death.signal:
         return ""
     text = f"{death.who} (pid {death.pid}) died of {signal_name(death.signal)}"
@@ -372,7 +376,7 @@ def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
 
 
 def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
-    """The bound of the user that a fix violates; empty for none."""
+    """The user's bound (--keep, --min-context, --min-concurrency) that a fix violates; empty for none."""
     for name in (*fix.flags, *fix.env):
         if name in bounds.keep:
             return f"--keep {_flag_or_variable(name)}"

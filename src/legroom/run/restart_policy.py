@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
-from legroom.records import dataclass
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import DONE, FAILED, JournalUnavailable
+from legroom.records import dataclass, field
 from legroom.run.run_options import RunOptions
 
 Detail = Mapping[str, Any]
@@ -37,7 +38,7 @@ class ServerExit:
 
     @property
     def why(self) -> str:
-        """Why a start counts as failed."""
+        """Why the start counts as failed, as a clause: not healthy in time, or its exit code."""
         return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
 
 
@@ -66,12 +67,11 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Opens an incident and returns its name, such as `incident 7`. A failed start during an open incident is noted
-        there."""
+        """Open an incident and return its name (`incident 7`); during an open one, note the failed start there."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
-        self.close_failed(f"then: {title}")
+        self.close(f"then: {title}")
         self._incident = self._write(lambda journal: journal.open_incident(self.server, kind, title, detail))
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
@@ -85,30 +85,21 @@ class IncidentRecorder:
         """Records an action before it begins."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
-    def close_done(self, outcome: str) -> None:
-        """Closes the incident: the server is up again."""
-        self._close_incident(DONE, outcome)
-
-    def close_failed(self, outcome: str) -> None:
-        """Closes the incident: no further action follows."""
-        self._close_incident(FAILED, outcome)
-
-    def fail_action(self) -> None:
-        """Records that the last action did not help; the incident stays open."""
+    def finish_action(self, result: str = FAILED) -> None:
+        """Records the result of the last action; the incident stays open."""
         action, self._action = self._action, None
         if action is not None:
-            self._write(lambda journal: journal.finish_action(action, FAILED))
-
-    def _close_incident(self, result: str, outcome: str) -> None:
-        """Finishes the open action with `result` and closes the open incident with `outcome`, if any."""
-        action, incident, self._action, self._incident = self._action, self._incident, None, None
-        if action is not None:
             self._write(lambda journal: journal.finish_action(action, result))
+
+    def close(self, outcome: str, result: str = FAILED) -> None:
+        """Finishes the open action with `result` and closes the open incident with `outcome`, if any."""
+        self.finish_action(result)
+        incident, self._incident = self._incident, None
         if incident is not None:
             self._write(lambda journal: journal.close_incident(incident, outcome))
 
     def _write(self, write: Callable[[Journal], int | None]) -> int | None:
-        """Opens the journal for one write, because an open database would use memory for nothing."""
+        """The result of `write` on the journal, opened for this one write; None where it cannot be written."""
         try:
             with Journal.open() as journal:
                 return write(journal)
@@ -125,26 +116,19 @@ MAX_RESTART_DELAY_S = 300.0
 
 @dataclass(frozen=True)
 class Setup:
-    """A command to start the server."""
+    """A command to start the server. Two are equal where their words and variables are."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
     """Variables before the command."""
-    line: str
+    line: str = field(compare=False)
     """The command line without secrets."""
-    expected: Mapping[str, Any]
+    expected: Mapping[str, Any] = field(compare=False)
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Setup:
         """The setup in a task's answer: words, environment, shown command line and expected pool."""
         return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
-
-    def is_same_launch(self, other: Setup) -> bool:
-        """Whether both have the same words and variables."""
-        return (self.words, self.env) == (other.words, other.env)
-
-    def is_among(self, others: Iterable[Setup]) -> bool:
-        return any(self.is_same_launch(other) for other in others)
 
 
 class Setups:
@@ -161,12 +145,12 @@ class Setups:
 
     def mark_launched(self) -> None:
         """Adds the current setup to those tried, once."""
-        if not self.current.is_among(self.tried):
+        if self.current not in self.tried:
             self.tried.append(self.current)
 
     def mark_served(self) -> None:
         """Remembers the present set-up as the one to revert to."""
-        self.served = [*(setup for setup in self.served if not setup.is_same_launch(self.current)), self.current]
+        self.served = [*(setup for setup in self.served if setup != self.current), self.current]
         self._removed_env.clear()
 
     def change(self, answer: Mapping[str, Any]) -> None:
@@ -226,8 +210,8 @@ class RestartPolicy:
         self._tries = 0
 
     def served(self) -> None:
-        """Records that the server is up."""
-        self._incidents.close_done("it serves again")
+        """Called when the server is up: closes the incident and marks the set-up as one that has served."""
+        self._incidents.close("it serves again", DONE)
         self._tries = 0
         self._setups.mark_served()
 
@@ -238,11 +222,11 @@ class RestartPolicy:
     def give_up(self, reason: str) -> None:
         """Says the reason and closes the incident as failed."""
         self._say(reason)
-        self._incidents.close_failed(reason)
+        self._incidents.close(reason)
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
-        """The seconds to wait before the next start, 0 with a fix; None where it is not started again."""
-        self._incidents.fail_action()
+        """After a start that never served: seconds until the next one, 0 with a fix; None where it gives up."""
+        self._incidents.finish_action()
         remedy = self._find_fix()
         if remedy is None:
             return None
@@ -251,21 +235,14 @@ class RestartPolicy:
         name = self._incidents.open("start_failed", f"start-up failed: {remedy['failed']}", detail)
         self.history.append(history_entry("start_failed", ending, remedy))
         head = f"start failed ({ending.why}, {name}): {remedy['failed']}"
-        if remedy["words"] and self._tries < self._options.tries:
-            self._try_fix(remedy, head)
-            return 0.0
-        return self._after_unfixed_start(remedy, head)
-
-    def _try_fix(self, remedy: Mapping[str, Any], head: str) -> None:
-        """Announces the fix, makes it the current setup, and opens a relaunch action in the journal."""
+        if not remedy["words"] or self._tries >= self._options.tries:
+            return self._after_unfixed_start(remedy, head)
         self._tries += 1
-        expected = remedy["expected"]["text"]
-        self._say(
-            f"try {self._tries} of {self._options.tries}: {head} Changed: {remedy['changed']}. Expected now: {expected}"
-        )
+        changed, expected = remedy["changed"], remedy["expected"]["text"]
+        self._say(f"try {self._tries} of {self._options.tries}: {head} Changed: {changed}. Expected now: {expected}")
         self._use_remedy(remedy)
-        change = {"changed": remedy["changed"], "command": self._setups.current.line}
-        self._incidents.begin_action("relaunch", change)
+        self._incidents.begin_action("relaunch", {"changed": changed, "command": self._setups.current.line})
+        return 0.0
 
     def _after_unfixed_start(self, remedy: Mapping[str, Any], head: str) -> float | None:
         """Restarts a set-up that has served before; gives up where none has."""
@@ -275,7 +252,7 @@ class RestartPolicy:
         if not self._setups.served or self._options.on_crash == "exit":
             self.give_up(f"{head} Not tried again: {refused}")
             return None
-        if self._setups.current.is_among(self._setups.served):
+        if self._setups.current in self._setups.served:
             self._say(f"{head} Nothing is changed: {refused}")
             return self._restart("it has served before")
         self._say(f"{head} Not tried again: {refused}")
@@ -283,7 +260,7 @@ class RestartPolicy:
         return self._restart(f"back to what has served: {self._setups.current.line}")
 
     def _after_crash(self, ending: ServerExit) -> float | None:
-        """Opens the incident first, then diagnoses and restarts."""
+        """After a crash of a serving server: open an incident, diagnose; seconds until the restart, None for none."""
         if ending.code == 0:
             self._say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
@@ -297,19 +274,14 @@ class RestartPolicy:
         self._incidents.note(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
         self._say(f"diagnosis: {remedy['failed']}")
         self.history.append(history_entry("died_serving", ending, remedy))
-        if remedy["is_memory"]:
-            self._report_manual_fix(remedy)
+        if remedy["is_memory"] and not remedy["words"]:
+            self._say(f"nothing is changed: {remedy['refused']}")
+        elif remedy["is_memory"] and self._options.on_crash == "exit":
+            self._say(f"what would fix it: {remedy['changed']}")
         if self._options.on_crash == "exit":
             self.give_up("--on-crash exit: not restarted")
             return None
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
-
-    def _report_manual_fix(self, remedy: Mapping[str, Any]) -> None:
-        """Prints a fix that the restart does not apply."""
-        if not remedy["words"]:
-            self._say(f"nothing is changed: {remedy['refused']}")
-        elif self._options.on_crash == "exit":
-            self._say(f"what would fix it: {remedy['changed']}")
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
         """Restarts within the budget; returns the delay. `unchanged` describes a restart without a fix."""

@@ -28,6 +28,7 @@ except PackageNotFoundError:
     sys.exit({_NO_VLLM})
 """
 _VERSION_TIMEOUT_S = 30.0
+_SERVER_MODULE = ("api_server", "api_server.py")
 _WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
 
 
@@ -168,7 +169,5 @@ def _server_index(words: list[str]) -> int:
 
 def _first_flag_index(words: list[str], at: int) -> int:
     """The index after `vllm serve`, `python -m module` or `python path/api_server.py`."""
-    for i in range(at, len(words)):
-        if words[i] == "serve" or words[i].endswith(("api_server", "api_server.py")):
-            return i + 1
-    return len(words)
+    ends = (i + 1 for i in range(at, len(words)) if words[i] == "serve" or words[i].endswith(_SERVER_MODULE))
+    return next(ends, len(words))

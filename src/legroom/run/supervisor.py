@@ -70,22 +70,17 @@ class Announcer:
             self._lines.put(f"{PREFIX}{line}\n")
 
     def _write_all(self) -> None:
-        """Writes queued lines to stderr until None comes."""
+        """Write queued lines to stderr until None comes, bypassing Python's buffer, whose lock could block exit."""
         while (line := self._lines.get()) is not None:
+            try:
+                target = sys.stderr.fileno()
+            except (OSError, ValueError):  # replaced by an object without a file descriptor
+                sys.stderr.write(line)
+                continue
+            rest = line.encode("utf-8", "replace")
             with contextlib.suppress(OSError):  # nobody reads it any more
-                _write_to_stderr(line)
-
-
-def _write_to_stderr(line: str) -> None:
-    """Bypasses Python's buffer, whose lock could block the exit of the process."""
-    try:
-        target = sys.stderr.fileno()
-    except (OSError, ValueError):  # replaced by an object without a file descriptor
-        sys.stderr.write(line)
-        return
-    rest = line.encode("utf-8", "replace")
-    while rest:
-        rest = rest[os.write(target, rest) :]
+                while rest:
+                    rest = rest[os.write(target, rest) :]
 
 
 class Supervisor:
@@ -110,7 +105,8 @@ class Supervisor:
         self.file = RunFile(prepared["port"])
         self.incidents = IncidentRecorder(prepared["url"], say)
         self._restarts = RestartPolicy(options, self._setups, self.incidents, self._find_fix, self._last_lines, say)
-        self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
+        given_token = self.setup.env.get(GUARD_TOKEN) or os.environ.get(GUARD_TOKEN)
+        self._guard_token = (given_token or os.urandom(16).hex()) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(
             max(options.drain_s, prepared["own_drain_s"]),
@@ -144,7 +140,7 @@ class Supervisor:
             try:
                 return self._serve_until_stopped()
             finally:
-                self.incidents.close_failed("asked to stop" if self.stopping.stop_requested else "the run ended")
+                self.incidents.close("asked to stop" if self.stopping.stop_requested else "the run ended")
                 self.file.remove()
 
     def _serve_until_stopped(self) -> int:
@@ -174,9 +170,11 @@ class Supervisor:
 
     def _serve_once(self) -> ServerExit:
         """Runs the server once until its process is gone; how it ended."""
-        record = self._new_process_record()
-        self._pool, self.stopping.is_up, self._engines = "awaited", False, []
-        self._first_death = None
+        if self._process_record is not None:
+            self._process_record.log.forget()
+        self.file.keep_previous_log()
+        record = self._process_record = ProcessRecord(self.file.log)
+        self._pool, self.stopping.is_up, self._engines, self._first_death = "awaited", False, [], None
         began = time.monotonic()
         self._setups.mark_launched()
         # Python would buffer lines that it writes to a pipe.
@@ -208,15 +206,28 @@ class Supervisor:
                         self._address.answers,
                         is_stopped=child.has_stopped_engine,
                     )
-                timed_out = timed_out or self._kill_if_late(child, watch is not None, began)
-                hung = self._kill_if_hung(child, watch) or hung
-                task = self._wait_for_event(child, task, self._poll_timeout_s(watch))
+                is_late = watch is None and time.monotonic() - began >= self.options.ready_timeout_s
+                if is_late and not (timed_out or self.stopping.is_stopping):
+                    timed_out = True
+                    self.say(f"not healthy after {self.options.ready_timeout_s:.0f} s: stopping it. Its last lines:")
+                    for line in self._last_lines():
+                        self.say(f"  {line}")
+                    self._kill(child)
+                if watch is not None and not self.stopping.is_stopping and watch.is_hung():
+                    hung = True
+                    self.say(f"it hangs: it could not serve for {self.options.hang_timeout_s:g} s. Killing it")
+                    self._kill(child)
+                check_s = watch.seconds_to_next_check() if watch is not None else self._timing.poll_interval_s
+                is_ending = watch is not None and self.stopping.is_stopping  # a stop has its own deadline
+                task = self._wait_for_event(child, task, None if is_ending else check_s)
         finally:
             for open_task in (task, self._guard_drain):
                 if open_task is not None:
                     open_task.stop()
             self._guard_drain = None
-            self._close_handles()
+            for handle in self._handles:
+                os.close(handle)
+            self._handles.clear()
             child.close()
             record.log.close()
             record.report_write_error(self.say)
@@ -225,31 +236,8 @@ class Supervisor:
             self._first_death = None
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
-    def _new_process_record(self) -> ProcessRecord:
-        """A record for the next process; the log before is kept aside."""
-        if self._process_record is not None:
-            self._process_record.log.forget()
-        self.file.keep_previous_log()
-        self._process_record = ProcessRecord(self.file.log)
-        return self._process_record
-
-    def _poll_timeout_s(self, watch: HangWatch | None) -> float | None:
-        """Seconds until the next check of the server; None while it stops, which has a deadline instead."""
-        if watch is None:
-            return self._timing.poll_interval_s
-        return None if self.stopping.is_stopping else watch.left_s()
-
-    def _kill_if_hung(self, child: Child, watch: HangWatch | None) -> bool:
-        """Whether the server hung and was killed; never while it is being stopped."""
-        if watch is None or self.stopping.is_stopping or not watch.is_hung():
-            return False
-        self.say(f"it hangs: it could not serve for {self.options.hang_timeout_s:g} s. Killing it")
-        child.kill()
-        child.wait_gone(self._timing.port_timeout_s)
-        return True
-
     def _on_output_line(self, line: bytes) -> None:
-        """Called by the output threads."""
+        """Called by the output threads for each line: notes when vLLM prints its KV pool."""
         if self._pool == "awaited" and self._pool_line_mark in line:
             self._pool = "printed"
 
@@ -276,8 +264,13 @@ class Supervisor:
             child.read()
             if child.status is not None and child.pid is not None and self._first_death is None:
                 self._first_death = ProcessDeath("the API server", child.pid, child.status & 0x7F)
-        if child is not None and self._guard_drain is not None and self._guard_drain in readable:
-            self._read_guard_drain(self._guard_drain, child)
+        drain = self._guard_drain
+        if child is not None and drain is not None and drain in readable:
+            drain.read()
+            if drain.done:
+                self._guard_drain = None
+                self._report_answer(drain)
+                self.stopping.on_drained(child)
         self.stopping.check(child)
         self.file.retry_write()
         if self._process_record is not None:
@@ -289,54 +282,37 @@ class Supervisor:
                 task = None
         if task is None and child is not None and self._pool == "printed":
             self._pool = "compared"
-            task = self._begin_task("compare_pool", self._log_input() | {"expected": dict(self.setup.expected)})
+            question = self._log_input() | {"expected": dict(self.setup.expected)}
+            task = TaskProcess("compare_pool", question, self._start_task)
         return task
 
     def _handle_signal(self, number: int, child: Child | None) -> None:
         """Passes the signal on to `stopping`; refuses a SIGHUP that would be wrong or useless now."""
-        if number == signal.SIGHUP and child is not None and (problem := self.file.reject_address_flags()):
-            self.say(f"SIGHUP: {problem}; the server goes on as it is")
-        elif number == signal.SIGHUP and child is not None and self._is_starting_unchanged():
-            self.say("SIGHUP: it is starting already, and nothing was left to change")
-        elif number == signal.SIGHUP and child is not None and self._has_lost_engine():
-            self.say("SIGHUP: its engine has died, so it is about to end and to be started again anyway")
-        else:
-            self.stopping.on_signal(number, child)
-            if child is not None and self.stopping.is_stopping:
-                self._write_run_file("stopping" if self.stopping.stop_requested else "restarting", child)
-
-    def _is_starting_unchanged(self) -> bool:
-        """Whether a restart would only repeat the present start, as when two watchers request one after a crash."""
-        return not (self.stopping.is_up or self.stopping.is_stopping or self.file.has_changes())
-
-    def _has_lost_engine(self) -> bool:
-        """Whether an engine has died, so that the server is about to crash and will be diagnosed."""
-        return not self.stopping.is_stopping and any(process_start_ticks(pid) is None for pid in self._engines)
+        if number == signal.SIGHUP and child is not None:
+            stopping = self.stopping
+            if problem := self.file.reject_address_flags():
+                self.say(f"SIGHUP: {problem}; the server goes on as it is")
+                return
+            # Two watchers may both request a restart after a crash.
+            if not (stopping.is_up or stopping.is_stopping or self.file.has_changes()):
+                self.say("SIGHUP: it is starting already, and nothing was left to change")
+                return
+            if not stopping.is_stopping and any(process_start_ticks(pid) is None for pid in self._engines):
+                self.say("SIGHUP: its engine has died, so it is about to end and to be started again anyway")
+                return
+        self.stopping.on_signal(number, child)
+        if child is not None and self.stopping.is_stopping:
+            self._write_run_file("stopping" if self.stopping.stop_requested else "restarting", child)
 
     def _drain_guard(self, deadline_s: float) -> None:
         """Starts the task that makes the guard refuse new requests and waits up to `deadline_s` for the rest."""
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
-        self._guard_drain = self._begin_task("drain_guard", question)
+        self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
 
-    def _read_guard_drain(self, drain: TaskProcess, child: Child) -> None:
-        """Reads the drain task; once it is done, reports its answer and goes on stopping the server."""
-        drain.read()
-        if drain.done:
-            self._guard_drain = None
-            self._report_answer(drain)
-            self.stopping.on_drained(child)
-
-    def _kill_if_late(self, child: Child, ready: bool, began: float) -> bool:
-        """Whether the server was not ready in --ready-timeout and was killed."""
-        timeout_s = self.options.ready_timeout_s
-        if ready or self.stopping.is_stopping or time.monotonic() - began < timeout_s:
-            return False
-        self.say(f"not healthy after {timeout_s:.0f} s: stopping it. Its last lines:")
-        for line in self._last_lines():
-            self.say(f"  {line}")
+    def _kill(self, child: Child) -> None:
+        """Kills the server and waits until its processes are gone."""
         child.kill()
         child.wait_gone(self._timing.port_timeout_s)
-        return True
 
     def _on_ready(self, child: Child, record: ProcessRecord, task: TaskProcess | None) -> TaskProcess:
         """Records the server as serving; the task that verifies it and stores its measured memory."""
@@ -353,19 +329,10 @@ class Supervisor:
         self._write_run_file("serving", child)
         self._restarts.served()
         question = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
-        return self._begin_task("verify_and_calibrate", question)
-
-    def _close_handles(self) -> None:
-        """Closes the handles of a server's engines."""
-        for handle in self._handles:
-            os.close(handle)
-        self._handles.clear()
-
-    def _begin_task(self, task: str, question: Mapping[str, Any]) -> TaskProcess:
-        return TaskProcess(task, question, self._start_task)
+        return TaskProcess("verify_and_calibrate", question, self._start_task)
 
     def _report_answer(self, task: TaskProcess) -> None:
-        """Says what a finished task answered, or why it failed."""
+        """Say what a task answered; an unverified server opens an incident, a verified one's script is saved."""
         try:
             answer = task.answer()
         except LegroomError as error:
@@ -373,11 +340,8 @@ class Supervisor:
             return
         if answer["line"]:
             self.say(answer["line"])
-        if "ok" in answer:
-            self._report_verification(answer)
-
-    def _report_verification(self, answer: Mapping[str, Any]) -> None:
-        """Says whether the server is verified, opening an incident where not; saves the script on success."""
+        if "ok" not in answer:
+            return
         self.verified = answer["ok"] if self.options.verify else None
         if answer["ok"] is False:
             name = self.incidents.open("not_verified", answer["proof"], {"command": self.setup.line})
@@ -391,23 +355,20 @@ class Supervisor:
 
     def _task_input(self) -> dict[str, Any]:
         """The input every task gets: command, environment, vLLM version, GPUs and log."""
-        return {
-            "words": self.setup.words,
-            "env": self.setup.env,
-            "vllm": self.prepared["vllm"],
-            "gpus": self.prepared["gpus"],
-            **self._log_input(),
-        }
+        machine = {name: self.prepared[name] for name in ("vllm", "gpus")}
+        return {"words": self.setup.words, "env": self.setup.env, **machine, **self._log_input()}
 
     def _log_input(self) -> dict[str, Any]:
+        """The log's path and OOM counters of the current process, as a task's input."""
         return self._process_record.question() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
+        """The last lines that the current or ended server logged."""
         return self._process_record.last_lines(LINES_SHOWN) if self._process_record is not None else []
 
     def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """Waits for a task's result while handling signals; None where a stop was requested first."""
-        task = self._begin_task(name, question)
+        task = TaskProcess(name, question, self._start_task)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]
             if task in select.select(waits, [], [])[0]:
@@ -421,19 +382,18 @@ class Supervisor:
 
     def _find_fix(self) -> dict[str, Any] | None:
         """The remedy a task computes from the log; one without words, refused, where the log cannot be read."""
-        options = self.options
         bounds = {
             "keep": self.prepared["keep"],
-            "min_context": options.min_context,
-            "min_concurrency": options.min_concurrency,
+            "min_context": self.options.min_context,
+            "min_concurrency": self.options.min_concurrency,
             "tried": [(tried.words, tried.env) for tried in self._setups.tried],
             "death": asdict(self._first_death) if self._first_death is not None else None,
         }
         try:
             return self._run_task("find_fix", self._task_input() | bounds)
         except LegroomError as why:
-            failed, refused = f"{why.message}.", "the log could not be read"
-            return {"failed": failed, "refused": refused, "words": (), "is_memory": False}
+            refused = "the log could not be read"
+            return {"failed": f"{why.message}.", "refused": refused, "words": (), "is_memory": False}
 
     def _sleep_unless_stopped(self, seconds: float) -> None:
         """Sleeps that long, still handling signals; ends early on a stop."""
@@ -482,8 +442,3 @@ class Supervisor:
         env = dict(word.partition("=")[::2] for word in shown[:count])
         command = {"command": shown[count:], "env": env, "start_requested": self._is_start_requested}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
-
-
-def _guard_token(env: Mapping[str, str]) -> str:
-    """The token of the user's environment, else a random one for this run."""
-    return env.get(GUARD_TOKEN) or os.environ.get(GUARD_TOKEN) or os.urandom(16).hex()

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.actions.keeper import die_with_parent
 from legroom.deployments.server_words import assignments
@@ -36,9 +36,6 @@ from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings, without_secrets
 
-if TYPE_CHECKING:
-    from legroom.actions.server_drain import DrainMethod
-
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
 _DRAIN_POLL_S = 0.25
@@ -46,7 +43,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(question: Question) -> Answer:
-    """Parses the command, adds --shutdown-timeout, and computes the expected memory."""
+    """The task before the first start: parse the command, add --shutdown-timeout, compute the expected memory."""
     command = read_command(question["words"], question["vllm"], os.environ)
     gpus = visible_gpus({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []
@@ -54,7 +51,9 @@ def prepare(question: Question) -> Answer:
         notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")
     elif command.release.note:
         notes.append(command.release.note)
-    added = _shutdown_timeout(command, question["drain_s"])
+    added = []  # --shutdown-timeout, where the release has it and the command does not (0.18 and later)
+    if _given_shutdown_timeout(command, command.words) is None and "--shutdown-timeout" in flags_of(command.release):
+        added = ["--shutdown-timeout", str(max(1, math.ceil(question["drain_s"])))]
     expected = expected_pool(command, os.environ, gpus)
     if added:
         notes.append(
@@ -91,14 +90,6 @@ def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
     return shlex.join(without_secrets([*assignments(env), *words]))
 
 
-def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
-    """`--shutdown-timeout` with its value, where the release has it and the command does not (0.18 and later)."""
-    is_given = _given_shutdown_timeout(command, command.words) is not None
-    if is_given or "--shutdown-timeout" not in flags_of(command.release):
-        return []
-    return ["--shutdown-timeout", str(max(1, math.ceil(drain_s)))]
-
-
 def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
     """--shutdown-timeout of the command line, else of its --config file."""
     written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
@@ -111,10 +102,10 @@ def find_fix(question: Question) -> Answer:
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     account = kernel_account_from(question["account"]) if question.get("account") else None
     kill = kernel_kill(account) if account is not None else None
-    ended = death_text(ProcessDeath(**question["death"]), account) if question.get("death") and not kill else ""
-    remedy = find_remedy(
-        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill, ended
-    )
+    death = ProcessDeath(**question["death"]) if question.get("death") and not kill else None
+    ended = death_text(death, account) if death else ""
+    log, gpus = Path(question["log"]), Gpus(**question["gpus"])
+    remedy = find_remedy(log, command, bounds, gpus, os.environ, question["tried"], kill, death, ended)
     answer = asdict(remedy)
     if remedy.words:
         answer["line"] = _masked_command(remedy.words, remedy.env or {})
@@ -136,18 +127,13 @@ def apply_changes(question: Question) -> Answer:
         raise LegroomError("; ".join(wrong))
     if after.url != command.url:
         raise LegroomError(f"the server would move to {after.url}")
-    expected = expected_pool(after, os.environ, Gpus(**question["gpus"]))
-    return {
-        "words": list(changed),
-        "env": given,
-        "unset": unset,
-        "line": _masked_command(changed, given),
-        "expected": asdict(expected),
-    }
+    expected = asdict(expected_pool(after, os.environ, Gpus(**question["gpus"])))
+    launch = {"words": list(changed), "env": given, "unset": unset, "line": _masked_command(changed, given)}
+    return {**launch, "expected": expected}
 
 
 def compare_pool(question: Question) -> Answer:
-    """Compares the printed size of the KV pool with the expected one."""
+    """The task after start-up: a sentence that compares the printed KV pool with the expected one."""
     return {"line": pool_comparison(Path(question["log"]), Expectation(**question["expected"]))}
 
 
@@ -167,19 +153,17 @@ def verify_and_calibrate(question: Question) -> Answer:
 
 def drain_guard(question: Question) -> Answer:
     """Makes the server's guard refuse new requests, and waits for the running ones."""
-    from legroom.actions.server_drain import GuardDrain  # an HTTP client
+    from legroom.actions.server_drain import GuardDrain, count_in_flight, wait_until_empty  # an HTTP client
 
-    return {"line": asyncio.run(_drain_until(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
+    async def drain() -> str:
+        guard = GuardDrain(question["url"], question["token"])
+        await guard.begin()
+        if await count_in_flight(guard) is None:
+            return "the guard takes nothing new, and does not say how many requests it holds"
+        emptied = await wait_until_empty(guard, None, question["deadline_s"], _DRAIN_POLL_S)
+        return f"the guard takes nothing new; {emptied}"
 
-
-async def _drain_until(guard: DrainMethod, deadline_s: float) -> str:
-    """Makes the guard refuse new requests and waits for those in flight; how that went, in words."""
-    from legroom.actions.server_drain import count_in_flight, wait_until_empty
-
-    await guard.begin()
-    if await count_in_flight(guard) is None:
-        return "the guard takes nothing new, and does not say how many requests it holds"
-    return f"the guard takes nothing new; {await wait_until_empty(guard, None, deadline_s, _DRAIN_POLL_S)}"
+    return {"line": asyncio.run(drain())}
 
 
 def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
@@ -193,14 +177,8 @@ def _flag_change(name: str, value: Any, release: Release) -> tuple[str, Any]:
     return part.dest, is_on != name.startswith("--no-")
 
 
-TASKS: dict[str, Callable[[Question], Answer]] = {
-    "prepare": prepare,
-    "find_fix": find_fix,
-    "apply_changes": apply_changes,
-    "compare_pool": compare_pool,
-    "verify_and_calibrate": verify_and_calibrate,
-    "drain_guard": drain_guard,
-}
+_ALL_TASKS = (prepare, find_fix, apply_changes, compare_pool, verify_and_calibrate, drain_guard)
+TASKS: dict[str, Callable[[Question], Answer]] = {task.__name__: task for task in _ALL_TASKS}
 
 
 def task_answer(task: str, question: Question) -> Answer:

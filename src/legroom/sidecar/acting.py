@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -13,7 +14,8 @@ from legroom.actions.kubernetes_platform import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
 from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
-from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
+from legroom.live.journal.journal_records import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.decisions import decision_about
@@ -43,13 +45,11 @@ class Actor:
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
     def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
-        """Decides about an incident, and starts the action in the background."""
-        if not incident.remedies_known or incident.finding is None or self.is_acting_on(incident.server):
+        """Decide about an open incident and, if allowed, start the action in the background."""
+        if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
-        if not incident.finding.is_seen_now:
+        if incident.finding is None or not incident.finding.is_seen_now:
             return  # the last scrape no longer showed it
-        if time.monotonic() < incident.ask_again_s:
-            return
         busy = self._busy.get(incident.group) or run_under_way(incident.server)
         group = GroupState(incident.group, servers, unhealthy, (), busy)
         decision = self._decide(incident, watcher, group)
@@ -102,10 +102,9 @@ class Actor:
                 await self._carry_out(incident, decision)
             finally:
                 await self._release_lease(incident.group)
-        except FlagsFixed as error:
-            incident.change = None  # a restart without new flags may still help
-            self._report_refusal(incident, refuse("failed", error.message, about=error.message))
         except (ActionFailed, JournalUnavailable) as error:
+            if isinstance(error, FlagsFixed):
+                incident.change = None  # a restart without new flags may still help
             self._report_refusal(incident, refuse("failed", error.message, about=error.message))
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
@@ -118,20 +117,20 @@ class Actor:
         begins = ActionReport(incident, f"{decision.action}: {decision.reason}", str(decision.action))
         if decision.action == "scale":
             self._report(begins)
-            await self._scale(incident, server, number)
+            await self._add_replica(incident, server, number)
             return
         finding = incident.finding
         failing = finding is not None and finding.restart_helps and finding.severity == "critical"
         change = incident.change if decision.action == "restart-with-flags" else None
         limits = self._config.group(incident.group).limits
         order = RestartOrder(server, limits, str(decision.action), decision.reason, failing, number, change)
-        outcome = await self._restart(order, lambda: self._report(begins))
+        outcome = await self._run_restart(order, lambda: self._report(begins))
         self._report(ActionReport(incident, outcome.text, order.name, outcome.state))
         if outcome.state == FAILED and change is not None:
             await self._restore_flags(order, outcome, incident)
 
-    async def _restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """The outcome of the restart; notes the action as begun, for the group's budget."""
+    async def _run_restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
+        """Carry out the restart and return its outcome; `begun` is called when it counts towards the group's budget."""
         begun_s = time.monotonic()
         outcome = await ServerRestart(self._context, order).run(begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
@@ -145,14 +144,14 @@ class Actor:
         reason, restore = "it did not come up with its new flags", (failed.action_id, override)
         back = RestartOrder(order.server, order.limits, "undo", reason, True, order.incident_id, restore=restore)
         try:
-            outcome = await self._restart(back)
+            outcome = await self._run_restart(back)
         except (ActionFailed, JournalUnavailable) as error:
             self._report(ActionReport(incident, f"old flags are not put back: {error.message}", "undo", FAILED))
             return
         self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
-    async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
-        """Adds one replica, in the journal as an action, and reports how it ended."""
+    async def _add_replica(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
+        """Add one replica to the server's group, journalled as an action of incident `number`, and report it."""
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
@@ -189,7 +188,7 @@ class Actor:
             self._spawn(group, self._resume_all([action for action in others if action.group == group]))
 
     async def _resume_all(self, actions: Sequence[Action]) -> None:
-        """Finishes or undoes one group's actions in order."""
+        """Finish or undo one group's actions that an earlier process left unfinished, in order."""
         for action in actions:
             name = self._acting_on[action.group] = str(action.detail.get("server"))
             server = self._servers.get(name)
@@ -231,13 +230,12 @@ class Actor:
             raise ActionFailed(f"{action} cannot be asked for here", "restart, or undo with an action's number")
         if (action == "undo") != (undo is not None):
             raise ActionFailed("an undo needs the number of an action, and nothing else takes one")
-        restore = await self._restorable(undo, server_name) if undo is not None else None
+        restore = await self._flag_change_of_action(undo, server_name) if undo is not None else None
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
         state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
-        decision = decide(
-            ServerProblem(server_name, "a person's request", True, False), state, limits, frozenset({"restart"})
-        )
+        problem = ServerProblem(server_name, "a person's request", True, False)
+        decision = decide(problem, state, limits, frozenset({"restart"}))
         if decision.action is not None:
             self._busy[name] = f"{action} of {server_name} is under way"
             self._acting_on[name] = server_name
@@ -245,8 +243,8 @@ class Actor:
             self._spawn(name, self._restart_under_lease(order))
         return decision
 
-    async def _restorable(self, number: int, server_name: str) -> tuple[int, Override]:
-        """The flag change of an action on this server. Raises ActionFailed where there is none."""
+    async def _flag_change_of_action(self, number: int, server_name: str) -> tuple[int, Override]:
+        """The journal id and old flags of an action on this server; raises ActionFailed where it changed none."""
         override = kept_override(number, self._context.home)
         changed = await self._context.journal(lambda journal: journal.action(number)) if override is not None else None
         if override is None or changed is None:
@@ -261,7 +259,7 @@ class Actor:
             if not await self._take_lease(order.server.group):
                 raise ActionFailed(f"one at a time: somebody else acts on group {order.server.group}")
             try:
-                outcome = await self._restart(order)
+                outcome = await self._run_restart(order)
             finally:
                 await self._release_lease(order.server.group)
         except (ActionFailed, JournalUnavailable) as error:
@@ -298,13 +296,11 @@ class Actor:
 
     async def _release_lease(self, group: str) -> None:
         """Gives the group's lease back; a failure is ignored, as leases expire."""
-        try:
+        with contextlib.suppress(ActionFailed, JournalUnavailable):
             if self._cluster_lease is not None:
                 await self._cluster_lease.release(group, self._holder)
             else:
                 await self._context.journal(lambda journal: journal.release_lease(group, self._holder))
-        except (ActionFailed, JournalUnavailable):
-            pass  # a lease expires
 
     def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
         """Runs the work as a task; an exception is reported, and the group is no longer busy afterwards."""
@@ -411,20 +407,14 @@ def _drains_of(journal: Journal, key: str) -> tuple[Action, ...]:
 def _other_drains_of_server(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
     """Drains of the same server for other open incidents."""
     drains = _only_drains(journal.actions(group=drain.group))
-    return tuple(
-        other
-        for other in drains
-        if other.id != drain.id and other.detail.get("server") == server and _incident_is_open(journal, other)
-    )
+    others = (other for other in drains if other.id != drain.id and other.detail.get("server") == server)
+    return tuple(other for other in others if _incident_is_open(journal, other))
 
 
 def _only_drains(actions: Iterable[Action]) -> tuple[Action, ...]:
     """The sidecar's own drains that are done and not undone."""
-    return tuple(
-        action
-        for action in actions
-        if action.name == "drain" and action.state == DONE and action.detail.get("by") == BY
-    )
+    done = (action for action in actions if action.name == "drain" and action.state == DONE)
+    return tuple(action for action in done if action.detail.get("by") == BY)
 
 
 def _incident_is_open(journal: Journal, drain: Action) -> bool:

@@ -37,7 +37,7 @@ class ActionLimits:
     most_replicas: int = 8
 
     def backoff_s(self, attempts: int) -> float:
-        """The back-off after this many attempts within a day."""
+        """Seconds to wait after this many attempts within a day."""
         if attempts <= 0:
             return 0.0
         return float(min(self.first_pause_s * 2 ** min(attempts - 1, 30), self.longest_pause_s))
@@ -132,10 +132,8 @@ def _wanted_action(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
 def _refuse_unhealthy_majority(group: GroupState) -> Decision | None:
     """Refuses to take a server away while most of its group is unhealthy."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
-        return refuse(
-            "unhealthy majority",
-            f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy: none is taken away",
-        )
+        unhealthy = f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy"
+        return refuse("unhealthy majority", f"{unhealthy}: none is taken away")
     return None
 
 
@@ -169,11 +167,8 @@ def _refuse_long_drain(problem: ServerProblem, limits: ActionLimits) -> Decision
     """A refusal where a server that still serves would drain past its deadline; None where not."""
     if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
-    return refuse(
-        "slow drain",
-        f"draining would take about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s, "
-        "and the server still serves",
-    )
+    longer = f"about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s"
+    return refuse("slow drain", f"draining would take {longer}, and the server still serves")
 
 
 def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
@@ -184,5 +179,5 @@ def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> 
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """A decision to do nothing."""
+    """A decision to do nothing, with the reason; `again_in_s`: seconds until it is decided again, None: never."""
     return Decision(None, reason, again_in_s, refusal, about)

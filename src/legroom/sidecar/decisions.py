@@ -64,7 +64,7 @@ def decision_about(
 
 
 def expected_drain_s(watcher: Watcher) -> float | None:
-    """Seconds until no request is left: the queue at the present rate, plus the p95 latency."""
+    """Seconds until no request is left: queue over the present rate, plus the p95 latency; None where unknown."""
     latest, window = watcher.window.latest, watcher.window
     if latest is None or latest.running is None:
         return None
@@ -84,11 +84,8 @@ def first_accepted_change(remedies: Sequence[ProposedRemedy], plan: PlanDocument
         used = plan.release if plan.vllm else latest()
     except LegroomError:
         return None  # which flags it takes is not known
-    changes = (
-        _flags_of_remedy(remedy, used)
-        for remedy in remedies
-        if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
-    )
+    allowed = (remedy for remedy in remedies if not remedy.flags.keys() & _BY_PEOPLE)
+    changes = (_flags_of_remedy(remedy, used) for remedy in allowed if remedy.flags or remedy.env)
     return next((change for change in changes if change is not None), None)
 
 

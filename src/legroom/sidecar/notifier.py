@@ -36,7 +36,7 @@ class Webhook:
 
     @property
     def shown_host(self) -> str:
-        """The host of the address."""
+        """The host of the webhook's address, safe to log."""
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
 
@@ -45,11 +45,7 @@ def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = 
     finding = incident.finding
     return {
         "incident": incident.number,
-        "server": incident.server,
-        "group": incident.group,
-        "kind": incident.kind,
-        "severity": incident.severity,
-        "title": incident.title,
+        **{name: getattr(incident, name) for name in ("server", "group", "kind", "severity", "title")},
         "text": text or (finding.reason if finding else incident.reason),
         "opened_s": incident.opened_s,
         "closed_s": closed_s,
@@ -58,7 +54,7 @@ def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = 
 
 
 def body_of(message: Mapping[str, Any], style: Format) -> Any:
-    """A message in the format of a webhook, without secrets."""
+    """The JSON body of a message in the webhook's format, with secrets masked."""
     sent = {**message, **{name: masked(message[name]) for name in ("title", "text", "detail")}}
     number, closed_s = sent["incident"], sent["closed_s"]
     if style == "json":
@@ -67,13 +63,9 @@ def body_of(message: Mapping[str, Any], style: Format) -> Any:
         state = "over" if closed_s is not None else sent["severity"]
         shown = f" (incident {number})" if number is not None else ""
         return {"text": masked(f"[{state}] {sent['server']}: {sent['title']}{shown}\n{sent['text']}".strip())}
+    labels = {"alertname": f"legroom_{sent['kind']}", "instance": sent["server"]}
     alert: dict[str, Any] = {
-        "labels": {
-            "alertname": f"legroom_{sent['kind']}",
-            "instance": sent["server"],
-            "group": sent["group"],
-            "severity": sent["severity"],
-        },
+        "labels": labels | {name: sent[name] for name in ("group", "severity")},
         "annotations": {"summary": sent["title"], "description": sent["text"]},
         "startsAt": _iso_time(sent["opened_s"]),
     }
@@ -112,9 +104,8 @@ async def post_with_retries(hook: Webhook, message: Mapping[str, Any], first_pau
 
 def _iso_time(time_s: float) -> str:
     """A Unix time as ISO 8601 in UTC, to milliseconds."""
-    return (
-        datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
+    at = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 _Queue = asyncio.Queue[tuple["OpenIncident", dict[str, Any]]]
@@ -191,6 +182,7 @@ async def _journal_id(incident: OpenIncident) -> int | None:
 
 
 def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
+    """Queue a notification; a full queue drops its oldest one first."""
     if queue.full():
         queue.get_nowait()
         queue.task_done()
@@ -227,6 +219,7 @@ class IncidentReporter:
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)
 
     def report_critical(self, incident: OpenIncident) -> None:
+        """Note in the journal and notify that an open incident became critical."""
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,8 @@ class DryRun:
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "looks": self.looks,
-            "servers": self.servers,
-            "from_s": self.from_s,
-            "until_s": self.until_s,
-            "actions": len(self.actions),
-            "events": [{name: getattr(event, name) for name in event.__dataclass_fields__} for event in self.events],
-        }
+        span = {name: getattr(self, name) for name in ("looks", "servers", "from_s", "until_s")}
+        return {**span, "actions": len(self.actions), "events": [asdict(event) for event in self.events]}
 
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
@@ -127,11 +122,8 @@ class _Player:
     def _group_state(self, name: str, now_s: float) -> GroupState:
         """The group's servers, unhealthy ones and ages of would-be actions at that time."""
         members = [server for server, group in self.groups.items() if group == name]
-        unhealthy = sum(
-            any(finding.severity == "critical" for finding in self.watchers[server].findings)
-            for server in members
-            if server in self.watchers
-        )
+        watched = [self.watchers[server] for server in members if server in self.watchers]
+        unhealthy = sum(any(finding.severity == "critical" for finding in each.findings) for each in watched)
         ages_s = [now_s - begun_s for begun_s in self.begun_s.get(name, []) if now_s - begun_s < DAY_S]
         # An action is assumed to take a minute.
         busy = "an action would be under way" if any(age_s < 60.0 for age_s in ages_s) else None
@@ -153,13 +145,10 @@ def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
-    """The samples of all servers by time; those older than a day are roll-ups. Drain times are unknown without
-    latencies."""
+    """The samples of all servers in a journal, by time; those older than a day are roll-ups."""
     with Journal.open(path) as journal:
-        series = [
-            [_sample_of_point(server, point) for point in journal.samples(server, 0.0, 1e11, max_points=10**12)]
-            for server in journal.servers()
-        ]
+        points = {server: journal.samples(server, 0.0, 1e11, max_points=10**12) for server in journal.servers()}
+        series = [[_sample_of_point(server, point) for point in listed] for server, listed in points.items()]
         yield from heapq.merge(*series, key=lambda sample: sample.time_s)
 
 
@@ -168,10 +157,6 @@ def _sample_of_point(server: str, point: JournalPoint) -> Sample:
     values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
     blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
     engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]
-    return Sample(
-        point.time_s + point.span_s,
-        server,
-        (engine,),
-        process_start_s=point.process_start_s,
-        memory_used_bytes=None if memory_bytes is None else round(memory_bytes),
-    )
+    used = None if memory_bytes is None else round(memory_bytes)
+    end_s, started_s = point.time_s + point.span_s, point.process_start_s
+    return Sample(end_s, server, (engine,), process_start_s=started_s, memory_used_bytes=used)

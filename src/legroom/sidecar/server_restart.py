@@ -26,8 +26,9 @@ from legroom.actions.platform import (
 )
 from legroom.actions.programs import process_identity
 from legroom.actions.server_drain import DrainMethod, NoDrain, PlatformDrain, wait_until_empty
-from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_buffer import Write
+from legroom.live.journal.journal_records import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.records import dataclass
 from legroom.sidecar.action_policy import ActionLimits
@@ -113,9 +114,8 @@ class ServerRestart:
         started_s = await self._process_start_s()
         override = await self._platform.override_place() if order.change is not None else None
         detail = self._begun_detail(before, started_s)
-        self._id = await self._context.journal(
-            lambda journal: journal.begin_action(order.incident_id, order.server.group, order.name, detail)
-        )
+        begin = (order.incident_id, order.server.group, order.name, detail)
+        self._id = await self._context.journal(lambda journal: journal.begin_action(*begin))
         begun()
         try:
             if override is not None:
@@ -152,7 +152,7 @@ class ServerRestart:
         }
 
     async def _drain_server(self) -> None:
-        """Drains, without waiting for a failing server."""
+        """Drain the server and wait for its running requests, without waiting where it is failing."""
         order, drain_method = self._order, self._drain_method
         await self._record_stage("draining", {"door": drain_method.name})
         try:
@@ -160,17 +160,12 @@ class ServerRestart:
         except ActionFailed as error:
             if not order.failing:
                 raise _Abandoned(f"new work could not be stopped: {error.message}") from error
-        if order.failing:
-            await self._record_stage(
-                "drained", {"waited": False, "why": "it is failing: its requests are lost already"}
-            )
+        if order.failing or isinstance(drain_method, PlatformDrain):
+            why = "it is failing: its requests are lost already" if order.failing else drain_method.name
+            await self._record_stage("drained", {"waited": False, "why": why})
             return
-        if isinstance(drain_method, PlatformDrain):
-            await self._record_stage("drained", {"waited": False, "why": drain_method.name})
-            return
-        drained = await wait_until_empty(
-            drain_method, self._unfinished_requests, order.limits.drain_deadline_s, self._context.poll_s
-        )
+        deadline_s, poll_s = order.limits.drain_deadline_s, self._context.poll_s
+        drained = await wait_until_empty(drain_method, self._unfinished_requests, deadline_s, poll_s)
         if not drained.empty:
             no_drain = isinstance(drain_method, NoDrain)
             more = ", and there is no guard or other way to stop new work" if no_drain else ""
@@ -178,7 +173,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Writes or restores flags where ordered, then restarts through the platform and records it."""
+        """Write or restore flags where ordered, then restart through the platform (systemd, Kubernetes ...)."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.
@@ -233,6 +228,7 @@ class ServerRestart:
         return result.process_start_s if isinstance(result, Sample) else None
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
+        """Record in the journal that the restart reached this stage."""
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     # Outcomes, and recovery after a kill
@@ -265,7 +261,7 @@ class ServerRestart:
         return RestartOutcome(state, text, self._id)
 
     async def _end_drain(self, text: str, patient: bool = True) -> str:
-        """Ends the drain; `patient` retries for 30 s."""
+        """End the drain and return `text`, with the problem added where that fails; `patient`: retry for 30 s."""
         end_s = time.monotonic() + (30.0 if patient else 0.0)
         while True:
             try:
@@ -296,9 +292,8 @@ class ServerRestart:
                 # It was stopped and never started.
                 await self._launch()
                 await self._wait_until_back(before, started_s)
-                return await self._record_done(
-                    "legroom was killed during the restart; the server was down and is started"
-                )
+                started = "the server was down and is started"
+                return await self._record_done(f"legroom was killed during the restart; {started}")
         except (ActionFailed, JournalUnavailable) as error:
             return await self._record_failed(error.message)
         return await self._record_undone("legroom was killed before the restart took effect")

@@ -18,8 +18,9 @@ from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import pool_forecast
 from legroom.live.gpu_memory import LocalServers
-from legroom.live.journal.journal import JournalUnavailable, journal_path
+from legroom.live.journal.journal import journal_path
 from legroom.live.journal.journal_buffer import JournalThread
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result
@@ -46,6 +47,7 @@ class Sidecar:
         self._config, self._log = config, log
         self.token = config.token
         self.any_host = not is_loopback_host(config.host)
+        """Whether other machines may ask, which know it by other names."""
         path = config.journal or journal_path()
         self._journal = JournalThread(path)
         self._metrics = SidecarMetrics()
@@ -66,11 +68,8 @@ class Sidecar:
         self._next_forecast_s: dict[str, float] = {}
         self._under_way: dict[str, str] = {}
         """Server -> what a `legroom run` is doing to it."""
-        self._actor = Actor(
-            config,
-            ActionContext(self._journal.call, self._journal.write, self._scrape, path.parent, config.poll_s),
-            self._reporter.report_action,
-        )
+        context = ActionContext(self._journal.call, self._journal.write, self._scrape, path.parent, config.poll_s)
+        self._actor = Actor(config, context, self._reporter.report_action)
         self._stopping = asyncio.Event()
         self._session: Any = None
 
@@ -81,13 +80,10 @@ class Sidecar:
         for name in {*self._groups.values(), "default"}:
             self._metrics.set_allowed_actions(name, self._config.group(name).act)
         await self._take_over()
-        tasks = [
-            asyncio.create_task(source(self._take_safely, self.remove_server, self._expected_servers)),
-            asyncio.create_task(self._write_samples()),
-            asyncio.create_task(self._maintain_journal()),
-            asyncio.create_task(self._notifier.run(self._keeper.all)),
-            asyncio.create_task(self._stopping.wait()),
-        ]
+        scraping = source(self._take_safely, self.remove_server, self._expected_servers)
+        notifying, stopped = self._notifier.run(self._keeper.all), self._stopping.wait()
+        work: tuple[Any, ...] = (scraping, self._write_samples(), self._maintain_journal(), notifying, stopped)
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -153,14 +149,13 @@ class Sidecar:
 
     def _expected_servers(self) -> frozenset[str]:
         """Servers with an open incident of an earlier sidecar that no source has listed yet."""
-        return (
-            frozenset(incident.server for incident in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
-        )
+        troubled = frozenset(incident.server for incident in self._keeper.all())
+        return troubled - self._watchers.keys() - self._servers.keys()
 
     # Scraping
 
     def _take_safely(self, result: ScrapeResult) -> None:
-        """Logs a bug in the handling of one scrape, so that watching goes on."""
+        """Handle a scrape result; an exception is logged as a bug, so that watching goes on."""
         try:
             self.take(result)
         except Exception as error:
@@ -170,7 +165,7 @@ class Sidecar:
             self._last_error = text
 
     def take(self, result: ScrapeResult) -> None:
-        """Handles one scrape result."""
+        """Handle one scrape result: findings, incidents, actions, metrics and the journal's samples."""
         if self._stopping.is_set():
             return
         self._last_scrape_s = time.monotonic()
@@ -249,11 +244,13 @@ class Sidecar:
         return len(members), len(unhealthy) + len(members) - len(watched)
 
     async def _scrape(self, server: ServerConfig) -> ScrapeResult:
+        """Scrape one server now, for an action that waits for it."""
         return await scrape_result(self._session, server.endpoint)
 
     # The journal
 
     def _flush_samples(self) -> None:
+        """Hand the buffered samples to the journal's thread."""
         samples, self._samples = self._samples, []
         self._journal.add_samples(samples)
 
@@ -266,7 +263,7 @@ class Sidecar:
                 self._log(f"the journal was damaged: it is kept as {moved}, and a new one is begun")
                 for incident in self._keeper.all():
                     self._reporter.journal_opened(incident)
-            problem = self._journal.problem
+            problem = self._journal.buffer.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
                 self._log(f"{problem}; {waiting}" if problem else waiting)
@@ -293,14 +290,14 @@ class Sidecar:
 
     def health(self) -> dict[str, Any]:
         """`ok` while scrapes come in, even if the journal cannot be written; `acting` has what would be done now."""
-        can_act = self._has_taken_over and self._journal.problem is None
+        can_act = self._has_taken_over and self._journal.buffer.problem is None
         quiet_s = time.monotonic() - self._last_scrape_s
         return {
             "ok": quiet_s < 6 * self._config.interval_s + 30.0,
             "last_look_s": round(quiet_s, 3),
             "servers": len(self._watchers),
             "incidents_open": len(self._keeper.all()),
-            "journal": self._journal.problem or "ok",
+            "journal": self._journal.buffer.problem or "ok",
             "acting": sorted(self._config.act) if can_act else [],
         }
 
@@ -321,14 +318,13 @@ class Sidecar:
         for incident in self._keeper.all():
             if incident.key == acknowledged.key:
                 incident.acknowledged = True
-        await self._journal.call(
-            lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True})
-        )
+        text, detail = f"acknowledged by {by}", {"acknowledged": True}
+        await self._journal.call(lambda journal: journal.note(incident_id, text, detail))
 
     async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
         """Whether a requested action was accepted, why, and in how many seconds to ask again."""
         if not self._has_taken_over:
-            raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
+            raise JournalUnavailable("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
         decision = await self._actor.act_on_request(action, server, undo, servers, unhealthy)
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import hmac
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.endpoint import host_name, is_loopback_host
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from legroom.sidecar.sidecar import Sidecar
 
 
 _MAX_BODY_BYTES = 64 * 1024
 """Of a POST: a JSON object of three fields."""
 
 
-class ServedSidecar(Protocol):
-    """What the routes call; `Sidecar` is one."""
-
-    token: str | None
-    any_host: bool
-    """Whether other machines may ask, which know it by other names."""
-
-    def metrics_text(self) -> tuple[bytes, str]: ...
-    def health(self) -> dict[str, Any]: ...
-    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]: ...
-    async def acknowledge(self, incident_id: int, by: str) -> None: ...
-    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]: ...
-
-
-def make_app(served: ServedSidecar) -> web.Application:
+def make_app(served: Sidecar) -> web.Application:
     """The HTTP app with the sidecar's routes; any method but GET and HEAD needs the token."""
     from aiohttp import web  # slow to import
 
@@ -76,15 +65,13 @@ def make_app(served: ServedSidecar) -> web.Application:
         try:
             answer: web.StreamResponse = await handler(request)
         except LegroomError as error:
-            return web.json_response({"error": error.message, "hint": error.hint}, status=400)
+            status = 503 if isinstance(error, JournalUnavailable) else 400
+            return web.json_response({"error": error.message, "hint": error.hint}, status=status)
         return answer
 
     app = web.Application(middlewares=[authorise], client_max_size=_MAX_BODY_BYTES)
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/incidents", incidents)
-    app.router.add_post("/ack", ack)
-    app.router.add_post("/act", act)
+    pages = [web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/incidents", incidents)]
+    app.add_routes([*pages, web.post("/ack", ack), web.post("/act", act)])
     return app
 
 
@@ -97,9 +84,8 @@ def _unauthorised(request: web.Request, token: str | None) -> web.Response | Non
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     # Constant time, against timing attacks.
     if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
-        return web.json_response(
-            {"error": "wrong or no token"}, status=401, headers={"WWW-Authenticate": 'Bearer realm="legroom"'}
-        )
+        scheme = {"WWW-Authenticate": 'Bearer realm="legroom"'}
+        return web.json_response({"error": "wrong or no token"}, status=401, headers=scheme)
     return None
 
 

@@ -70,7 +70,7 @@ class SidecarMetrics:
         self.open.clear()
         for incident in open_incidents:
             self.open.labels(incident.kind, incident.severity).inc()
-        self.journal_ok.set(journal.problem is None)
-        self.journal_waiting.set(journal.waiting)
-        self.journal_lost.set(journal.lost)
+        self.journal_ok.set(journal.buffer.problem is None)
+        self.journal_waiting.set(journal.buffer.waiting)
+        self.journal_lost.set(journal.buffer.lost)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

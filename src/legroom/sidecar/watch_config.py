@@ -120,26 +120,24 @@ def read_config(path: Path) -> SidecarConfig:
     for number, server_table in enumerate(table.tables("servers")):
         if named[number] in named[:number]:
             raise server_table.error("url", f"{named[number]} is there twice")
-    config = SidecarConfig(
-        servers=servers,
-        groups=_group_configs(
-            table.table("groups"), act, _action_limits(table.table("limits"), ActionLimits()), servers
-        ),
-        act=act,
-        interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
-        thresholds=_thresholds(table),
-        journal=table.path("journal"),
-        host=table.get("host", str, "127.0.0.1"),
-        port=table.integer("port", WATCH_PORT, most=65535),
-        token=table.secret("token"),
-        webhooks=tuple(_webhook(server_table) for server_table in table.tables("notify")),
-        prometheus=prometheus,
-        kubernetes=kubernetes,
-        lease=table.choice("lease", ("journal", "kubernetes"), "journal"),
-        lease_namespace=table.get("lease_namespace", str, "default"),
-    )
-    table.end()
-    return config
+    limits = _action_limits(table.table("limits"), ActionLimits())
+    with table:
+        return SidecarConfig(
+            servers=servers,
+            groups=_group_configs(table.table("groups"), act, limits, servers),
+            act=act,
+            interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
+            thresholds=_thresholds(table),
+            journal=table.path("journal"),
+            host=table.get("host", str, "127.0.0.1"),
+            port=table.integer("port", WATCH_PORT, most=65535),
+            token=table.secret("token"),
+            webhooks=tuple(_webhook(server_table) for server_table in table.tables("notify")),
+            prometheus=prometheus,
+            kubernetes=kubernetes,
+            lease=table.choice("lease", ("journal", "kubernetes"), "journal"),
+            lease_namespace=table.get("lease_namespace", str, "default"),
+        )
 
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
@@ -165,33 +163,26 @@ def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
 def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
     """A copy with another scrape interval."""
     if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
-        raise LegroomError(
-            f"an interval of {interval_s:g} s is not between {_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s",
-            "scrapes further apart show nothing in time",
-        )
+        bounds = f"{_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s"
+        hint = "scrapes further apart show nothing in time"
+        raise LegroomError(f"an interval of {interval_s:g} s is not between {bounds}", hint)
     return replace(config, interval_s=interval_s)
 
 
 def _server_config(table: TomlTable) -> ServerConfig:
     """A `[[servers]]` table as a server; raises ConfigError for wrong or unknown keys."""
     try:
-        place = endpoint(
-            table.require("url", str),
-            table.secret("token"),
-            verify_tls=table.get("verify_tls", bool, True),
-            ca_file=_ca_file(table),
-        )
+        url, token, verify_tls = table.require("url", str), table.secret("token"), table.get("verify_tls", bool, True)
+        place = endpoint(url, token, verify_tls=verify_tls, ca_file=_ca_file(table))
     except ConfigError:
         raise
     except LegroomError as error:
         raise table.error("url", error.message, error.hint) from error
     platform = platform_of(table, place.server) if "platform" in table else None
     drain_method = drain_method_of(table.table("drain"), place, platform)
-    made = ServerConfig(
-        place, table.get("group", str, "default"), platform, drain_method, _server_plan(table), _flag_answers(table)
-    )
-    table.end()
-    return made
+    group = table.get("group", str, "default")
+    with table:
+        return ServerConfig(place, group, platform, drain_method, _server_plan(table), _flag_answers(table))
 
 
 def _server_plan(table: TomlTable) -> PlanDocument | None:
@@ -207,7 +198,7 @@ def _server_plan(table: TomlTable) -> PlanDocument | None:
 
 
 def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
-    """`answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
+    """Flag changes by finding, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     if kinds is None:
@@ -230,15 +221,17 @@ def _group_configs(
 ) -> dict[str, GroupConfig]:
     """The actions and limits of each group: its own where given, else the general ones."""
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
-    for name in table.keys if table is not None else ():
-        group_table = table.table(name) if table is not None else None
-        if group_table is None or table is None:
+    if table is None:
+        return groups
+    for name in table.keys:
+        group_table = table.table(name)
+        if group_table is None:
             continue
         if name not in groups and servers:
             raise table.error(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
-        own = frozenset(group_table.choices("act", ACTION_NAMES, tuple(act)))
-        groups[name] = GroupConfig(name, own, _action_limits(group_table.table("limits"), limits))
-        group_table.end()
+        with group_table:
+            own = frozenset(group_table.choices("act", ACTION_NAMES, tuple(act)))
+            groups[name] = GroupConfig(name, own, _action_limits(group_table.table("limits"), limits))
     return groups
 
 
@@ -246,28 +239,27 @@ def _action_limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits
     """The limits of the table, with the given ones for keys left out."""
     if table is None:
         return given
-    made = ActionLimits(
-        per_hour=table.integer("per_hour", given.per_hour, most=3600),
-        per_day=table.integer("per_day", given.per_day, most=86400),
-        first_pause_s=table.number("first_pause_s", given.first_pause_s),
-        longest_pause_s=table.number("longest_pause_s", given.longest_pause_s),
-        drain_deadline_s=table.number("drain_deadline_s", given.drain_deadline_s),
-        restart_deadline_s=table.number("restart_deadline_s", given.restart_deadline_s, least=1.0),
-        most_replicas=table.integer("most_replicas", given.most_replicas, least=1),
-    )
-    table.end()
-    return made
+    with table:
+        return ActionLimits(
+            per_hour=table.integer("per_hour", given.per_hour, most=3600),
+            per_day=table.integer("per_day", given.per_day, most=86400),
+            first_pause_s=table.number("first_pause_s", given.first_pause_s),
+            longest_pause_s=table.number("longest_pause_s", given.longest_pause_s),
+            drain_deadline_s=table.number("drain_deadline_s", given.drain_deadline_s),
+            restart_deadline_s=table.number("restart_deadline_s", given.restart_deadline_s, least=1.0),
+            most_replicas=table.integer("most_replicas", given.most_replicas, least=1),
+        )
 
 
 def _thresholds(table: TomlTable) -> Thresholds:
     """The default thresholds with those of the table put in."""
-    levels_table = table.table("thresholds")
-    levels = DEFAULT
-    for name, value in (levels_table.unchecked() if levels_table is not None else {}).items():
+    levels, levels_table = DEFAULT, table.table("thresholds")
+    if levels_table is None:
+        return levels
+    for name, value in levels_table.unchecked().items():
         try:
             levels = levels.changed({name: value})
         except LegroomError as error:
-            assert levels_table is not None  # there was a value in it
             raise levels_table.error(name, error.message, error.hint) from error
     return levels
 
@@ -279,33 +271,25 @@ def _webhook(table: TomlTable) -> Webhook:
         raise table.error("url", "is missing, as url, url_env or url_file")
     if not url.startswith(("http://", "https://")):
         raise table.error("url", "must begin with http:// or https://")
-    token = table.secret("token")
-    style = table.choice("format", FORMATS, "json")
-    made = Webhook(
-        url, next(known for known in FORMATS if known == style), {"Authorization": f"Bearer {token}"} if token else {}
-    )
-    table.end()
-    return made
+    with table:
+        token, style = table.secret("token"), table.choice("format", FORMATS, "json")
+        known = next(known for known in FORMATS if known == style)
+        return Webhook(url, known, {"Authorization": f"Bearer {token}"} if token else {})
 
 
 def _prometheus_config(table: TomlTable | None) -> PrometheusConfig | None:
     """The Prometheus to poll, its URL and matchers checked; None without a table."""
     if table is None:
         return None
-    made = PrometheusConfig(
-        table.require("url", str),
-        table.secret("token"),
-        table.get("matchers", str, ""),
-        table.get("verify_tls", bool, True),
-        _ca_file(table),
-    )
-    for key, matchers in (("url", ""), ("matchers", made.matchers)):
+    url, token, matchers = table.require("url", str), table.secret("token"), table.get("matchers", str, "")
+    verify_tls, ca_file = table.get("verify_tls", bool, True), _ca_file(table)
+    for key, checked in (("url", ""), ("matchers", matchers)):
         try:
-            PrometheusSource(made.url, matchers)
+            PrometheusSource(url, checked)
         except LegroomError as error:
             raise table.error(key, error.message, error.hint) from error
-    table.end()
-    return made
+    with table:
+        return PrometheusConfig(url, token, matchers, verify_tls, ca_file)
 
 
 def _ca_file(table: TomlTable) -> str | None:
@@ -324,9 +308,10 @@ def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
     """The label selector, namespace and context for discovery; None without a table."""
     if table is None:
         return None
-    made = KubernetesConfig(table.require("selector", str), table.find("namespace", str), table.find("context", str))
-    table.end()
-    return made
+    with table:
+        return KubernetesConfig(
+            table.require("selector", str), table.find("namespace", str), table.find("context", str)
+        )
 
 
 # Platforms and drain methods of [[servers]]
@@ -348,25 +333,18 @@ def platform_of(table: TomlTable, server: str) -> Platform:
             raise table.error("file", "is missing: the Compose file")
         return ComposeService(path, table.require("service", str), table.integer("stop_s", 60, most=3600))
     if kind == "kubernetes":
-        workload_kind = table.choice("kind", ("deployment", "stateful_set"), "deployment")
+        of_pods = table.choice("kind", ("deployment", "stateful_set"), "deployment")
+        name, namespace = table.require("workload", str), table.get("namespace", str, "default")
+        container, context = table.find("container", str), table.find("context", str)
         return Workload(
-            table.require("workload", str),
-            table.get("namespace", str, "default"),
-            "stateful_set" if workload_kind == "stateful_set" else "deployment",
-            table.find("container", str),
-            table.find("context", str),
+            name, namespace, "stateful_set" if of_pods == "stateful_set" else "deployment", container, context
         )
     if kind == "supervisord":
         return SupervisordProgram(table.require("program", str), table.path("config"), table.path("program_file"))
     if kind == "run":
         return RunChild(table.integer("port", urlsplit(server).port or 8000, least=1, most=65535))
-    return CommandPlatform(
-        table.require("restart_command", str),
-        server,
-        table.path("pid_file"),
-        table.path("flags_file"),
-        table.number("settle_s", 10.0, most=3600.0),
-    )
+    command, settle_s = table.require("restart_command", str), table.number("settle_s", 10.0, most=3600.0)
+    return CommandPlatform(command, server, table.path("pid_file"), table.path("flags_file"), settle_s)
 
 
 def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
@@ -376,9 +354,8 @@ def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform
             return PlatformDrain(platform.name)
         token = os.environ.get(GUARD_TOKEN)
         return GuardDrain(place.server, token, place.verify_tls, place.ca_file) if token else None
-    drain_method = _named_drain_method(table, place, platform)
-    table.end()
-    return drain_method
+    with table:
+        return _named_drain_method(table, place, platform)
 
 
 def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:

@@ -28,7 +28,8 @@ from legroom.records import dataclass
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
 if TYPE_CHECKING:
-    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.journal.journal import Journal
+    from legroom.live.journal.journal_records import Incident
     from legroom.live.metrics.scrape_recording import Recorder
     from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
 
@@ -93,7 +94,7 @@ class WatchSession:
         self._written_s = 0.0
 
     def take(self, result: ScrapeResult) -> ServerView:
-        """Handles one scrape result."""
+        """Handle one scrape result: update findings, history, incidents and journal; returns the server's view."""
         result = with_start_reason(self._local.with_process_figures(result))
         self.scrapes += 1
         if self._recorder is not None:
@@ -112,16 +113,15 @@ class WatchSession:
         self._append_history(result, now, watcher)
         changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
-            self.changes.appendleft(
-                IncidentChange(incident, False, result.time_s, self._journal_opened(incident, watcher))
-            )
+            made = self._journal_opened(incident, watcher)
+            self.changes.appendleft(IncidentChange(incident, False, result.time_s, made))
         for incident in changed.closed:
             self._journal_closed(incident, OVER, result.time_s)
         if isinstance(result, Sample) and self._journal is not None:
             self._samples.append(result)
             if result.time_s - self._written_s >= 10.0:
                 self._written_s = result.time_s
-                self._flush()
+                self._write_samples()
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
@@ -176,9 +176,8 @@ class WatchSession:
 
     def scraped_only_once(self) -> list[str]:
         """Servers with a single sample, and so without rates."""
-        return [
-            name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
-        ]
+        windows = {name: watcher.window for name, watcher in self._watchers.items()}
+        return [name for name, window in windows.items() if window.is_answering and not window.steps]
 
     @property
     def open_incidents(self) -> tuple[OpenIncident, ...]:
@@ -189,7 +188,7 @@ class WatchSession:
         """Closes open incidents and writes what is buffered."""
         for incident in self._keeper.all():
             self._journal_closed(incident, "lasted when watching ended", time.time())
-        self._flush()
+        self._write_samples()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -237,7 +236,7 @@ class WatchSession:
             except Exception as error:
                 self._stop_journaling(error)
 
-    def _flush(self) -> None:
+    def _write_samples(self) -> None:
         """Writes the collected samples to the journal, if there is one."""
         samples, self._samples = self._samples, []
         if samples and self._journal is not None:
@@ -248,7 +247,7 @@ class WatchSession:
 
     def _stop_journaling(self, error: Exception) -> None:
         """Goes on without the journal where it is unavailable; raises any other error."""
-        from legroom.live.journal.journal import JournalUnavailable
+        from legroom.live.journal.journal_records import JournalUnavailable
 
         if not isinstance(error, JournalUnavailable):
             raise error
@@ -328,7 +327,7 @@ async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_
 
 
 async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Streams until servers were discovered, and a few rounds more."""
+    """Scrape until pods were discovered, then a few rounds more, `gap_s` seconds apart."""
     problems: list[str] = []
     session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))
@@ -346,7 +345,7 @@ async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s:
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
-    """Scrapes for ever and shows a view after every scrape."""
+    """Scrape for ever and pass each server's view to `show` after every scrape."""
     from legroom.sidecar.sources import combined_source  # slow to import
 
     await combined_source(config, session.log)(lambda result: show(session.take(result)), session.remove_server)

@@ -59,7 +59,7 @@ class ScaledReplay:
 
     @property
     def flaps(self) -> int:
-        """Times that the fleet grew soon after it shrank."""
+        """How often the fleet grew within a few replica start times of shrinking."""
         flap_s = _FLAP_STARTS * self.policy.start_s
         shrank_s, count = -math.inf, 0
         for time_s, before, after in self.changes:
@@ -76,19 +76,18 @@ class ScaledReplay:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the number of replicas neither flaps nor thrashes."""
+        """Whether the fleet never grew soon after shrinking, and less than one request in five was preempted."""
         return not self.flaps and not self.is_thrashing
 
     def as_json(self) -> dict[str, Any]:
+        """The replay's JSON: policy, p50 to p99 of the first token in seconds, replicas, flaps and changes."""
         ordered = sorted(self.first_token_s)
         return {
             "policy": self.policy.to_json(),
             "finished": self.finished,
             "rejected": self.rejected,
             "preemptions": self.preemptions,
-            "first_token": {f"p{share}_s": round(percentile(ordered, share / 100), 3) for share in (50, 90, 99)}
-            if ordered
-            else {},
+            "first_token": {f"p{p}_s": round(percentile(ordered, p / 100), 3) for p in (50, 90, 99) if ordered},
             "replicas": {
                 "peak": max((sample.replicas for sample in self.samples), default=self.policy.least),
                 "mean": round(self.replica_seconds / max(self.samples[-1].time_s, 1.0), 3) if self.samples else 0.0,
@@ -139,7 +138,7 @@ class _Replica:
         return min(1.0, self._blocks_in_use() / self.settings.usable_blocks)
 
     def _blocks_in_use(self) -> int:
-        """Blocks in use, with every request at the mean length."""
+        """KV blocks in use, estimated with every running request at the mean length."""
         if not self.running:
             return 0
         mean = self.stored / len(self.running)
@@ -159,7 +158,7 @@ class _Replica:
                 self._prefill(admitted, first_token_s)
             else:
                 self._decode(time_s)
-            self._finish()
+            self._remove_finished()
             self._preempt_until_fits()
 
     def _admit(self) -> list[_Served]:
@@ -207,7 +206,7 @@ class _Replica:
         self.step += steps
         self.stored += steps * len(self.running)
 
-    def _finish(self) -> None:
+    def _remove_finished(self) -> None:
         """Remove the running requests that have generated all their tokens."""
         while self.ends and self.ends[0][0] <= self.step:
             _, _, request = heapq.heappop(self.ends)
@@ -215,6 +214,7 @@ class _Replica:
             self.finished += 1
 
     def _remove(self, request: _Served) -> None:
+        """Take a request out of the running list and its tokens out of the pool's total."""
         self.running.remove(request)
         self.stored -= request.tokens + self.step - request.admitted_step
 
@@ -269,12 +269,12 @@ class _Controller:
         return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
     def _proposed_replicas(self, total: float, target: float) -> int:
-        """The proposal of one metric; within the tolerance, the current number."""
+        """The HPA's replica count for one metric's sum and per-replica target; unchanged within the tolerance."""
         ratio = total / (self.replicas * target)
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
 
     def _replicas_before(self, time_s: float, period_s: float, *, growing: bool) -> int:
-        """The number of replicas when the period of the limit began."""
+        """The replicas at the start of a scaling limit's period, which ends at `time_s`; HPA limits count from it."""
         count = self.replicas
         for changed_s, before, after in reversed(self.changes):
             if changed_s < time_s - period_s:
@@ -344,11 +344,12 @@ class _Fleet:
         )
 
     def _serve_until(self, time_s: float) -> None:
+        """Run every replica's engine steps up to `time_s`."""
         for replica in self.replicas:
             replica.serve_until(time_s, self.first_token_s)
 
     def _route(self, request: _Served, time_s: float) -> None:
-        """To the ready replica with the fewest requests."""
+        """Send a request that arrives at `time_s` to the ready replica with the fewest requests."""
         serving = [replica for replica in self.replicas if not replica.draining and replica.ready_s <= time_s]
         min(serving, key=lambda replica: replica.num_requests).add_request(request, time_s)
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.bundled import Bundled, find
-from legroom.facts.gpus import list_prices
-from legroom.planning.plan import Target, ready_command
+from legroom.facts.gpus import Gpu, list_prices
+from legroom.facts.releases import Release
+from legroom.planning.plan import Plan, Target, ready_command
+from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
 from legroom.records import dataclass
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import roofline, step_band, why_untrusted
 from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import default_and_longest_len, served_model
 from legroom.vllm.traits import is_pooling
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.vllm.args import ServeArgs
 
 _QUANTIZED_BYTES = 0.5
 """Of a weight in the smallest bundled checkpoints: 4 bits (AWQ, GPTQ, NVFP4, MXFP4)."""
@@ -49,7 +45,7 @@ class DecodeRate:
     high: float
 
     def as_json(self, users: int = 1) -> dict[str, float]:
-        """The rate of so many users together."""
+        """Low, estimated and high tokens per second of `users` users together."""
         return {"low": users * self.low, "estimate": users * self.estimate, "high": users * self.high}
 
 
@@ -65,7 +61,7 @@ class CardModel:
 
     @property
     def family(self) -> str:
-        """The model that a quantized checkpoint was made from."""
+        """The base model's name, also for a checkpoint that was quantized from it."""
         return self.bundled.base or self.bundled.name
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +92,7 @@ class CardModels:
 
     @property
     def best_of_each(self) -> list[CardModel]:
-        """Of each model the checkpoint with the largest weights that gives up the least."""
+        """For each base model the fitting checkpoint with the fewest losses, then the largest weights."""
         best: dict[str, CardModel] = {}
         for each in sorted(self.fitting, key=_preference):
             best.setdefault(each.family, each)
@@ -104,7 +100,7 @@ class CardModels:
 
     @property
     def nearest_missing(self) -> list[CardModel]:
-        """Of each model without a fitting checkpoint the one that lacks the least."""
+        """For each base model without a fitting checkpoint, the one that lacks the fewest bytes."""
         served = {each.family for each in self.fitting}
         missing: dict[str, CardModel] = {}
         for each in self.too_large:
@@ -154,7 +150,7 @@ def models_on_card(
 
 
 def _least_weights_bytes(bundled: Bundled) -> float:
-    """A lower bound of the weights, without reading the config."""
+    """A lower bound of the checkpoint's weights in bytes, from catalog figures, without reading its config."""
     root = find(bundled.base) if bundled.base else bundled
     config = bundled.entry.get("config", {})
     scheme = bundled.entry.get("quantization") or {**config.get("text_config", {}), **config}.get("quantization_config")
@@ -163,7 +159,7 @@ def _least_weights_bytes(bundled: Bundled) -> float:
 
 
 def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
-    """The plan of one model with the wanted users and context, and its speed."""
+    """The plan of one bundled model with the question's users and context on its cards, and its decode speed."""
     args = replace(question.args, model=bundled.ids[0] if bundled.ids else bundled.name)
     target = Target(served_model(args), question.gpu, question.gpus, question.release)
     fit = fewest_gpus(target, args, question.goal)
@@ -175,7 +171,7 @@ def card_model(question: CardQuestion, bundled: Bundled) -> CardModel:
 
 
 def decode_rate(plan: Plan, context: int, users: int = 1) -> DecodeRate | None:
-    """The speed of each user; None where no time is estimated, and for models that generate nothing."""
+    """Tokens per second of each of `users` users at `context` tokens; None for pooling models or no estimate."""
     work = hardware(plan)
     if is_pooling(plan.args, plan.target.model) or not work.bandwidth_bytes_s or why_untrusted(work):
         return None

@@ -42,7 +42,7 @@ class Disaggregation:
         return pools
 
     def with_plan(self, plan: Plan) -> Disaggregation:
-        """These pools with the bytes that a token of the planned server takes."""
+        """These pools with the KV cache bytes per token of the planned server, which the link transfers."""
         return replace(self, token_bytes=plan.memory.kv.bytes_per_token * plan.args.gpus_needed)
 
 
@@ -58,6 +58,7 @@ class DisaggregatedTimeline(NamedTuple):
     """Of the busiest link."""
 
     def as_json(self) -> dict[str, float]:
+        """Every figure but the timeline, rounded to four decimals, by name."""
         return {name: round(value, 4) for name, value in self._asdict().items() if name != "timeline"}
 
 
@@ -101,7 +102,7 @@ def _round_robin(indices: Sequence[int], servers: int) -> list[Sequence[int]]:
 
 
 def _column(trace: Trace, replays: _Replays, name: str, missing: float = 0) -> list[Any]:
-    """A column of the timelines, or of their clocks, in the order of the whole trace."""
+    """One per-request column of the servers' timelines in the whole trace's order; `missing` where not served."""
     values: list[Any] = [missing] * len(trace)
     for order, timeline in replays:
         for i, value in zip(order, getattr(timeline.clocks if name.endswith("_s") else timeline, name), strict=True):
@@ -110,7 +111,7 @@ def _column(trace: Trace, replays: _Replays, name: str, missing: float = 0) -> l
 
 
 def _joint_timeline(trace: Trace, settings: SchedulerSettings, prefills: _Replays, decodes: _Replays) -> Timeline:
-    """Tokens come from the decode servers; totals and peaks are of all servers."""
+    """Both pools as one timeline: tokens come from the decode servers; totals and peaks are of all servers."""
     replays = [timeline for _, timeline in (*prefills, *decodes)]
     totals: dict[str, int] = {}
     for name in Tally.__dataclass_fields__:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from math import ceil
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -62,7 +64,7 @@ def _searched_limit(flags: dict[str, Any]) -> int | None:
 
 
 def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Candidate]) -> HoldingFleet | None:
-    """The fewest servers with which one of the candidates meets the goal; None where no number does."""
+    """The fewest servers with which one of the `few` candidates meets the goal; None where no number does."""
     if not choice.best.finished:
         return None
     most = min(len(trace), MAX_REPLICAS)
@@ -83,7 +85,7 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
 
 
 def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The smallest number in the range that holds the load (bisection); None where none does."""
+    """The smallest count from `least` to `most` for which `is_held_by` is true (bisection); None where none is."""
     if most < least:
         return None
     low, high = least - 1, least
@@ -178,12 +180,9 @@ class Choice:
 def flag_combinations(
     given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every combination of the flags that were not given."""
+    """Every combination of searched flag values (vLLM's Python names), without the flags already `given`."""
     free = {name: values for name, values in (searched or SEARCHED).items() if name not in set(given)}
-    combinations: list[dict[str, Any]] = [{}]
-    for name, values in free.items():
-        combinations = [{**flags, name: value} for flags in combinations for value in values]
-    yield from combinations
+    return (dict(zip(free, values, strict=True)) for values in product(*free.values()))
 
 
 @dataclass(frozen=True)
@@ -259,24 +258,16 @@ def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once:
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """Outcomes that no other one beats in goodput, time to first token and latency alike."""
+    """The Pareto frontier: outcomes that no other beats in goodput, time to first token and latency alike."""
+
+    def costs(outcome: ReplayOutcome) -> tuple[float, ...]:
+        return -outcome.finished, -outcome.goodput, outcome.first_token_p99, outcome.latency_p99
+
     kept: list[ReplayOutcome] = []
-    for outcome in sorted(
-        outcomes, key=lambda o: (-o.finished, -o.goodput, o.first_token_p99, o.latency_p99, o.preemptions)
-    ):
-        if not any(_beats(other, outcome) for other in kept):
+    for outcome in sorted(outcomes, key=lambda each: (*costs(each), each.preemptions)):
+        if not any(all(map(le, costs(other), costs(outcome))) for other in kept):
             kept.append(outcome)
     return kept
-
-
-def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
-    """Whether `rival` is at least as good in finished requests, goodput and both p99 latencies."""
-    return (
-        rival.finished >= other.finished
-        and rival.goodput >= other.goodput
-        and rival.first_token_p99 <= other.first_token_p99
-        and rival.latency_p99 <= other.latency_p99
-    )
 
 
 def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
@@ -293,7 +284,7 @@ def replay_candidate(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
 
 
 def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
-    """The replay of one server's requests under a candidate; tokens loaded from its tier count as cache hits."""
+    """One server's requests (`part`) replayed with a candidate's settings; tier loads count as cache hits."""
     if candidate.tier is None:
         return simulate(part, candidate.settings, cost=candidate.cost, engine=_replay_engine())
     from legroom.simulation.tiers.tiered_replay import simulate_with_tier  # most searches have no tier

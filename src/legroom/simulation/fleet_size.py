@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.planning.plan import Target, plan_on_named_card, ready_command
+from legroom.facts.gpus import Gpu, GpuPrice
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.planning.plan import Plan, Target, plan_on_named_card, ready_command
 from legroom.simulation.disaggregation import Disaggregation
 from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_candidate
 from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
@@ -17,15 +20,8 @@ from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
 from legroom.simulation.trace import Trace
-from legroom.sweeps import ProcessExecutor, sweep
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu, GpuPrice
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.sweeps import SweepExecutor
-    from legroom.vllm.args import ServeArgs
+from legroom.sweeps import ProcessExecutor, SweepExecutor, sweep
+from legroom.vllm.args import ServeArgs
 
 _SPLITS = (1, 2, 4, 8)
 """Tensor-parallel sizes that are tried: up to a node of eight."""
@@ -49,18 +45,21 @@ class ServingLoad:
 
     @property
     def mean_prompt_tokens(self) -> float:
+        """Mean prompt tokens of a request."""
         return sum(self.trace.prompt_lens) / len(self.trace)
 
     @property
     def mean_output_tokens(self) -> float:
+        """Mean generated tokens of a request."""
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
     def output_tokens_per_s(self) -> float:
+        """Generated tokens per second that the load asks for: arrival rate times mean output."""
         return self.requests_per_s * self.mean_output_tokens
 
     def with_step_factor(self, factor: float) -> ServingLoad:
-        """The load for steps that take `factor` times as long: arrivals, goals and transfers shrink by it instead."""
+        """The load as if steps took `factor` times as long: arrival times and goals are divided by it."""
         goal = self.goal
         first, each = goal.first_token_p99, goal.time_per_token_p99
         return ServingLoad(
@@ -83,9 +82,6 @@ class CountBand:
     middle: int | None
     high: int | None
     """None: more than the maximum."""
-
-    def as_json(self, factor: float = 1) -> dict[str, float | None]:
-        return dict(zip(("low", "middle", "high"), self.times(factor), strict=True))
 
     def times(self, factor: float) -> tuple[float | None, float | None, float | None]:
         """The low, middle and high counts multiplied by `factor`; None stays None."""
@@ -126,7 +122,7 @@ class SizedFleet:
 
     @property
     def gpus(self) -> int:
-        """0 where no number of servers holds the load."""
+        """GPUs of all replicas together; 0 where no number of servers holds the load."""
         return (self.replicas.middle or 0) * self.gpus_per_replica
 
 
@@ -148,24 +144,24 @@ def size_fleets(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[tuple[SizedFleet, ...]]:
-    """Every model on every GPU, model after model; of each the layouts, fewest GPUs first."""
+    """The fleets of every model on every GPU, model by model; each entry's tensor-parallel sizes are sorted."""
     _check_task(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     return sweep(size_fleet, task, cells, executor or ProcessExecutor(1), progress)
 
 
 def size_fleet(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
-    """One model, by its index, on one GPU."""
+    """The fleets of one model (index into the task) on one GPU at each tensor-parallel size, best first."""
     number, card = cell
     args = task.args[number]
     with_length = replace(args, max_model_len=args.max_model_len or task.load.longest)
-    fleets = _fleets_by_split(
+    fleets = _fleets_by_tp_size(
         Target(task.models[number], card, 1, task.release), with_length, task.load, task.most_gpus
     )
-    return tuple(sorted(fleets, key=_sort_key))
+    return tuple(sorted(fleets, key=_fleet_sort_key))
 
 
-def _sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
+def _fleet_sort_key(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
     """Sort key: fleets that hold the load first, those with the fewest GPUs before others."""
     # Of those that do not hold the load, the largest replayed split explains most.
     return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
@@ -185,9 +181,8 @@ def _check_task(task: FleetTask) -> None:
         )
 
 
-def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
-    """Every tensor-parallel size up to the one after the first that holds the load; larger ones rarely need fewer
-    GPUs."""
+def _fleets_by_tp_size(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
+    """A fleet per tensor-parallel size, up to the one after the first that holds the load."""
     fewest, is_last = most_gpus, False
     splits = (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS
     for size in splits:
@@ -203,7 +198,7 @@ def _fleets_by_split(target: Target, args: ServeArgs, load: ServingLoad, most_gp
 
 
 def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
-    """The replicas needed on one GPU model with these flags; where it cannot be sized, `reason` says why."""
+    """The fleet of this GPU and flags with its replica count; where it cannot be sized, `reason` says why."""
     size = args.tensor_parallel_size or 1
     servers = load.pools.prefill + load.pools.decode if load.pools else 1
     unsized = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "", servers)
@@ -216,7 +211,10 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
         if untrusted := why_untrusted(work):
             return replace(unsized, reason=untrusted)
         load = replace(load, pools=load.pools and load.pools.with_plan(plan))
-        candidate = Candidate({}, _scheduler_settings(plan, load.trace), roofline(work))
+        flags = planned_scheduler(plan).flags
+        if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
+            flags = as_one_group(load.trace, flags)
+        candidate = Candidate({}, (SchedulerSettings(**flags)), roofline(work))
     except LegroomError as error:
         return replace(unsized, reason=error.message)
     return _with_replicas(replace(unsized, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
@@ -225,7 +223,7 @@ def _sized_fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: 
 def _with_replicas(
     unsized: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The band of replicas; a layout that needs more than `worth_gpus` is no better than a known one."""
+    """The fleet with low, middle and high replica counts; unsized where it needs more than `worth_gpus` GPUs."""
     band = unsized.band
     assert band is not None
     most, worth = most_gpus // unsized.gpus_per_replica, worth_gpus // unsized.gpus_per_replica
@@ -240,14 +238,6 @@ def _with_replicas(
         return replace(unsized, replicas=CountBand(low, None, None), reason=reason)
     high, _ = _fewest_replicas(load.with_step_factor(band.high), candidate, middle, most)
     return replace(unsized, replicas=CountBand(low, middle, high), outcome=outcome)
-
-
-def _scheduler_settings(plan: Plan, trace: Trace) -> SchedulerSettings:
-    """The planned scheduler settings, simplified to what the fast replay covers: one group of layers."""
-    flags = planned_scheduler(plan).flags
-    if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
-        flags = as_one_group(trace, flags)
-    return SchedulerSettings(**flags)
 
 
 def _fewest_replicas(
@@ -306,7 +296,7 @@ class FleetReport:
 
     @property
     def holds(self) -> bool:
-        """Whether any fleet holds the load."""
+        """Whether any model's fleet on any GPU holds the load."""
         return any(fleet.holds for card in self.cards for fleet in card.fleets)
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
@@ -319,7 +309,7 @@ class FleetReport:
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
     def usd_per_million_tokens(self, fleet: SizedFleet) -> Money | None:
-        """Per million output tokens at the rate of the load, not at the servers' maximum."""
+        """Low, middle and high dollars per million output tokens at the load's rate; None without a price."""
         hourly = self.usd_per_hour(fleet)
         if hourly is None:
             return None
@@ -328,7 +318,7 @@ class FleetReport:
         return low, middle, high
 
     def best(self, cards: Sequence[CardFleets]) -> SizedFleet | None:
-        """The cheapest that holds the load even if steps are as slow as they may be, else the cheapest."""
+        """The cheapest fleet that holds the load even at the slowest estimated step time, else the cheapest."""
         return min(self.by_cost(cards), key=lambda fleet: fleet.replicas.high is None, default=None)
 
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
@@ -362,6 +352,7 @@ class FleetReport:
         }
 
     def _fleet_json(self, model: str, fleet: SizedFleet) -> dict[str, Any]:
+        """One fleet as an entry of `legroom size --rate --json`: layout, replicas, GPUs, cost and latency."""
         plan, band, outcome, price = fleet.plan, fleet.band, fleet.outcome, self.price_of(fleet)
         return {
             "model": model,
@@ -369,8 +360,8 @@ class FleetReport:
             "tensor_parallel_size": fleet.tensor_parallel_size,
             "holds": fleet.holds,
             "reason": fleet.reason or None,
-            "replicas": fleet.replicas.as_json(),
-            "gpus": fleet.replicas.as_json(fleet.gpus_per_replica),
+            "replicas": _band_json(fleet.replicas.times(1)),
+            "gpus": _band_json(fleet.replicas.times(fleet.gpus_per_replica)),
             "basis": band.basis if band else None,
             "step_time_band": {"low": band.low, "high": band.high} if band else None,
             "first_token_p99_s": round(outcome.first_token_p99, 4) if outcome else None,
@@ -378,16 +369,13 @@ class FleetReport:
             "price": {"usd_per_hour": price.usd_per_hour, "date": price.date or None, "source": price.source}
             if price
             else None,
-            "usd_per_hour": _money_json(self.usd_per_hour(fleet)),
-            "usd_per_million_tokens": _money_json(self.usd_per_million_tokens(fleet)),
+            "usd_per_hour": _band_json(self.usd_per_hour(fleet)),
+            "usd_per_million_tokens": _band_json(self.usd_per_million_tokens(fleet)),
             "command": ready_command(plan) if plan and fleet.holds else None,
         }
 
 
-def _money_json(money: Money | None) -> dict[str, float | None] | None:
-    """Dollars rounded to four decimals under low, middle and high; None where there is no price."""
-    if money is None:
-        return None
-    return {
-        name: None if usd is None else round(usd, 4) for name, usd in zip(("low", "middle", "high"), money, strict=True)
-    }
+def _band_json(band: Money | None) -> dict[str, float | None] | None:
+    """Figures rounded to four decimals under low, middle and high; None where there are none."""
+    names = ("low", "middle", "high")
+    return band and {name: figure and round(figure, 4) for name, figure in zip(names, band, strict=True)}

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.model import Experts, Quantization, latent, recurrent
+from legroom.facts.model import Experts, latent, recurrent
 from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
@@ -16,9 +16,6 @@ from legroom.units import cdiv
 from legroom.vllm.args import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from legroom.facts.model import Mixer
     from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
@@ -69,8 +66,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings with one full-attention group that hold as many average requests: several groups are replayed step by
-    step, too slow for a search."""
+    """The settings with one full-attention group that holds as many average requests, for the fast replay."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
     request_blocks = 0
     for group in flags["groups"]:
@@ -82,7 +78,7 @@ def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
-    """The group as the scheduler sees it, and its description."""
+    """The KV cache group as simulated, and a text that describes it."""
     spec = group.spec
     if isinstance(spec, StateSpec):
         blocks = spec.request_blocks or 1
@@ -120,10 +116,9 @@ def _settings_note(flags: dict[str, Any]) -> str:
 
 
 def hardware(plan: Plan) -> Hardware:
-    """Bytes and operations of one tensor-parallel rank; a token passes all pipeline stages."""
+    """What one tensor-parallel rank reads and computes per step (bytes, FLOPs), with its GPU's speed."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
     weights_bytes = expert_bytes = expert_elements = flops = 0.0
-    expert_share = _expert_share(plan)
     for stage in range(settings.pipeline_parallel_size):
         for stored_module in stored_modules(model, settings, gpu, stage):
             part, stored = stored_module.module.part, float(sum(stored_module.storage.kept))
@@ -142,17 +137,21 @@ def hardware(plan: Plan) -> Hardware:
     mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also) if mixer is not None]
     blocks = [layer.feedforward for layer in model.layers if layer.feedforward is not None]
     experts = [block for block in blocks if isinstance(block, Experts)]
+    num_experts = sum(block.num_experts for block in experts)
+    expert_share = sum(block.experts_per_token for block in experts) / num_experts if experts else 1.0
     states = recurrent(mixers)
     # Each adds what the ranks computed of it: after attention, and after the MLP.
     all_reduces = len(mixers) + len(blocks) if split > 1 else 0
-    is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
+    # Weights and activations are both FP8, in the checkpoint or by online quantization.
+    stored, online = model.quantization, (settings.quantization or "").startswith("fp8")
+    is_fp8 = gpu.fp8_flops > 0 and (stored.weight_bits == 8 and stored.number == "float" if stored else online)
     return Hardware(
         weights_bytes=weights_bytes,
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
         is_fp8=is_fp8,
-        is_block_scaled=is_fp8 and model.quantization is not None and model.quantization.block is not None,
+        is_block_scaled=is_fp8 and stored is not None and stored.block is not None,
         expert_bytes=expert_bytes,
         expert_share=expert_share,
         has_quantized_experts=expert_bytes < 1.5 * expert_elements,  # 8 bits and their scales, or fewer
@@ -162,9 +161,9 @@ def hardware(plan: Plan) -> Hardware:
             2.0 * block.experts_per_token * (2 * block.hidden_size + 3 * block.intermediate_size / split)
             for block in experts
         ),
-        **_cache_read(plan),
+        **_kv_read_bytes(plan),
         state_elements=float(sum(state_elements(mixer, settings) for mixer in states)),
-        flops_per_pair=_flops_per_pair(mixers) / split,
+        flops_per_pair=sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything) / split,
         decode_flops_per_pair=sum(
             2.0 * mixer.heads * (mixer.latent_width + mixer.kv_lora_rank) / split
             for mixer in latent(mixers)
@@ -184,8 +183,8 @@ def hardware(plan: Plan) -> Hardware:
     )
 
 
-def _cache_read(plan: Plan) -> dict[str, float]:
-    """Bytes of the cache that a step reads for a token held: all layers' where it sees everything, windows apart."""
+def _kv_read_bytes(plan: Plan) -> dict[str, float]:
+    """KV bytes a step reads per cached token: full attention, windowed layers, and the mean window in tokens."""
     whole = windowed = reach = 0.0
     for stage in plan.memory.kv.shape.stages:
         for spec in stage.specs.values():
@@ -200,22 +199,3 @@ def _cache_read(plan: Plan) -> dict[str, float]:
         "window_bytes_per_token": windowed,
         "window": reach / windowed if windowed else 0.0,
     }
-
-
-def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> bool:
-    """Whether weights and activations are both FP8, in the checkpoint or by online quantization."""
-    if checkpoint is None:
-        return (method or "").startswith("fp8")
-    return checkpoint.weight_bits == 8 and checkpoint.number == "float"
-
-
-def _expert_share(plan: Plan) -> float:
-    """The share of the experts that one token activates; 1.0 for a model without experts."""
-    blocks = [layer.feedforward for layer in plan.target.model.layers if isinstance(layer.feedforward, Experts)]
-    chosen = sum(block.experts_per_token for block in blocks)
-    return chosen / sum(block.num_experts for block in blocks) if blocks else 1.0
-
-
-def _flops_per_pair(mixers: Sequence[Mixer]) -> float:
-    """Attention operations for one pair of tokens, over all layers without a window."""
-    return sum(2.0 * mixer.heads * mixer.score_width for mixer in mixers if mixer.sees_everything)

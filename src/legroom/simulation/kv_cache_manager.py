@@ -22,7 +22,7 @@ class FullAttentionManager:
         self.block_pool = pool
 
     def num_skipped_tokens(self, num_computed: int) -> int:
-        """Leading tokens that attention never reads again."""
+        """Leading tokens that attention never reads again: none with full attention."""
         return 0
 
     def max_blocks_held(self, num_tokens: int) -> int:
@@ -48,7 +48,7 @@ class FullAttentionManager:
     def num_blocks_to_allocate(
         self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, full: bool
     ) -> int:
-        """Free blocks that holding `num_tokens` takes; `hit` blocks in the free queue count as well."""
+        """Free blocks that holding `num_tokens` takes; `hit` blocks in the free queue count; `full`: whole prompt."""
         required = self.max_blocks_held(num_tokens) if full else cdiv(num_tokens, self.block_size)
         num_held = len(request.blocks[self.group])
         skipped = self.num_skipped_tokens(num_computed) // self.block_size
@@ -70,7 +70,7 @@ class FullAttentionManager:
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
-        """Free the blocks behind the window."""
+        """Free the blocks that attention never reads again after `num_computed` tokens."""
         blocks = request.blocks[self.group]
         end = min(self.num_skipped_tokens(num_computed) // self.block_size, len(blocks))
         dropped: list[Block] = []
@@ -92,7 +92,7 @@ class FullAttentionManager:
         request.num_cached_blocks[self.group] = max(first, full)
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
-        """Length up to which the blocks stay the same; `num_computed` tokens are certainly computed."""
+        """The request length in tokens up to which no block is allocated, freed or cached."""
         return len(request.blocks[self.group]) * self.block_size
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
@@ -116,17 +116,17 @@ class SlidingWindowManager(FullAttentionManager):
         self.max_held_blocks = settings.window_blocks(settings.groups[group])
 
     def num_skipped_tokens(self, num_computed: int) -> int:
-        """Tokens behind the window of the next token."""
+        """Leading tokens outside the window of the token that follows `num_computed`."""
         return max(0, num_computed - self.sliding_window + 1)
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
-        """Until a block is full, or the window has left one."""
+        """The request length in tokens until a block is full or lies wholly outside the window."""
         next_skipped = self.num_skipped_tokens(num_computed) // self.block_size + 1
         until_skipped = next_skipped * self.block_size + self.sliding_window - 2
         return min(super().stable_until_tokens(request, num_computed), until_skipped)
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """As for full attention, without the freed blocks at the start."""
+        """Slots that the request holds and the tokens stored in them, without blocks freed behind the window."""
         blocks, null = request.blocks[self.group], self.block_pool.null_block
         skipped = self.num_skipped_tokens(request.num_computed_tokens) // self.block_size
         dropped = min(skipped + 1, len(blocks))
@@ -135,7 +135,7 @@ class SlidingWindowManager(FullAttentionManager):
         return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
 
     def max_blocks_held(self, num_tokens: int) -> int:
-        """At most the window and the tokens in flight."""
+        """Most blocks held at once: those of the window and of the tokens in flight."""
         return min(super().max_blocks_held(num_tokens), self.max_held_blocks)
 
     def should_cache(self, request: Request, index: int) -> bool:
@@ -177,20 +177,20 @@ class FixedSizeManager(FullAttentionManager):
     def num_blocks_to_allocate(
         self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, full: bool
     ) -> int:
-        """All of them at the start, none later."""
+        """The group's fixed number of blocks for a new request, 0 for one that already holds them."""
         return self.num_blocks - len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
-        """Hold all of them from the first token on."""
+        """Hold the group's fixed number of blocks, whatever `num_tokens` is; nothing where they are held."""
         blocks = request.blocks[self.group]
         blocks.extend(self.block_pool.get_new_blocks(self.num_blocks - len(blocks)))
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
-        """At any length."""
+        """sys.maxsize: the blocks stay the same at any length."""
         return sys.maxsize
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
-        """A recurrent state has no slots for tokens."""
+        """(0, 0): a recurrent state has no slots for tokens."""
         return 0, 0
 
 
@@ -301,7 +301,7 @@ class KVCacheManager:
         return True
 
     def _stable_until_tokens(self, request: Request, computed: int, num_tokens: int) -> int:
-        """Length up to which no block is allocated, freed or cached."""
+        """The request length in tokens up to which no group allocates, frees or caches a block."""
         block_size = self.settings.block_size
         if min(num_tokens, request.num_tokens) // block_size < num_tokens // block_size:
             return 0
@@ -326,6 +326,7 @@ class KVCacheManager:
         return slots, stored
 
     def free(self, request: Request) -> None:
+        """Free the request's blocks in every group of layers."""
         request.stable_until_tokens = 0
         for table in self.tables:
             table.free(request)

@@ -41,7 +41,7 @@ class ReplayOutcome:
     """Of the mean time per output token of a request, without the first token."""
 
     def as_json(self) -> dict[str, Any]:
-        """The row of a frontier."""
+        """The setting's flags, latencies, goodput and preemptions, as a row of `--choose --json`'s frontier."""
         return {
             name: round(value, _DIGITS.get(name, 4)) if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -62,7 +62,7 @@ class Goal:
     time_per_token_p99: float | None = None
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
-        """Whether the setting keeps up with the load within the latency."""
+        """Whether the setting keeps up with the arrivals, within the limits of p99 latencies and preemptions."""
         return (
             outcome.finished > 0
             and outcome.keeps_up
@@ -182,7 +182,7 @@ def _served_requests(timeline: Timeline) -> Iterator[ServedRequest]:
 
 
 def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
-    """From the first arrival to the last token; steps count from 0."""
+    """From the first arrival to the last token, in seconds; for a trace in steps, the last step."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))
     first = min(timeline.trace.arrivals[0] for timeline in timelines)

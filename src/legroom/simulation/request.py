@@ -25,7 +25,6 @@ class Request:
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.peak_computed_tokens = 0
-        self.recomputed_tokens = 0
         self.num_draft_tokens = 0
         self.draft_credit = 0.0
         self.num_placeholders = 0
@@ -50,7 +49,7 @@ class Request:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last sampled token reached the requested length."""
+        """Whether all requested output tokens were sampled."""
         return self.num_tokens >= self.max_total_tokens
 
     @property

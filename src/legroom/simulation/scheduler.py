@@ -24,26 +24,22 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, request: Request) -> None:
-        """Queue a new request behind the others, or by its priority."""
-        self._push(request, 1)
-
-    def prepend(self, request: Request) -> None:
-        """Queue it first; by priority, where it belongs."""
-        self._push(request, -1)
-
-    def _push(self, request: Request, side: int) -> None:
-        """Insert at the back (`side` 1) or the front (-1) of a FIFO queue; by priority where the policy says so."""
+    def add(self, request: Request, *, first: bool = False) -> None:
+        """Queue a request behind the others, or before them; by priority, where it belongs."""
         self._count += 1
-        heapq.heappush(self._heap, (request.priority_key if self._by_priority else (0, side * self._count), request))
+        key = request.priority_key if self._by_priority else (0, -self._count if first else self._count)
+        heapq.heappush(self._heap, (key, request))
 
     def peek(self) -> Request:
+        """The request to admit next, left in the queue."""
         return self._heap[0][1]
 
     def pop(self) -> Request:
+        """Remove and return the request to admit next."""
         return heapq.heappop(self._heap)[1]
 
     def remove(self, request: Request) -> None:
+        """Remove this request, wherever it is in the queue."""
         self._heap = [entry for entry in self._heap if entry[1] is not request]
         heapq.heapify(self._heap)
 
@@ -84,10 +80,12 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
+        """Whether a request is running or waiting."""
         return bool(self.running) or bool(len(self.waiting))
 
     @property
     def num_waiting(self) -> int:
+        """Requests in the waiting queue."""
         return len(self.waiting)
 
     def pop_unschedulable(self) -> Request | None:
@@ -95,9 +93,11 @@ class Scheduler:
         return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> SchedulerOutput:
-        """Running requests first, then waiting ones unless a request was preempted."""
+        """The decisions of one step: running requests first, then waiting ones unless one was preempted."""
         output = SchedulerOutput()
-        threshold = self._long_prefill_threshold()
+        # Since 0.31 a lone prompt may use the whole budget.
+        is_alone = len(self.running) + self.num_waiting <= 1
+        threshold = 0 if is_alone else self.settings.long_prefill_token_threshold
         budget = self._schedule_running(output, self.settings.max_num_batched_tokens, threshold)
         if not output.preempted:
             self._schedule_waiting(output, budget, threshold)
@@ -175,7 +175,7 @@ class Scheduler:
             self.waiting.pop()
             budget -= used
         for request in reversed(skipped):
-            self.waiting.prepend(request)
+            self.waiting.add(request, first=True)
 
     def _admit(
         self,
@@ -215,12 +215,6 @@ class Scheduler:
         output.scheduled[request] = num_new_tokens
         return num_new_tokens
 
-    def _long_prefill_threshold(self) -> int:
-        """The most prompt tokens a request may compute in this step; 0 for no limit."""
-        # Since 0.31 a lone prompt may use the whole budget.
-        alone = len(self.running) + self.num_waiting <= 1
-        return 0 if alone else self.settings.long_prefill_token_threshold
-
     def _preemption_victim(self) -> Request:
         """The running request to preempt: the last admitted, or by priority the least important."""
         if self.settings.scheduling_policy == "priority":
@@ -228,10 +222,11 @@ class Scheduler:
         return self.running[-1]
 
     def _can_free(self, request: Request) -> bool:
-        """Whether its blocks could be reused at once."""
+        """Whether the request's blocks could be reused at once if it were freed."""
         return True
 
     def _free(self, request: Request) -> None:
+        """Return the request's KV blocks to the pool."""
         self.kv_cache_manager.free(request)
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
@@ -243,7 +238,7 @@ class Scheduler:
         request.num_placeholders = 0
         request.stale_tokens = request.in_flight_tokens
         request.num_preemptions += 1
-        self.waiting.prepend(request)
+        self.waiting.add(request, first=True)
         output.preempted.append(request)
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
@@ -267,24 +262,23 @@ class Scheduler:
 
     def _append_sampled_tokens(self, request: Request, drafts: int, is_stale: bool) -> None:
         """Append the sampled token and the accepted draft tokens; rejected drafts no longer count as computed."""
-        accepted = self._num_accepted_drafts(request, drafts)
+        # The given share of the drafts is accepted on average, spread evenly.
+        request.draft_credit += drafts * self.settings.speculative_acceptance
+        accepted = min(drafts, int(request.draft_credit))
+        request.draft_credit -= accepted
         if not is_stale:
             request.num_computed_tokens -= drafts - accepted
-        for _ in range(min(1 + accepted, request.max_total_tokens - request.num_tokens)):
-            self._append_token(request)
+        sampled = min(1 + accepted, request.max_total_tokens - request.num_tokens)
+        request.num_output_tokens += sampled
+        if self.hasher:
+            request.token_ids += [SAMPLED_TOKEN] * sampled
+            self.hasher.extend(request.block_hashes, request.token_ids)
         if self.settings.async_scheduling and not is_stale:
             request.num_placeholders -= 1 + drafts
         if request.status is Status.RUNNING:
             request.num_draft_tokens = self.settings.num_speculative_tokens
             if self.settings.async_scheduling and self.settings.enable_prefix_caching:
                 self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens - request.num_placeholders)
-
-    def _num_accepted_drafts(self, request: Request, drafts: int) -> int:
-        """Accepted draft tokens: the given share on average, spread evenly."""
-        request.draft_credit += drafts * self.settings.speculative_acceptance
-        accepted = min(drafts, int(request.draft_credit))
-        request.draft_credit -= accepted
-        return accepted
 
     def _finish_request(self, request: Request) -> None:
         """Free the blocks of a running request, or take a preempted one out of the queue."""
@@ -293,13 +287,6 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.status = Status.FINISHED
-
-    def _append_token(self, request: Request) -> None:
-        """Count one generated token, and hash the block that it fills where prefix caching is on."""
-        request.num_output_tokens += 1
-        if self.hasher:
-            request.token_ids.append(SAMPLED_TOKEN)
-            self.hasher.extend(request.block_hashes, request.token_ids)
 
 
 class SchedulerV0(Scheduler):
@@ -354,6 +341,7 @@ class SchedulerV0(Scheduler):
             budget -= tokens
 
     def _reject(self, request: Request, why: str, output: SchedulerOutput) -> None:
+        """Drop a waiting request that can never be served and report why in the step's output."""
         request.status = Status.FINISHED
         output.ignored.append((request, why))
 

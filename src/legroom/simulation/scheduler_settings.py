@@ -114,7 +114,7 @@ class SchedulerSettings:
 
     @property
     def watermark_blocks(self) -> int:
-        """Blocks that an admission must leave free."""
+        """Free blocks that must remain after admitting a request (vLLM's watermark)."""
         return int(self.watermark * self.num_blocks)
 
     @property

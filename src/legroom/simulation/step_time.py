@@ -38,7 +38,7 @@ class StepBand:
 
 
 def class_of(work: Hardware) -> str:
-    """The kind of model whose errors are alike."""
+    """The model class of step-time errors: "state-space", "latent attention", "experts" or "dense"."""
     if work.state_layers:
         return "state-space"
     if work.decode_flops_per_pair:
@@ -85,7 +85,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
 
 
 def why_elsewhere(plan: Plan) -> str:
-    """Why runs of this server differ from those that ranges rest on; empty where they do not."""
+    """Why this server differs from the measured runs (no NVIDIA GPU, old release), as a clause; else empty."""
     if not plan.target.gpu.name.startswith("NVIDIA "):
         return "few runs on cards of other makers than NVIDIA are known"
     is_old = plan.target.release.before("0.11.0")
@@ -99,7 +99,7 @@ def _waits_for_host(cost: StepCost, tokens: int) -> bool:
 
 
 def why_untrusted(work: Hardware) -> str:
-    """Why no step time is estimated; empty where one is."""
+    """Why no step time is estimated (the GPU's FLOP/s are unknown), as a clause; empty where one is."""
     return "" if work.flops_s > 0 else "how fast it computes is not known, so no time is estimated"
 
 
@@ -219,14 +219,14 @@ class LinkEfficiency:
 
 
 def fitted_efficiency() -> Efficiency:
-    """The fit to measured steps."""
+    """The kernel efficiencies and overheads fitted to measured step times, from the package's data."""
     return Efficiency(**_fit_data("step_fit.json")["fitted"])
 
 
 def roofline(
     hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
 ) -> StepCost:
-    """The step cost of one rank from its bytes, operations and the speed of the GPU."""
+    """The step cost of one rank from its bytes, FLOPs and GPU; `reached`, `exchanged`: other than fitted efficiency."""
     reached = reached or fitted_efficiency()
     exchanged = exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
@@ -277,7 +277,7 @@ def roofline(
 
 
 def fixed_cost(step_s: float) -> StepCost:
-    """A step cost that is the same for every step."""
+    """A step cost of `step_s` seconds for every step, whatever it computes."""
     if not step_s > 0:
         raise LegroomError(f"a step cannot take {step_s * 1000:g} ms", "give --step-ms above 0")
     return StepCost(step_s, 0.0, 0.0, 0.0)

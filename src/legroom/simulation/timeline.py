@@ -102,7 +102,7 @@ class Clocks:
 
     @classmethod
     def of(cls, count: int) -> Clocks:
-        """Clocks of zeros for `count` requests."""
+        """Clocks for `count` requests, with every time 0."""
         return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
 
 
@@ -128,20 +128,20 @@ class Timeline:
     @property
     def queue_steps(self) -> array[int]:
         """Steps from arrival to first being scheduled, sorted."""
-        return self._waits("queue_s", self.first_sched_steps)
+        return self._wait_steps("queue_s", self.first_sched_steps)
 
     @property
     def first_token_wait_steps(self) -> array[int]:
         """Steps from arrival to the first token, sorted."""
-        return self._waits("first_token_s", self.first_token_steps)
+        return self._wait_steps("first_token_s", self.first_token_steps)
 
     @property
     def latency_steps(self) -> array[int]:
         """Steps from arrival to the last token, sorted."""
-        return self._waits("latency_s", self.finish_steps)
+        return self._wait_steps("latency_s", self.finish_steps)
 
-    def _waits(self, name: str, ends: Sequence[int]) -> array[int]:
-        """Sorted steps from arrival. A trace in seconds has no arrival steps: its waits are counted in mean steps."""
+    def _wait_steps(self, name: str, ends: Sequence[int]) -> array[int]:
+        """Sorted steps from arrival to `ends`; for a trace in seconds, the wait `name` over the mean step time."""
         if self.clocks is None:
             waits = zip(ends, self.arrival_steps, strict=True)
             return array("q", sorted(end - start for end, start in waits if end >= 0))
@@ -150,7 +150,7 @@ class Timeline:
 
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """Sorted latencies in seconds; empty where the trace counts steps."""
+        """Sorted queue, first-token and total latencies in seconds by name; empty where the trace counts steps."""
         clocks, arrivals = self.clocks, self.trace.arrivals
         if clocks is None:
             return {}
@@ -167,7 +167,7 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token; 0 where the trace counts steps."""
         if self.clocks is None or not self.tally.finished:
             return 0.0
         return float(max(self.clocks.finish_s)) - self.trace.arrivals[0]
@@ -181,7 +181,7 @@ class Timeline:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Throughput, where the trace has seconds."""
+        """Generated tokens per second over the makespan; 0 where the trace counts steps."""
         return self.output_tokens / self.makespan_s if self.makespan_s > 0 else 0.0
 
     @property
@@ -237,7 +237,7 @@ class Timeline:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of sorted `values`."""
+    """The nearest-rank percentile at `share` (0 to 1) of sorted `values`."""
     if not values:
         return 0
     rank = max(1, -(-len(values) * share // 1))
@@ -256,6 +256,7 @@ _ZEROS: _Maxima = (0, 0, 0, 0)
 
 
 def _larger_of_each(left: _Maxima, right: _Maxima) -> _Maxima:
+    """The element-wise maximum of two samples' figures."""
     return tuple(map(max, left, right))  # type: ignore[return-value]
 
 
@@ -305,7 +306,7 @@ def pool_curves_json(timeline: Timeline) -> dict[str, Any]:
 
 
 def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
-    """Seconds of steps, interpolated between the steps at which a request was scheduled or finished."""
+    """The seconds at which these steps began, interpolated between known ones; None where the trace counts steps."""
     clocks = timeline.clocks
     if clocks is None:
         return None
@@ -320,7 +321,7 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
 
 
 def _time_at_step(marks: list[tuple[int, float]], at: int, step: int) -> float:
-    """Seconds at a step, interpolated between the marks around index `at`; the first or last mark's beyond them."""
+    """Seconds at a step, interpolated between the (step, seconds) marks around index `at`; clamped at the ends."""
     if at == 0:
         return marks[0][1]
     if at == len(marks):

@@ -82,14 +82,14 @@ class Trace:
         self.prefix_lens.append(min(prefix_len, prompt_len))
 
     def add_prefix(self, name: str, parent: int = NO_PREFIX, parent_len: int = 0) -> int:
-        """Add a prefix that begins with `parent_len` tokens of another one."""
+        """Add a prefix group that begins with `parent_len` tokens of group `parent`; returns its number."""
         group = self._group_of[name] = len(self.prefix_names)
         self.prefix_names.append(name)
         self.prefix_parents.append((parent, parent_len))
         return group
 
     def prefix_segments(self, group: int, length: int) -> list[tuple[str, int, int]]:
-        """The first `length` tokens of a prefix as (stream, from, to), in order."""
+        """The first `length` tokens of a prefix group as (token stream, from, to), in order."""
         segments: list[tuple[str, int, int]] = []
         while length > 0:
             parent, parent_len = self.prefix_parents[group]
@@ -104,6 +104,7 @@ class Trace:
         return f"r{index}" if self.ids is None else self.ids[index]
 
     def rows(self) -> Iterator[TraceRequest]:
+        """Each request as a `TraceRequest`, in trace order."""
         for i in range(len(self)):
             group = self.prefix_groups[i]
             prefix = tuple(self.prefix_segments(group, self.prefix_lens[i])) if group != NO_PREFIX else ()
@@ -133,12 +134,11 @@ class Trace:
 
     @property
     def arrives_at_once(self) -> bool:
-        """Whether there is no arrival rate."""
+        """Whether all requests arrive at the same time, so that there is no arrival rate."""
         return self.arrivals[0] == self.arrivals[-1]
 
     def shares(self, replicas: int, most: int) -> Iterator[Trace]:
-        """The requests of each of `replicas` servers in round-robin order; of more than `most` servers, an even
-        sample."""
+        """The trace of each of `replicas` round-robin servers; an even sample of `most` where there are more."""
         if replicas == 1:
             yield self
             return
@@ -146,7 +146,7 @@ class Trace:
             yield self.reordered(range(number * replicas // min(replicas, most), len(self), replicas))
 
     def repeated(self, times: int) -> Trace:
-        """The same arrivals `times` times, every request with its own prompt apart from the shared prefixes."""
+        """The same arrivals `times` times in a row; each request has its own prompt after the shared prefix."""
         count = len(self)
         longer = self.reordered([*range(count)] * times)
         # The pause between two rounds is the mean gap within them.
@@ -186,7 +186,7 @@ _HIGH_BYTE = bytes(1 + value % 7 for value in range(256))
 
 
 def stream_tokens(name: str, length: int) -> list[int]:
-    """The first `length` tokens of a named stream; longer reads begin with the shorter ones."""
+    """The first `length` pseudo-random token ids of a named stream; the same name gives the same ids."""
     words = round_up(length, 4)  # randbytes draws whole words of 4 bytes, the first ones first
     tokens = bytearray(2 * words)
     tokens[::2] = random.Random(name).randbytes(words)

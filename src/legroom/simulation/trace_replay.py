@@ -116,7 +116,10 @@ class StepByStepReplay:
         upcoming = next(arrivals, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:
             if upcoming and not self.scheduler.has_requests and not self.in_flight:
-                self._skip_to_arrival(upcoming[1].arrival)
+                if self.clocks:
+                    self.now_s = max(self.now_s, upcoming[1].arrival)
+                else:
+                    self.step = max(self.step, int(upcoming[1].arrival))
             while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
                 self._add_request(*upcoming)
                 upcoming = next(arrivals, None)
@@ -126,14 +129,8 @@ class StepByStepReplay:
             if self.progress and self.step % 2000 == 0:
                 self.progress(self.tally.finished / len(self.trace))
 
-    def _skip_to_arrival(self, arrival: float) -> None:
-        """Advance an idle replay to the next arrival, in seconds or in steps as the trace counts."""
-        if self.clocks:
-            self.now_s = max(self.now_s, arrival)
-        else:
-            self.step = max(self.step, int(arrival))
-
     def _add_request(self, index: int, row: TraceRequest) -> None:
+        """Queue the trace's request `index` at the current step or second."""
         request = Request(row, index, self.settings.max_model_len)
         if self.scheduler.hasher:
             request.token_ids = prompt_tokens(row)
@@ -177,14 +174,13 @@ class StepByStepReplay:
             )
 
     def _reject_unschedulable(self) -> None:
-        """Nothing runs and the first waiting request still does not fit: it never will."""
+        """Reject the first waiting request when nothing runs and it still does not fit."""
         stuck = self.scheduler.pop_unschedulable()
         if stuck is not None:
             self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
 
     def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request], float]:
-        """Complete the oldest batch in flight, once there are as many as the engine keeps or nothing new to run: who
-        sampled a token, who finished, and when."""
+        """Complete the oldest batch in flight if due: requests that sampled a token, that finished, and the second."""
         if output.scheduled:
             self.in_flight.append((output, self.now_s))
         if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):

@@ -28,7 +28,7 @@ class Batching:
 
 
 def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
-    """The V1 engine's step limits."""
+    """The V1 engine's max_num_batched_tokens, max_num_seqs, chunked prefill and prefix caching."""
     chunked = _chunked_prefill_v1(args, model, release)
     tokens, seqs = device_defaults(gpu, release, args.usage)
     if args.performance_mode == "throughput" and release.at_least("0.17.0"):
@@ -38,9 +38,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
     given_tokens = args.max_num_batched_tokens
     # 0.9.2 - 0.10.0 replace even a given value without chunked prefill.
     if given_tokens is None or (not chunked and release.within("0.9.2", "0.10.0")):
-        tokens = _default_tokens_v1(
-            args, model, release, tokens=tokens, seqs=seqs, max_model_len=max_model_len, chunked=chunked
-        )
+        tokens = _default_tokens_v1(args, model, release, tokens, seqs, max_model_len, chunked)
     else:
         tokens = given_tokens
     if args.max_num_seqs is None and release.at_least("0.10.1"):
@@ -49,9 +47,9 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _default_tokens_v1(
-    args: ServeArgs, model: Model, release: Release, *, tokens: int, seqs: int, max_model_len: int, chunked: bool
+    args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """max_num_batched_tokens where none is given."""
+    """V1's max_num_batched_tokens where none is given; `tokens`, `seqs`: the card's defaults."""
     if release.at_least("0.20.0") and _is_batched_dp_moe(args, model):
         tokens = 256 * (2 if args.performance_mode == "throughput" else 1)
     if not chunked:
@@ -90,12 +88,7 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
     else:
         large = gpu.total_bytes >= 70 * GIB and (release.before("0.9.0") or "a100" not in name)
     huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB and not gpu.unified
-    if huge:
-        tokens = 16384
-    elif large:
-        tokens = 16384 if offline else 8192
-    else:
-        tokens = 8192 if offline else 2048
+    tokens = 16384 if huge or (large and offline) else 8192 if large or offline else 2048
     if release.before("0.8.0"):
         return tokens, 256
     if release.before("0.8.4"):
@@ -131,7 +124,7 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
 
 
 def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
-    """The V0 engine's step limits."""
+    """The V0 engine's max_num_batched_tokens, max_num_seqs, chunked prefill and prefix caching."""
     chunked = _chunked_prefill_v0(args, model, gpu, release, max_model_len)
     seqs = args.max_num_seqs if args.max_num_seqs is not None else 256
     tokens = args.max_num_batched_tokens
@@ -152,7 +145,7 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
-    """Chunked prefill of the V0 engine: on by default above 32 Ki tokens from 0.5.3 on, with exceptions."""
+    """Whether V0 chunks prefills: by default above 32 Ki tokens from 0.5.3 on, with exceptions."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
     if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":

@@ -6,7 +6,6 @@ Attention backends without full-graph support narrow the mode at load time; the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from legroom.facts.gpus import Gpu
@@ -14,6 +13,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, env_flag, is_given, named_backend, other_values
+from legroom.vllm.batching import Batching
 from legroom.vllm.precision import activation_dtype, requested_cache_dtype
 from legroom.vllm.traits import is_encoder_decoder, is_pooling, masks_images, traits
 
@@ -30,36 +30,24 @@ class GraphPlan:
     sizes: tuple[int, ...]
 
 
-def graph_plan(
-    args: ServeArgs,
-    model: Model,
-    gpu: Gpu,
-    release: Release,
-    *,
-    engine: str,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-) -> GraphPlan:
-    """cudagraph_mode and ascending capture sizes."""
+def graph_plan(args: ServeArgs, model: Model, gpu: Gpu, release: Release, engine: str, batching: Batching) -> GraphPlan:
+    """The cudagraph_mode and the ascending batch sizes that the release captures."""
     if engine == "V0":
         if args.enforce_eager:
             return GraphPlan("NONE", ())
         largest = 8192 if release.at_least("0.6.0") else 256
         possible = [1, 2, 4, *range(8, largest + 1, 8)]
-        stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
+        stop = next((size for size in possible if size >= batching.max_num_seqs), possible[-1])
         return GraphPlan("FULL_DECODE_ONLY", tuple(size for size in possible if size <= stop))
     mode = _mode_v1(args, model, gpu, release)
     if mode == "NONE":
         return GraphPlan("NONE", ())
-    own_top = _own_top_size(model, release)
-    sizes = _sizes_v1(
-        args, gpu, release, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, own_top=own_top
-    )
+    sizes = _sizes_v1(args, gpu, release, batching, _own_top_size(model, release))
     return GraphPlan(mode, sizes) if sizes else GraphPlan("NONE", ())
 
 
 def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str, runner: str, mode: str) -> bool:
-    """Whether the release subtracts a graph estimate from the budget (0.18.0+)."""
+    """Whether the release subtracts a CUDA graph estimate from the KV cache budget (0.18.0+)."""
     if engine == "V0" or release.before("0.18.0") or mode == "NONE":
         return False
     asked = env_flag(args, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
@@ -67,21 +55,13 @@ def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str
         return False
     if runner == "V2" and release.before("0.29.0"):
         return False  # the V2 runner's estimate is 0
-    if gpu.vendor == "nvidia":
-        return True
-    if gpu.vendor == "amd":
-        return release.at_least("0.26.0")
-    return gpu.vendor == "intel" and release.at_least("0.31.0")
-
-
-def _compilation(args: ServeArgs) -> Mapping[str, Any]:
-    """The given `--compilation-config`, without vLLM's defaults; empty where there is none."""
-    return args.compilation_config or {}
+    since = {"nvidia": "0.18.0", "amd": "0.26.0", "intel": "0.31.0"}.get(gpu.vendor)
+    return since is not None and release.at_least(since)
 
 
 def _compile_level(args: ServeArgs, release: Release) -> int:
     """The compilation level: 0 no torch.compile ... 3 vLLM's own backend, which piecewise graphs need."""
-    config = _compilation(args)
+    config = args.compilation_config or {}
     asked = config.get("mode", config.get("level"))
     if isinstance(asked, str):
         text = asked.lower().removeprefix("compilationmode.")
@@ -95,7 +75,7 @@ def _compile_level(args: ServeArgs, release: Release) -> int:
 
 def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     """The cudagraph_mode of the V1 engine after vLLM's adjustments for model, card and attention backend."""
-    config = _compilation(args)
+    config = args.compilation_config or {}
     if args.enforce_eager or not _platform_captures(args, gpu, release) or config.get("use_cudagraph") is False:
         return "NONE"
     level = _compile_level(args, release)
@@ -137,8 +117,7 @@ def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Re
 
 
 def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
-    """Chunked attention, Triton's MLA up to 0.20, speculation over FlashInfer's kernels of old cards, and Gemma-3's
-    windows around image masks on the cards with a composite backend (0.32+)."""
+    """Whether attention runs outside CUDA graphs: chunked attention, old Triton MLA, some FlashInfer and Gemma-3."""
     if traits(model).chunked:
         return release.at_least("0.11.0")
     major = gpu.compute_capability[0]
@@ -182,12 +161,10 @@ def _own_top_size(model: Model, release: Release) -> int | None:
     return 992 if release.version == "0.11.0" else 1024
 
 
-def _sizes_v1(
-    args: ServeArgs, gpu: Gpu, release: Release, *, max_num_seqs: int, max_num_batched_tokens: int, own_top: int | None
-) -> tuple[int, ...]:
+def _sizes_v1(args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, own_top: int | None) -> tuple[int, ...]:
     """The batch sizes that V1 captures, ascending: those asked for, or the release's defaults."""
-    config = _compilation(args)
-    asked = args.cudagraph_capture_sizes or _int_list(config.get("cudagraph_capture_sizes"))
+    max_num_batched_tokens = batching.max_num_batched_tokens
+    asked = args.cudagraph_capture_sizes or _int_list((args.compilation_config or {}).get("cudagraph_capture_sizes"))
     legacy = _legacy_sizes(args) if release.within("0.9.0", "0.12.0") else ()
     if not asked and len(legacy) > 1:
         asked = legacy
@@ -200,33 +177,22 @@ def _sizes_v1(
     if release.before("0.11.1"):
         top = legacy[0] if legacy else 512
         if release.at_least("0.10.0") and not legacy:
-            top = min(2 * max_num_seqs, 512)
+            top = min(2 * batching.max_num_seqs, 512)
         if release.before("0.8.0"):
             return (1, 2, 4, *range(8, top + 1, 8))
         return tuple(size for size in (1, 2, 4, *range(8, top + 1, 8)) if size <= max_num_batched_tokens)
-    return _strided_sizes(
-        args,
-        gpu,
-        release,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        asked_top=legacy[0] if legacy else own_top,
-    )
+    return _strided_sizes(args, gpu, release, batching, legacy[0] if legacy else own_top)
 
 
 def _strided_sizes(
-    args: ServeArgs,
-    gpu: Gpu,
-    release: Release,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    asked_top: int | None,
+    args: ServeArgs, gpu: Gpu, release: Release, batching: Batching, asked_top: int | None
 ) -> tuple[int, ...]:
     """Capture sizes from 0.11.1 on: steps of 8 up to 256, of 16 beyond, and the sizes of full decode batches."""
+    max_num_seqs, max_num_batched_tokens = batching.max_num_seqs, batching.max_num_batched_tokens
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
-    asked_top = args.max_cudagraph_capture_size or _compilation(args).get("max_cudagraph_capture_size") or asked_top
+    config = args.compilation_config or {}
+    asked_top = args.max_cudagraph_capture_size or config.get("max_cudagraph_capture_size") or asked_top
     open_top = not isinstance(asked_top, int)
     top = min(max_num_seqs * query_len * 2, ceiling) if open_top else int(asked_top or 0)
     decode = _decode_sizes(release, query_len, max_num_seqs, ceiling, top) if open_top else set()
@@ -253,7 +219,7 @@ def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: 
 
 
 def num_speculative_tokens(args: ServeArgs) -> int:
-    """num_speculative_tokens; 0 without speculative decoding."""
+    """Draft tokens per step (num_speculative_tokens); 0 without speculative decoding."""
     value = (args.speculative_config or {}).get("num_speculative_tokens")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 

@@ -13,24 +13,9 @@ from typing import Any
 from legroom.facts.flags import Flag, choices, flag_history, flag_kind_ever, flag_name, flags_of
 from legroom.facts.releases import Release, successor
 from legroom.records import dataclass, field
+from legroom.vllm import flag_values
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.flag_problems import FlagProblem, ProblemKind, explain_unknown
-from legroom.vllm.flag_values import (
-    FIELDS,
-    NUMBER,
-    SPECULATIVE_FIELDS,
-    BadValue,
-    as_words,
-    dotted_value,
-    looks_like_flag,
-    merged,
-    nested,
-    read_bool,
-    read_float,
-    read_int,
-    read_json,
-    read_pairs,
-)
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
@@ -64,10 +49,10 @@ class FlagReader:
 
     def has_value_next(self) -> bool:
         """Whether the next word is a value rather than a flag or the end."""
-        return self.at < len(self.tokens) and not looks_like_flag(self.tokens[self.at])
+        return self.at < len(self.tokens) and not flag_values.looks_like_flag(self.tokens[self.at])
 
     def take(self) -> str:
-        """The next word."""
+        """Consume and return the next word."""
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -75,7 +60,7 @@ class FlagReader:
         """Convert and store a value, or record why the release does not accept it."""
         try:
             value = self._convert(flag, text)
-        except BadValue as expected:
+        except flag_values.BadValue as expected:
             self.problem(flag.name, "bad_value", f"{written} takes {expected}, got {text!r}", value=text)
             return
         allowed = choices(flag.name, self.release) if flag.kind in ("str", "int") else None
@@ -102,9 +87,9 @@ class FlagReader:
         if flag.name == "--max-model-len" and self.release.at_least("0.14.0") and text.strip().lower() == "auto":
             return -1
         if flag.kind in ("int", "human"):
-            return read_int(text, human=flag.kind == "human")
+            return flag_values.read_int(text, human=flag.kind == "human")
         if flag.kind == "float":
-            return read_float(text)
+            return flag_values.read_float(text)
         if flag.kind == "pairs" or (flag.name == "--limit-mm-per-prompt" and not text.lstrip().startswith("{")):
             return self._convert_pairs(flag, text)
         return self._convert_json(flag, text) if flag.kind == "json" else text
@@ -112,11 +97,11 @@ class FlagReader:
     def _convert_pairs(self, flag: Flag, text: str) -> dict[str, Any]:
         """`image=2,video=1` or a JSON object as a dict; the former is a recorded problem since 0.10."""
         if text.lstrip().startswith("{"):
-            value = read_json(text)
+            value = flag_values.read_json(text)
             if not isinstance(value, dict):
-                raise BadValue("pairs like image=2,video=1")
+                raise flag_values.BadValue("pairs like image=2,video=1")
             return value
-        pairs = read_pairs(text)
+        pairs = flag_values.read_pairs(text)
         if self.release.at_least("0.10.0"):
             message = f"{flag.name} takes JSON in vLLM {self.release}, got {text!r}"
             self.problem(flag.name, "bad_value", message, f"{flag.name} '{json.dumps(pairs)}'", text)
@@ -124,20 +109,20 @@ class FlagReader:
 
     def _convert_json(self, flag: Flag, text: str) -> Any:
         """The JSON value; raises BadValue where the flag needs an object."""
-        value = read_json(text)
+        value = flag_values.read_json(text)
         if flag.name == "--compilation-config" and isinstance(value, int) and not isinstance(value, bool):
             if self.release.at_least("0.12.0"):
                 message = f"{flag.name} takes JSON since vLLM 0.12.0, got {text!r}"
                 self.problem(flag.name, "bad_value", message, f"-O{value}", text)
             return {"level": value}
-        if FIELDS.get(flag.dest, "").startswith("Mapping") and not isinstance(value, dict):
-            raise BadValue("a JSON object like '{\"key\": 1}'")
+        if flag_values.FIELDS.get(flag.dest, "").startswith("Mapping") and not isinstance(value, dict):
+            raise flag_values.BadValue("a JSON object like '{\"key\": 1}'")
         return value
 
     def store(self, flag: Flag, value: Any) -> None:
         """Store a value in its field, in the speculative config, or among the others."""
-        if flag.dest in SPECULATIVE_FIELDS or flag.dest in _SHORT_SPECULATIVE:
-            key = SPECULATIVE_FIELDS.get(flag.dest) or _SHORT_SPECULATIVE[flag.dest]
+        if flag.dest in flag_values.SPECULATIVE_FIELDS or flag.dest in _SHORT_SPECULATIVE:
+            key = flag_values.SPECULATIVE_FIELDS.get(flag.dest) or _SHORT_SPECULATIVE[flag.dest]
             self.values["speculative_config"] = {**(self.values.get("speculative_config") or {}), key: value}
         elif flag.dest == "optimization_level":
             # Stores --optimization-level 0 to 3; anything else is recorded as a problem.
@@ -147,19 +132,14 @@ class FlagReader:
             else:
                 message = f"--optimization-level takes 0, 1, 2 or 3, got {value!r}"
                 self.problem("--optimization-level", "bad_value", message, value=str(value))
-        elif flag.dest in FIELDS:
+        elif flag.dest in flag_values.FIELDS:
             self.values[flag.dest] = value
         elif flag.name in _REPEATABLE and flag.name in self.others:
             self.others[flag.name] += (flag.name, str(value))
         elif value is None:
             self.others.pop(flag.name, None)
         else:
-            self.others[flag.name] = as_words(value)
-
-    def store_dotted(self) -> None:
-        """Store the dotted keys of a flag as one JSON value, which replaces one given as a whole."""
-        for flag, value in self.dotted.values():
-            self.store(flag, value)
+            self.others[flag.name] = flag_values.as_words(value)
 
     def to_args(self, usage: Usage, env: Mapping[str, str]) -> ServeArgs:
         """All stored values as ServeArgs."""
@@ -169,7 +149,9 @@ class FlagReader:
             kind = table[name].kind if name in table else "str"
             if words == ("False",) and kind == "bool":
                 others.append("--no-" + name[2:])
-            elif len(words) == 1 and (looks_like_flag(words[0]) or kind in ("optbool", "maybe") or not words[0]):
+            elif len(words) == 1 and (
+                flag_values.looks_like_flag(words[0]) or kind in ("optbool", "maybe") or not words[0]
+            ):
                 others.append(f"{name}={words[0]}")
             elif words != ("False",) or kind != "switch":
                 others += [name, *words]
@@ -202,7 +184,9 @@ def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serv
     reader = FlagReader(release, rest)
     while reader.at < len(rest):
         _read_token(reader)
-    reader.store_dotted()
+    # The dotted keys of a flag are one JSON value, which replaces one given as a whole.
+    for flag, value in reader.dotted.values():
+        reader.store(flag, value)
     # Takes the first positional as the model where none is given; the others are recorded as problems.
     words = reader.positionals
     if words and positional_model and not reader.values.get("model"):
@@ -233,7 +217,7 @@ def _read_token(reader: FlagReader) -> None:
     token = reader.take()
     if not token or token in ("--", "-h", "--help"):
         return
-    if not token.startswith("-") or token == "-" or NUMBER.fullmatch(token):
+    if not token.startswith("-") or token == "-" or flag_values.NUMBER.fullmatch(token):
         reader.positionals.append(token)
     elif token.startswith("-O") and not token.startswith("-O."):
         _read_optimization(token, reader)
@@ -266,7 +250,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
     dashes = "--" if name.startswith("--") else "-"
     head, dot, path = name[len(dashes) :].partition(".")
     name = flag_name(head) if dashes == "--" else dashes + head
-    flag, negated = _find(name, reader)
+    flag, negated = _find_flag(name, reader)
     if flag is None:
         _skip_unknown(name, value, reader)
         return
@@ -286,7 +270,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
         reader.problem(flag.name, "bad_value", f"{flag.name} needs a value")
 
 
-def _find(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
+def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
     """The flag of a name or unique prefix, and whether it is negated by --no-."""
     table = flags_of(reader.release)
     if name in table:
@@ -339,8 +323,8 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReade
         reader.store(flag, not negated)
         return
     try:
-        wanted = read_bool(value) != negated
-    except BadValue:
+        wanted = flag_values.read_bool(value) != negated
+    except flag_values.BadValue:
         reader.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}", value=value)
         return
     if flag.kind != "optbool":
@@ -363,10 +347,10 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
     converted: list[Any] = list(items)
     try:
         if flag.kind == "list:int":
-            converted = [read_int(item, human=False) for item in items]
+            converted = [flag_values.read_int(item, human=False) for item in items]
         elif flag.kind == "list:float":
-            converted = [read_float(item) for item in items]
-    except BadValue as expected:
+            converted = [flag_values.read_float(item) for item in items]
+    except flag_values.BadValue as expected:
         value = " ".join(items)
         reader.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {value!r}", value=value)
         return
@@ -374,7 +358,7 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -> None:
-    """--compilation-config.cudagraph_mode X, and --x.list+ a,b."""
+    """Store a key of a JSON flag: `--compilation-config.cudagraph_mode X`, or list items: `--x.list+ a,b`."""
     if value is None and reader.at >= len(reader.tokens):
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return
@@ -386,6 +370,6 @@ def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -
     elif not all(keys) or len(keys) > 8:
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} is not a key")
     else:
-        content: Any = text.split(",") if path.endswith("+") else dotted_value(text)
+        content: Any = text.split(",") if path.endswith("+") else flag_values.dotted_value(text)
         _, before = reader.dotted.get(flag.name, (flag, {}))
-        reader.dotted[flag.name] = (flag, merged(before, nested(keys, content)))
+        reader.dotted[flag.name] = (flag, flag_values.merged(before, flag_values.nested(keys, content)))

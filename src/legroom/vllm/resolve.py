@@ -105,6 +105,7 @@ def default_and_longest_len(args: ServeArgs, model: Model, release: Release) -> 
 
 
 def _is_longrope(config: Mapping[str, Any]) -> bool:
+    """Whether the config's RoPE scaling is longrope (Phi-3), whose length is not multiplied."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.get(key)
         if isinstance(rope, Mapping):
@@ -129,17 +130,9 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     batch_rule = batching_v0 if engine == "V0" else batching_v1
     batching = batch_rule(args, model, gpu, release, length)
     runner = runner_of(args, model, gpu, release)
-    graphs = graph_plan(
-        args,
-        model,
-        gpu,
-        release,
-        engine=engine,
-        max_num_seqs=batching.max_num_seqs,
-        max_num_batched_tokens=batching.max_num_batched_tokens,
-    )
+    graphs = graph_plan(args, model, gpu, release, engine, batching)
     async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)
-    pipeline = args.pipeline_parallel_size or 1
+    pipeline, utilization = args.pipeline_parallel_size or 1, args.gpu_memory_utilization
     settings = EngineSettings(
         release=release.version,
         engine=engine,
@@ -152,7 +145,9 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         auto_fit_len=args.max_model_len == -1,
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=batching.max_num_batched_tokens,
-        gpu_memory_utilization=_utilization(args, release),
+        gpu_memory_utilization=float(default("--gpu-memory-utilization", release))
+        if utilization is None
+        else utilization,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         block_size=args.block_size,
@@ -173,19 +168,12 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         disable_hybrid_kv_cache_manager=_hybrid_manager_off(args, model, release),
         num_speculative_tokens=num_speculative_tokens(args),
         given=args,
-        notes=tuple(notes + _ignored(args, release, engine)),
+        notes=tuple(notes + _ignored_flag_notes(args, release, engine)),
     )
     check_settings(settings, model)
     # The checks take what is given; without a KV cache the engine then turns chunked prefill off.
     no_cache = traits(model).bidirectional and release.at_least("0.16.0")
     return replace(settings, enable_chunked_prefill=False) if no_cache else settings
-
-
-def _utilization(args: ServeArgs, release: Release) -> float:
-    """--gpu-memory-utilization, or the release's default."""
-    if args.gpu_memory_utilization is not None:
-        return args.gpu_memory_utilization
-    return float(default("--gpu-memory-utilization", release))
 
 
 def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: str) -> bool:
@@ -213,19 +201,12 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
 
 def _concurrent_batches(async_scheduling: bool, runner: str, pipeline: int) -> int:
     """max_concurrent_batches: one per pipeline stage, and one more with async scheduling."""
-    if async_scheduling:
-        if runner == "V2":
-            return pipeline + 1
-        if pipeline == 1:
-            return 2
-    return pipeline
+    return pipeline + 1 if async_scheduling and (runner == "V2" or pipeline == 1) else pipeline
 
 
 def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool:
     """Whether the hybrid KV cache manager is off: sliding and chunked layers get the blocks of full attention."""
-    if release.before("0.9.1"):
-        return True
-    if args.disable_hybrid_kv_cache_manager:
+    if release.before("0.9.1") or args.disable_hybrid_kv_cache_manager:
         return True
     chunked = traits(model).chunked
     allowed = env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
@@ -247,7 +228,7 @@ def _takes_hybrid_manager(args: ServeArgs, release: Release) -> bool:
     return name not in known or name in able
 
 
-def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:
+def _ignored_flag_notes(args: ServeArgs, release: Release, engine: str) -> list[str]:
     """Sentences about given flags without effect."""
     notes = []
     if engine == "V1" and args.swap_space is not None:

@@ -62,7 +62,7 @@ class Evidence:
     """The text from the match on, with the lines that follow, for a message that is wrapped over several lines."""
 
     def number(self, name: str) -> int | None:
-        """A whole number that the message prints."""
+        """The integer that the message prints under this name; None where it prints none."""
         value = self.facts.get(name)
         return value if isinstance(value, int) else None
 
@@ -126,6 +126,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
 
 _COVERED_BY = {
     "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
+    "false_oom": ("torch_oom_unsized", "cuda_oom", "exception"),
     "hbm_oom": ("torch_oom_unsized", "exception"),
     "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
     "nccl_oom": ("nccl_other_cuda", "cuda_oom"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from legroom.web.live import LiveFeed
 
-Handler = Callable[[Request], Awaitable[Response]]
 MAX_BODY_BYTES = 80 << 20
 """Of a JSON request: a log of 64 MiB and the escapes of JSON."""
 MAX_LOG_BYTES = 4 << 30
@@ -104,7 +104,7 @@ class MetricsLayer:
 def create_app(
     access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None, *, page: bool = True
 ) -> Starlette:
-    """The application; `feed` follows running servers. Without `metrics_page` it serves the API alone."""
+    """The application; `feed` follows running servers. Without `page` it serves the API alone."""
     processes = EndpointProcesses(limits)
     metrics = ApiMetrics()
 
@@ -127,8 +127,8 @@ def create_app(
         Route("/healthz", _healthz),
         Route("/readyz", metrics.readiness),
         Route("/metrics", metrics.metrics_page),
-        Route("/openapi.json", _openapi_handler(page)),
-        *([Route("/api/live", _live_handler(feed))] if page else []),
+        Route("/openapi.json", partial(_openapi, page)),
+        *([Route("/api/live", partial(_live_events, feed))] if page else []),
         *(_endpoint_route(endpoint, processes) for endpoint in ENDPOINTS.values()),
         Route("/{path:path}", _serve_page_file if page else _not_found),
     ]
@@ -154,13 +154,9 @@ async def _warm_up_worker(processes: EndpointProcesses, metrics: ApiMetrics) -> 
         metrics.is_ready = True
 
 
-def _openapi_handler(page: bool) -> Handler:
-    """The handler of GET /openapi.json; with `page` the document includes the live events."""
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(openapi_document(live=page))
-
-    return openapi
+async def _openapi(page: bool, request: Request) -> Response:
+    """GET /openapi.json; with `page` the document includes the live events."""
+    return JSONResponse(openapi_document(live=page))
 
 
 async def _not_found(request: Request) -> Response:
@@ -245,23 +241,20 @@ async def _body_pieces(request: Request, max_bytes: int, max_silence_s: float = 
     raise Refused(413, f"the request is larger than {shown}", hint)
 
 
-def _live_handler(feed: LiveFeed | None) -> Handler:
-    """The handler of the server-sent events; it answers 404 where no servers are watched."""
-
-    async def live(request: Request) -> Response:
-        if feed is None:
-            hint = "start it with legroom ui --watch http://host:8000"
-            return error_response(404, "no servers are watched", hint)
-        return StreamingResponse(feed.events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
-
-    return live
+async def _live_events(feed: LiveFeed | None, request: Request) -> Response:
+    """The server-sent events; 404 where no servers are watched."""
+    if feed is None:
+        return error_response(404, "no servers are watched", "start it with legroom ui --watch http://host:8000")
+    return StreamingResponse(feed.events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
+    """An HTTP error of the framework as legroom's JSON error document."""
     answer = error_response(error.status_code, error.detail)
     answer.headers.update(error.headers or {})
     return answer
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
+    """The 500 response to a bug, without its details."""
     return error_response(500, "this is a bug in legroom, not in your input", "the server's terminal shows where", 70)

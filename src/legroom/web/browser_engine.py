@@ -119,7 +119,9 @@ def browser_package() -> bytes:
     """A reproducible tar of legroom and PyYAML; compressed as a whole it is smaller than a wheel."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, body in sorted([*_legroom_files(), *_yaml_files(), *_dist_info_file()]):
+        metadata = f"Metadata-Version: 2.1\nName: legroom\nVersion: {__version__}\n".encode()
+        dist_info = (f"legroom-{__version__}.dist-info/METADATA", metadata)
+        for name, body in sorted([*_legroom_files(), *_yaml_files(), dist_info]):
             member = tarfile.TarInfo(name)
             member.size = len(body)
             archive.addfile(member, io.BytesIO(body))
@@ -148,9 +150,3 @@ def _yaml_files() -> Iterator[tuple[str, bytes]]:
     for licence in sorted(folder.parent.glob("[Pp]y[Yy][Aa][Mm][Ll]-*.dist-info/**/LICENSE*")):
         yield "yaml/LICENSE", licence.read_bytes()
         break
-
-
-def _dist_info_file() -> Iterator[tuple[str, bytes]]:
-    """Archive path and content of a METADATA file that tells legroom's version."""
-    folder = f"legroom-{__version__}.dist-info"
-    yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: legroom\nVersion: {__version__}\n".encode()

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import host_name, is_loopback_host
 from legroom.records import dataclass
 from legroom.web.endpoints import error_document
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "legroom-token"
 CONTENT_SECURITY_POLICY = (

@@ -41,12 +41,12 @@ class Word:
 
 
 def serve_words(offset: int) -> tuple[Word, Word]:
-    """`vllm serve` for a server whose command line is not in the text."""
+    """The words `vllm serve` at this offset, for a server whose command line is not in the text."""
     return Word("vllm", offset, "vllm"), Word("serve", offset, "serve")
 
 
 def words_found_in(text: str, parts: Iterable[str], start: int, end: int) -> tuple[Word, ...]:
-    """Words at the places where `text[start:end]` has them, in order; a part that is not found gets the last place."""
+    """The `parts` as words with their offsets in `text[start:end]`, in order; one not found gets the last offset."""
     words = []
     for part in parts:
         at = text.find(part, start, end)
@@ -103,10 +103,7 @@ def here_documents(text: str) -> Iterator[HereDocument]:
 
 
 def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Iterator[list[Word]]:
-    """The words of each line; continued lines and arrays are joined. Here-documents are put into `documents`.
-
-    Raises TooManyWords after the last line that is read.
-    """
+    """The words of each logical line; here-documents go into `documents`. Raises TooManyWords at the limit."""
     lexer = _Lexer(text, documents if documents is not None else [])
     while lexer.position < len(text):
         if lexer.count >= _MAX_WORDS:

@@ -39,7 +39,7 @@ DOCKER_STOP_S = 10.0
 
 
 def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
-    """All commands and servers of a script."""
+    """A script as a file part: all its commands and the servers they start."""
     subjects: list[Subject] = []
     unread = None
     try:
@@ -52,13 +52,20 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
 
 def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
     """The commands and servers of a script with the outer variables `env`."""
+    follows_server = False
     for command in simple_commands(source, env):
-        yield from subjects_of(source, command.within(env), runs, depth)
+        is_cut_off = follows_server and "".join(command.texts()[:1]).startswith("--")
+        for subject in subjects_of(source, command.within(env), runs, depth, is_cut_off):
+            yield subject
+            # An action of a template may stand between a command and its flags.
+            follows_server = isinstance(subject, StartedServer) and "{{" not in command.pipeline
 
 
-def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0) -> Iterator[Subject]:
+def subjects_of(
+    source: Text, command: SimpleCommand, runs: Runs, depth: int = 0, is_cut_off: bool = False
+) -> Iterator[Subject]:
     """The command itself, and the server that it starts."""
-    yield InvokedCommand(command.words, command.pipeline, source.place)
+    yield InvokedCommand(command.words, command.pipeline, source.place, is_cut_off)
     texts = command.texts()
     name = next((basename(text) for text in texts if basename(text) not in _WRAPPERS), "")
     if name in _PRINTING:
@@ -87,7 +94,7 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
 
 
 def _inner_script(word: Word) -> str:
-    """The script in a word; lines that come from a variable are joined, because they are not in this text."""
+    """The script text in a word after `sh -c`; lines that come from a variable are joined into one."""
     if word.text.count("\n") <= word.raw.count("\n"):
         return word.text
     return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")

@@ -31,7 +31,7 @@ class Function:
         self._is_straight = True
 
     def keep_command(self, words: list[Word], line: list[Word]) -> None:
-        """Adds a command to the function's body and notes whether its positional arguments stay known."""
+        """Add a command to the function's body; note whether it keeps the positional arguments known."""
         self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
         name = words[0].text
         sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
@@ -49,7 +49,7 @@ class Functions:
         self._depth = 0
 
     def outside(self, words: list[Word], line: list[Word]) -> list[Word]:
-        """The words of a command outside of functions; the others are kept for calls."""
+        """The command's words where it is outside functions; inside one they are kept for calls, and it is empty."""
         name, words = _function_definition(words)
         if self._open is None:
             self._announced = name or self._announced
@@ -84,7 +84,7 @@ class Functions:
 
 
 def joined_names(line: list[Word]) -> list[Word]:
-    """The line with `name ( )` of a function definition as one word."""
+    """The line with the `name ( )` of a function definition joined into one word `name()`."""
     joined: list[Word] = []
     i = 0
     while i < len(line):
@@ -138,7 +138,7 @@ class SimpleCommand:
         return tuple(word.text for word in self.words)
 
     def within(self, env: Mapping[str, Word]) -> SimpleCommand:
-        """The same command with variables of the surrounding text."""
+        """The same command with the variables of the surrounding text beneath its own."""
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
     def moved_by(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
@@ -363,8 +363,7 @@ def _with_literal_dollars(word: Word) -> Word:
 
 
 def _split_value(text: str) -> list[str]:
-    """The words of an unquoted variable. The shell keeps quotes inside the value, so JSON stays JSON; single quotes are
-    for `eval`."""
+    """The words of an unquoted variable's value; quotes inside stay, as in a shell, so JSON stays JSON."""
     return split_words(text) if "'" in text or '{"' not in text else text.split()
 
 

@@ -11,12 +11,25 @@ from pathlib import Path
 from typing import Literal
 
 from legroom.diagnosis.case import Case, Phase
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
+from legroom.facts import read_data
 from legroom.records import dataclass
 
-__all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized", "cause_of", "causes", "proof"]
+__all__ = [
+    "Assessment",
+    "Case",
+    "Cause",
+    "DeadEnd",
+    "Fix",
+    "FixPlanner",
+    "Localized",
+    "cause_of",
+    "causes",
+    "known_fix",
+    "proof",
+]
 """Also what a file of this folder needs from other modules, so that it has one import."""
 
 _RULES = ("examine", "is_ruled_out", "remedies")
@@ -31,7 +44,6 @@ class Cause:
     entry: str
     """Id of its general catalog entry; a finding may name a more specific entry of the same label."""
     title: Localized
-    dead_ends: tuple[DeadEnd, ...]
     phase: Phase | None = None
     """The phase in which it always happens; used where the log does not show one."""
     usual_at: tuple[str, ...] = ()
@@ -41,7 +53,9 @@ class Cause:
     priority: int = 0
     """Among causes of equal confidence the lowest number comes first, then the lowest entry id."""
     label: str = ""
-    """The name of its file; set, like the two functions, by `causes`."""
+    """The name of its file; set, like the two functions and the dead ends, by `causes`."""
+    dead_ends: tuple[DeadEnd, ...] = ()
+    """What does not help; of the bundled causes in `diagnosis_texts.json`."""
     examine: Callable[[Case], Assessment | None] = lambda case: None
     """The assessment of a case; None where this cause does not apply."""
     is_ruled_out: Callable[[FixPlanner], bool] = lambda planner: False
@@ -51,18 +65,20 @@ class Cause:
 
     @property
     def is_memory(self) -> bool:
-        """Whether a change of memory use could fix it."""
+        """Whether the cause is a shortage of memory, which other memory settings can fix."""
         return self.domain in ("gpu", "host")
 
 
 @cache
 def causes() -> tuple[Cause, ...]:
-    """Every cause, ordered by priority and entry."""
+    """Every cause legroom can diagnose, ordered by priority, then by catalog entry."""
     every: list[Cause] = []
+    dead_ends = read_data("diagnosis_texts.json")["dead_ends"]
     for name in (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py")):
         module = importlib.import_module(f"{__name__}.{name}")
         rules = {rule: getattr(module, rule) for rule in _RULES if hasattr(module, rule)}
-        every.append(replace(module.CAUSE, label=name, **rules))
+        known = tuple(DeadEnd(*texts) for texts in dead_ends.get(name, ()))
+        every.append(replace(module.CAUSE, label=name, dead_ends=module.CAUSE.dead_ends + known, **rules))
     return tuple(sorted(every, key=lambda cause: (cause.priority, cause.entry)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.causes.weights_too_big import nothing_was_freed
 from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.units import GIB, gib, human_bytes
@@ -32,6 +32,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.6  # something outside torch is the larger oddity
     if oom.unallocated_bytes >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20):
         confidence = 0.88  # a twentieth of the card in unused pieces is no side effect
+    elif oom.unallocated_bytes < (oom.total_bytes or 0) // 100:
+        confidence = 0.3  # what rounding leaves on a full card
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
         f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
@@ -41,7 +43,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """While weights load nothing is freed: the pieces are what rounding left, and joined they hold no more layers."""
+    """Whether weights were still loading: nothing is freed then, so defragmentation would not make room."""
     oom = planner.case.oom
     if oom is None or planner.case.site not in ("build", "load"):
         return False
@@ -89,16 +91,4 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
 
 
-CAUSE = Cause(
-    entry="LR406",
-    title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"),
-    dead_ends=(
-        DeadEnd(
-            "expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"
-        ),
-        DeadEnd(
-            "restart periodically because the KV pool fragments",
-            "it cannot: any free block serves; only torch's allocator can",
-        ),
-    ),
-)
+CAUSE = Cause(entry="LR406", title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"))

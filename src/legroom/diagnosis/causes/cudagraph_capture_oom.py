@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes.runtime_activation_burst import steps_ran
 from legroom.units import GIB, gib
 
 _GRAPH_BYTES = 3 * GIB
@@ -28,17 +29,24 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in CUDA graph capture."""
-    if case.site == "graph":
+    if case.site == "graph" and (case.has_site_frame or case.has("capturing") or not steps_ran(case)):
         return 0.86
     if case.site == "kv" and not case.frames and (case.has("capturing") or (case.oom and case.oom.pools_bytes)):
         return 0.8  # the pool was sized, and torch already has a private pool: capture had begun
+    if not case.site and _captured_anyway(case):
+        return 0.6
     if case.oom is None and case.has("cuda_oom") and not case.site:
         return 0.5  # the driver's own message without sizes: graphs are allocated past torch
     return 0.25
 
 
+def _captured_anyway(case: Case) -> bool:
+    """Whether graphs have a pool although eager mode is said to be on: the flag did not reach the engine."""
+    return bool(case.startup.args.enforce_eager and case.oom and case.oom.pools_bytes)
+
+
 def _explanation(case: Case) -> str:
-    """Why capture ran out of memory, with what is left outside the budget."""
+    """Why capture ran out of memory, with the bytes left outside gpu_memory_utilization's budget."""
     startup, oom = case.startup, case.oom
     total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
     room = ""
@@ -54,7 +62,9 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, fewer graphs, eager mode, fewer sequences."""
-    case, need = planner.case, _missing_bytes(planner)
+    case, need = planner.case, _graph_shortage_bytes(planner)
+    if _captured_anyway(case):
+        yield known_fix("eager_did_not_arrive")
     room = planner.lower_utilization(need, "Graphs are captured beside the pool: a smaller pool leaves room for them.")
     eager = planner.plan_change(
         "eager_or_fewer_graphs",
@@ -68,24 +78,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.pull_lever("fewer captured graphs", "Fewer and smaller graphs take less.")
     yield eager
     if case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2"):
-        yield Fix(
-            "engine_version_or_V0",
-            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
-            env={"VLLM_USE_V1": "0"},
-            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
-        )
+        yield known_fix("v0_captures_less")
     if planner.release_is_within("0.22.0", "") and case.startup.runner == "V2":
-        yield Fix(
-            "engine_version_or_V0",
-            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
-            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-        )
+        yield known_fix("v1_runner_counts_graphs")
     yield planner.pull_lever("fewer sequences", "The largest graph follows the number of sequences.")
 
 
-def _missing_bytes(planner: FixPlanner) -> int:
-    """What the graphs lack: the failed piece, or all of them as printed, else as usual, less what is outside the
-    budget."""
+def _graph_shortage_bytes(planner: FixPlanner) -> int:
+    """Bytes the graphs lack: the failed allocation or the printed (else usual) graph size, less unbudgeted bytes."""
     case, total = planner.case, planner.total_bytes
     startup = case.startup
     piece = planner.oom_shortage_bytes if case.oom else GIB
@@ -101,9 +101,4 @@ CAUSE = Cause(
     title=Localized("no room left for capturing CUDA graphs", "捕获 CUDA 图时显存不足"),
     phase="startup_graph",
     usual_at=("graph",),
-    dead_ends=(
-        DeadEnd("raise gpu_memory_utilization", "it takes away the very room that capture needs"),
-        DeadEnd("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "it reserves less for graphs, not more"),
-        DeadEnd("torch.cuda.empty_cache()", "graph pools are not in torch's cache"),
-    ),
 )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 
 _LABEL = "driver_or_cuda_mismatch"
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses messages that name the driver, the toolkit, a library or the architecture."""
+    """Assesses errors that name the driver, CUDA toolkit, a missing library or the GPU's compute capability."""
     return assess_lookalike(case, _LABEL)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes of the matching look-alike messages."""
+    """The catalog's fixes for the driver or CUDA error that matched."""
     yield from lookalike_fixes(planner, _LABEL)
 
 
@@ -25,5 +25,4 @@ CAUSE = Cause(
     title=Localized("driver, CUDA and build do not go together", "驱动、CUDA 与编译版本不匹配"),
     phase="startup_load",
     domain="other",
-    dead_ends=(DeadEnd("any memory flag", "nothing was short"),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -20,7 +20,7 @@ _UNEQUAL_BYTES = 2 * GIB
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses memory of other processes: printed by the start-up check or by torch, or unexplained by vLLM."""
+    """Assesses memory held by other processes: printed by vLLM's start-up check or torch, or unaccounted for."""
     if case.black_box is not None and (recorded := assess_other_processes(case.black_box, case.black_box_line)):
         return recorded
     for assess in (
@@ -45,7 +45,9 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     total, free, desired = (check.number(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
-    confidence = 0.9
+    confidence, asked = 0.9, case.startup.args.gpu_memory_utilization
+    if desired is None and asked and total:
+        desired = round(asked * total)  # the line was cut
     if free is None or total is None or desired is None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
@@ -115,7 +117,7 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
         )
         return Assessment(0.5 if case.platform.trainer else 0.9, proof(case.first("torch_oom")), why)
     others = case.ledger.other_processes_bytes or 0
-    if others < max(512 * MIB, oom.total_bytes // 20) or others < oom.wanted_bytes:
+    if others < 512 * MIB or others < oom.wanted_bytes:
         return None
     own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"
     why = (
@@ -125,9 +127,18 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     confidence = 0.9
     error = case.first("torch_oom")
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
-    if ranked and max(oom.others_bytes) < oom.total_bytes // 10:
+    if ranked and max(oom.others_bytes, default=others) < oom.total_bytes // 10:
         confidence = 0.3  # small shares beside a rank are its siblings' contexts
+    elif _is_small(case, others):
+        confidence = 0.3 if case.site else 0.6
+    elif not oom.others_bytes and case.has_site_frame and others < oom.total_bytes // 4:
+        confidence = 0.6
     return Assessment(confidence, proof(error), why)
+
+
+def _is_small(case: Case, others: int) -> bool:
+    """Whether the other processes hold less than a twentieth of the card, as their CUDA contexts do."""
+    return case.oom is not None and others < (case.oom.total_bytes or 0) // 20
 
 
 def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
@@ -196,38 +207,29 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     less = _utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
     if less is None and case.site == "kv" and case.oom is not None:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
+    is_small = _is_small(case, case.ledger.other_processes_bytes or 0)
+    if less is None and is_small:
+        less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits beside the others.")
     free_it = _free_gpu_fix(planner, less)
-    in_turn = Fix(
-        "sequence_starts_or_wait",
-        "Two instances that start together charge each other's memory; one after the other they do not.",
-        steps=("start the second instance only after the first has printed `Application startup complete`",),
-    )
+    in_turn = known_fix("start_in_turn")
     newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
             yield from budget_for_weights(planner)
         yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
-        again = Fix(
-            "sequence_starts_or_wait",
-            "Nothing is wrong with the flags: the same command starts while the neighbours hold still.",
-            steps=(
-                "run the same command again, once the other process has ended or is up",
-                "where several servers share the card, start the next one only after the one before has printed "
-                "`Application startup complete`",
-            ),
-        )
+        again = known_fix("start_again")
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case) or _is_nearly_free(case) or case.site == "kv":
+        if _is_held_by_sibling(case) or _can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield in_turn
 
 
-def _is_nearly_free(case: Case) -> bool:
-    """Whether three quarters of what was asked for are free, on a card of its own: a lower share starts at once."""
+def _can_start_with_lower_utilization(case: Case) -> bool:
+    """Whether 3/4 of the requested budget is free (not unified memory), so that a lower utilization starts."""
     free, desired = (case.number("free_below_desired", name) for name in ("free_bytes", "desired_bytes"))
     return free is not None and desired is not None and 4 * free >= 3 * desired and not case.platform.unified
 
@@ -242,7 +244,7 @@ def _is_held_by_sibling(case: Case) -> bool:
 
 
 def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
-    """How to find the process that holds the memory, and what to do if it has to stay."""
+    """How to find and stop the process that holds the memory; `less`: the fix if that process has to stay."""
     check = planner.case.first("free_below_desired")
     device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
     platform = planner.case.oom.platform if planner.case.oom else device
@@ -262,7 +264,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         ]
     elif share is not None:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
-    if planner.total_bytes is None or planner.case.platform.unified:
+    if planner.total_bytes is None or planner.case.platform.unified or platform == "XPU":
         steps.append(
             "if no process is listed and CPU and GPU share their memory (GB10, Jetson, an APU), it is the page cache, "
             "or a stopped container's memory on its way back: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, and "
@@ -276,21 +278,17 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
 
 
 def _upgrade_fix(planner: FixPlanner) -> Fix | None:
-    """0.9.1 and later do not charge other processes' memory to the server."""
+    """Upgrade to 0.9.1 or later, which does not charge other processes' memory to the server; None if newer."""
     # Without a version the log style decides: no bracket before the file name means older than 0.8.
     by_style = planner.case.engine.is_styled_before_0_9_2 or bool(planner.case.engine.before_brackets)
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
     if not old:
         return None
-    return Fix(
-        "engine_version_or_V0",
-        "vLLM 0.9.1 and later do not charge other processes' memory to this one.",
-        steps=("pip install 'vllm>=0.9.1'",),
-    )
+    return known_fix("own_memory_only")
 
 
 def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
-    """A utilization that leaves the other process its memory and the step what it lacked."""
+    """A gpu_memory_utilization that leaves room for the other process and the bytes the failed step lacked."""
     record = planner.case.black_box
     if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
         return None
@@ -322,15 +320,4 @@ CAUSE = Cause(
         "GPU 不空闲：其他进程（或上次运行的残留进程）占用显存",
     ),
     phase="startup_load",
-    dead_ends=(
-        DeadEnd("raise gpu_memory_utilization", "the memory is not there: it is somebody else's"),
-        DeadEnd(
-            "torch.cuda.empty_cache() in your program",
-            "it empties the cache of that process only; the engine is another one",
-        ),
-        DeadEnd("kill by the pattern `vllm serve`", "workers have another title and survive it"),
-        DeadEnd(
-            "device='cuda:N'", "the measurement may still read another card; CUDA_VISIBLE_DEVICES decides for both"
-        ),
-    ),
 )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failed
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failure
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
@@ -31,7 +31,7 @@ _REFUSED_PIN = "CUDA error: invalid argument"
 
 def examine(case: Case) -> Assessment | None:
     """Assesses messages of the kernel, the container platform or Ray, and failed host allocations."""
-    shares = case.first("cpu_below_desired") or (None if cpu_check_failed(case) else case.first("cpu_kv_short"))
+    shares = case.first("cpu_below_desired") or (None if cpu_check_failure(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
@@ -77,15 +77,15 @@ def _suggests_kill(case: Case, ended: Evidence) -> bool:
 
 
 def _confidence(case: Case, error: Evidence, certainty: float) -> float:
-    """The confidence, lowered where the GPU failed before the kill or shares the host's memory."""
-    if error.id not in _CERTAIN and _failed_before(case, error):
+    """`certainty` (0 to 1), lowered where the GPU failed before the kill or shares the host's memory."""
+    if error.id not in _CERTAIN and _another_failure_came_first(case, error):
         return min(certainty, 0.45)  # the GPU side failed first; being killed came after
     on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
     return min(certainty, 0.6) if case.has("driver_no_memory") or on_shared_memory else certainty
 
 
-def _failed_before(case: Case, error: Evidence) -> bool:
-    """Whether another failure came first: a server that shuts down kills its own workers."""
+def _another_failure_came_first(case: Case, error: Evidence) -> bool:
+    """Whether another failure precedes this one: a server that shuts down kills its own workers."""
     reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
     return any(item.line < error.line for item in reasons)
 
@@ -146,37 +146,22 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a smaller CPU pool, more /dev/shm, less pinned memory, more RAM, by what ran out."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
-    if shares and not cpu_check_failed(case):
+    if shares and not cpu_check_failure(case):
         yield _smaller_cpu_pool_fix(planner, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
-        yield Fix(
-            "more_host_ram_or_shm",
-            "/dev/shm must hold the buffers that the ranks share.",
-            steps=(
-                "docker run --shm-size=10g ... (or --ipc=host)",
-                "Kubernetes: an emptyDir with medium: Memory mounted at /dev/shm",
-            ),
-        )
+        yield known_fix("larger_shm")
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
     elif case.has("lmcache_no_memory"):
-        yield Fix(
-            "more_host_ram_or_shm",
-            "LMCache keeps its own buffer in host RAM, of a fixed size.",
-            steps=("LMCACHE_MAX_LOCAL_CPU_SIZE=20 (GB; max_local_cpu_size in its config file) before the command",),
-        )
+        yield known_fix("larger_lmcache_buffer")
         return
     else:
         yield from _pinned_memory_fixes(planner)
         if case.has("sleep_enabled"):
-            yield Fix(
-                "other_engine_feature_off",
-                "Sleep at level 1 keeps a copy of the weights in host RAM for every engine.",
-                steps=("start without sleep mode, or sleep at level 2, which keeps no copy",),
-                trades="the memory of the GPU is not freed between rollouts",
-            )
-        fixes = (_more_ram_fix(planner), _smaller_shared_pool_fix(planner))
-        yield from reversed(fixes) if case.platform.unified else fixes
+            yield known_fix("sleep_without_backup")
+        fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
+        # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
+        yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes
     if planner.known.ranks > 1:
         yield Fix(
             "sequence_starts_or_wait",
@@ -186,11 +171,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
     if case.phase_reached == "serving" or case.has("ray_node_memory"):
         return
-    yield Fix(
-        "checkpoint_format",
-        "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
-        steps=("re-save the checkpoint as safetensors with max_shard_size=2GB",),
-    )
+    yield known_fix("small_shards")
 
 
 def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
@@ -199,23 +180,9 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
     swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
     if pinned and swaps:
-        yield Fix(
-            "swap_space",
-            "The V0 engine pins --swap-space GiB of host RAM for every GPU (4 unless told otherwise) as it starts.",
-            flags={"swap_space": 1},
-            trades="fewer preempted requests can be swapped out instead of being computed again",
-        )
+        yield known_fix("less_swap")
     if pinned and not swaps and not args.cpu_offload_gb:
-        yield Fix(
-            "more_host_ram_or_shm",
-            "Pinned memory has limits of its own, below the RAM that is free: the locked-memory limit, what one "
-            "registration may hold, and half of the RAM under WSL.",
-            steps=(
-                "ask for less of it: --kv-offloading-size, cpu_bytes_to_use of the KV connector, --cpu-offload-gb, "
-                "LMCACHE_MAX_LOCAL_CPU_SIZE (GB)",
-                "docker run --ulimit memlock=-1 (or ulimit -l unlimited)",
-            ),
-        )
+        yield known_fix("less_pinned_memory")
     if args.cpu_offload_gb and pinned:
         half = float(int(args.cpu_offload_gb // 2))
         why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
@@ -223,8 +190,7 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _mmap_fix(case: Case) -> Fix:
-    """torch maps a checkpoint private and writable, so the kernel accounts for the whole file against RAM, swap and
-    overcommit limits."""
+    """Overcommit and swap for torch's private writable map, which the kernel counts at full file size."""
     mapped = case.first("mmap_failed")
     size = gib(int(mapped.facts.get("bytes_count", 0))) if mapped else "the file"
     return Fix(
@@ -237,12 +203,18 @@ def _mmap_fix(case: Case) -> Fix:
     )
 
 
-def _smaller_shared_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A smaller KV pool given in bytes, which is RAM on a machine whose GPU has none of its own."""
+def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
+    """A smaller --kv-cache-memory-bytes, which is RAM where GPU and CPU share it; None if unset or not killed."""
     if (pool := planner.known.args.kv_cache_memory_bytes) is None or not planner.case.has("killed_process", "sigkill"):
         return None
     why = f"Where CPU and GPU share one memory (DGX Spark, Jetson), the {gib(pool)} of KV cache are RAM too."
     return planner.lower_utilization(pool // 8, why)
+
+
+def _is_of_machine(case: Case) -> bool:
+    """Whether the kernel's lines say that the machine's own RAM was used up."""
+    marks = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
+    return any(mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks)
 
 
 def _more_ram_fix(planner: FixPlanner) -> Fix:
@@ -251,8 +223,7 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
     ]
-    of_machine = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
-    if any(mark in item.text for item in planner.case.all("killed_process", "oom_killer") for mark in of_machine):
+    if _is_of_machine(planner.case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
     if planner.case.has("ray_node_memory"):
         steps = [
@@ -294,11 +265,4 @@ CAUSE = Cause(
     entry="LR501",
     title=Localized("the host ran out of memory, not the GPU", "主机内存（RAM、/dev/shm、锁页内存）不足，而非显存"),
     domain="host",
-    dead_ends=(
-        DeadEnd(
-            "lower gpu_memory_utilization, max_model_len or max_num_seqs",
-            "they are of the GPU; the host ran out (only where both share one memory they help)",
-        ),
-        DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),
-    ),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses vLLM's check of state blocks."""
+    """Assesses vLLM's error that max_num_seqs exceeds the Mamba state blocks of a hybrid model."""
     error = case.first("state_blocks_short")
     if error is None:
         return None
@@ -41,5 +41,4 @@ CAUSE = Cause(
     entry="LR202",
     title=Localized("more sequences than state blocks of the hybrid model", "max_num_seqs 超过混合模型的状态缓存块数"),
     phase="startup_kv",
-    dead_ends=(DeadEnd("lower max_model_len alone", "state blocks are counted by sequence, not by length"),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.vllm_logs.evidence import Evidence
 
@@ -88,41 +88,40 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     running = [item.facts.get("running_count") for item in case.all("engine_stats")]
     most = max((count for count in running if isinstance(count, int)), default=0)
     if case.has("swap_exhausted"):
-        yield Fix(
-            "swap_space",
-            "The V0 engine swaps preempted requests to host memory, and that is used up.",
-            flags={"swap_space": 32},
-            trades="32 GiB of host RAM a GPU",
-        )
-    seqs = _held_sequences(planner, most)
+        yield known_fix("more_swap")
+    seqs = _sequences_pool_holds(planner, most)
     fewer = planner.plan_change(
         "max_num_seqs",
         {"max_num_seqs": seqs},
         f"The pool holds {seqs} of the requests that run, to their end.",
         trades="more requests wait",
     )
-    larger = planner.pull_lever("raise utilization", "A larger pool, where the card has room.")
+    shares = [{"gpu_memory_utilization": number / 100} for number in range(95, int(planner.utilization * 100), -1)]
+    larger = planner.first_change_that_fits("raise_util", shares, "A larger pool, where the card has room.")
     if larger is None and planner.failed_plan is None and planner.utilization < MAX_UTILIZATION:
-        share = {"gpu_memory_utilization": MAX_UTILIZATION}
+        # Who asks for less than half of a card means to share it.
+        doubled = round(2 * planner.utilization, 2) if planner.utilization < 0.5 else MAX_UTILIZATION
+        share = {"gpu_memory_utilization": min(doubled, MAX_UTILIZATION)}
         larger = planner.plan_change("raise_util", share, "The pool is what the share leaves beside the weights.")
-    # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps.
-    yield from (fewer, larger) if seqs >= _FEW_SEQUENCES else (larger, None)
-    yield Fix(
-        "max_model_len",
-        "Requests that may grow less need fewer blocks; bound max_tokens too.",
-        steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
-    )
-    yield planner.plan_change(
+    twice = planner.plan_change(
         "kv_cache_dtype",
         {"kv_cache_dtype": "fp8"},
         "Twice the tokens in the same pool.",
         trades="keys and values in 8 bits",
     )
+    waiting = max((int(_count_or_ratio(item, "waiting")) for item in case.all("engine_stats")), default=0)
+    if planner.failed_plan is None and 3 * waiting > most > 0 and seqs < _FEW_SEQUENCES:
+        yield twice  # a few per cent of the card hold none of those that wait
+    # A few long requests fill the pool: fewer of them is no server any more, and more memory is what helps. Without
+    # the number that runs, what fits is known for requests of full length only.
+    yield from (fewer, larger) if seqs >= _FEW_SEQUENCES and most else (larger, fewer if most or not larger else None)
+    yield known_fix("bounded_requests")
+    yield twice
     yield planner.pull_lever("more GPUs", "More GPUs, a larger pool.")
 
 
-def _held_sequences(planner: FixPlanner, running: int) -> int:
-    """Requests of the length that runs now which the pool holds: what ran when it was full, less the ones preempted."""
+def _sequences_pool_holds(planner: FixPlanner, running: int) -> int:
+    """How many requests of the current length the pool holds: those running when it was full, less preempted ones."""
     startup = planner.case.startup
     whole = int(startup.max_concurrency) if startup.max_concurrency else 0
     return max(running * 3 // 4, min(whole, running)) if running else whole
@@ -134,12 +133,4 @@ CAUSE = Cause(
         "running requests exhaust the KV pool: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
     ),
     phase="serving",
-    dead_ends=(
-        DeadEnd(
-            "--swap-space on the V1 engine",
-            "V1 recomputes a preempted request and never swaps; the flag is gone since 0.18",
-        ),
-        DeadEnd("restart periodically", "the pool cannot fragment: any free block serves any request"),
-        DeadEnd("alert on a full pool alone", "a full pool is healthy; waiting or preempted requests are the sign"),
-    ),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.units import GIB, gib, human_bytes
@@ -31,7 +32,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def longest_fitting_len(case: Case) -> int | None:
-    """The longest length that fits according to the log."""
+    """The longest max_model_len in tokens that fits according to the log; None where it is not printed."""
     for id_ in ("kv_tokens_short", "estimated_max_len"):
         if (fits := case.number(id_, "fits_len_count") or 0) > 0:
             return fits
@@ -48,8 +49,8 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     return wanted or case.startup.args.max_model_len, needed, has
 
 
-def _fixed_bytes(case: Case) -> int:
-    """What a request needs whatever its length (state blocks), where that is most of it; 0 otherwise."""
+def _length_independent_bytes(case: Case) -> int:
+    """KV bytes a request needs at any length (Mamba state), where they are most of its need; else 0."""
     wanted, needed, has = _printed_shortage(case)
     fits = case.number("estimated_max_len", "fits_len_count")
     if wanted is None or needed is None or has is None or fits is None or fits >= wanted:
@@ -64,7 +65,7 @@ def _explanation(case: Case) -> str:
     """What one request of max_model_len needs, what the pool has, and the length that fits."""
     wanted, needed, has = _printed_shortage(case)
     if wanted is not None and has is not None and needed is not None and needed > _ROUNDED:
-        fixed = _fixed_bytes(case)
+        fixed = _length_independent_bytes(case)
         return (
             f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
             f"{gib(needed - has)} short. At {(needed - fixed) / max(wanted, 1) / 1024:,.1f} KiB a token"
@@ -94,11 +95,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _raise_utilization_for_length(planner, fits)
         yield planner.pull_lever("more GPUs", _TOO_SHORT.format(fits))
     short = _pool_shortage_bytes(planner)
-    if planner.failed_plan is None and short and (fixed := _fixed_bytes(planner.case)):
+    if planner.failed_plan is None and short and (fixed := _length_independent_bytes(planner.case)):
         why = f"{gib(fixed)} do not depend on the length; {gib(short)} more of pool hold the whole request."
         share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
         yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
-    yield _shorter_len_fix(planner)
+    yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
     if not is_limit:
         yield larger
     if short is not None:
@@ -124,13 +125,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def checked_len(case: Case) -> int:
-    """The length that vLLM checked; 0 where it is not printed."""
+    """The max_model_len in tokens that vLLM's KV cache check used; 0 where it is not printed."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     return (error.number("max_model_len_count") if error else None) or 0
 
 
 def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
-    """A higher utilization with the length it holds, where that is several times the present one."""
+    """A higher utilization with the max_model_len it holds, where that is several times `fits` tokens; else None."""
     accounting, total, max_len = planner.accounting, planner.total_bytes, checked_len(planner.case)
     for share in (planner.default_utilization, MAX_UTILIZATION):
         length = accounting.longest_at(share)
@@ -146,6 +147,20 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
         if fix is not None:
             return fix
     return None
+
+
+def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
+    """The part of max_model_len that fits, where the text gives the bytes and not the length."""
+    wanted, needed, has = _printed_shortage(planner.case)
+    if wanted is not None or needed is None or has is None or has <= 0 or planner.failed_plan is not None:
+        return None
+    part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
+    return Fix(
+        "max_model_len",
+        f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length.",
+        steps=(f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",),
+        trades="requests longer than this are refused",
+    )
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
@@ -175,18 +190,4 @@ CAUSE = Cause(
         "the KV cache cannot hold one request of max_model_len", "KV 缓存容纳不下一个 max_model_len 长度的请求"
     ),
     phase="startup_kv",
-    dead_ends=(
-        DeadEnd(
-            "raise gpu_memory_utilization to 0.95 and more for a large shortfall",
-            "it moves the failure into capture or serving: what is outside the budget is needed there",
-        ),
-        DeadEnd(
-            "expect max_model_len to shrink the pool",
-            "the pool is what is left of the budget; a shorter length lowers the requirement, not the pool",
-        ),
-        DeadEnd(
-            "--swap-space or --max-num-on-the-fly-batches",
-            "the first is not KV memory of the GPU, the second is in no release",
-        ),
-    ),
 )

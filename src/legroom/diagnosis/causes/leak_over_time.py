@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
 from legroom.units import KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
+
+_LIMITS = ("killed_process", "oom_killer", "sigkill", "killed_word", "ray_node_memory")
 
 
 def examine(case: Case) -> Assessment | None:
@@ -33,13 +35,16 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_written_growth(case: Case) -> Assessment | None:
-    """Somebody wrote the growth down: `10 GiB -> 14 GiB -> 21 GiB`."""
+    """A growth series that a person wrote in the text: `10 GiB -> 14 GiB -> 21 GiB`; None without one."""
     for item in case.all("growth_series"):
         amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
         if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
             why = f"Memory only grows: from {gib(amounts[0])} to {gib(amounts[-1])}."
             return Assessment(0.7, proof(item), why)
-    return None
+    if (said := case.first("growth_words")) is None or case.is_oom:
+        return None
+    # A limit that is reached in the end is what a leak ends in.
+    return Assessment(0.92 if case.has(*_LIMITS) else 0.7, proof(said), "Memory grows while it serves, by the text.")
 
 
 def _assess_memory_after_sleep(case: Case) -> Assessment | None:
@@ -67,26 +72,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "In old releases captured graphs and their NCCL work grew on the host.",
             trades="slower decoding",
         )
-    yield Fix(
-        "engine_version_or_V0",
-        "Leaks are fixed release by release; none that legroom knows fits this log better.",
-        steps=("measure growth per 1,000 requests, upgrade to the newest release, and measure again",),
-    )
-    yield Fix(
-        "limit_multimodal",
-        "Caches of preprocessed media live in host memory.",
-        flags={"mm_processor_cache_gb": 0},
-        steps=("--mm-processor-cache-gb 0 (older: --disable-mm-preprocessor-cache)",),
-    )
-    yield Fix(
-        "more_host_ram_or_shm",
-        "Until it is fixed: a limit with room, and a restart at a quiet hour.",
-        steps=("set a memory limit and restart before it is reached",),
-    )
+    yield known_fix("newest_release_and_restart")
+    yield known_fix("no_media_cache")
 
 
 def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
-    """A restart before the memory that the growth used up is used up again."""
+    """A scheduled restart before the recorded growth fills the card again."""
     every = duration_text(growth.seconds)
     return Fix(
         "sequence_starts_or_wait",
@@ -100,31 +91,9 @@ def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
 
 
 def _sleep_fixes() -> Iterator[Fix]:
-    """vLLM prints what is in use on the whole card (total less free, in sleep()), so a trainer's part is in it."""
-    yield Fix(
-        "sequence_starts_or_wait",
-        "The figure counts the whole card, the trainer's memory too: first see whose part grows.",
-        steps=(
-            "nvidia-smi --query-compute-apps=pid,used_memory --format=csv after every sleep",
-            "if it is the trainer's: free it before the engine wakes (offload parameters and optimizer, "
-            "torch.cuda.empty_cache() in the trainer), or shard the trainer over more GPUs (tensor and sequence "
-            "parallel)",
-            "if it is the engine's: sleep(level=2), and restart the engine every few steps until a newer release is in",
-        ),
-    )
-    yield Fix(
-        "engine_version_or_V0",
-        "What sleep keeps has changed from release to release.",
-        steps=("run one sleep and wake-up on the newest release, and compare what is still in use",),
-    )
+    """Fixes for memory that grows from sleep to sleep; vLLM's figure covers the whole card, so a trainer too."""
+    yield known_fix("whose_memory_grows")
+    yield known_fix("sleep_on_newest_release")
 
 
-CAUSE = Cause(
-    entry="LR405",
-    title=Localized("memory grows with time", "内存随时间增长（泄漏）"),
-    phase="serving",
-    dead_ends=(
-        DeadEnd("lower gpu_memory_utilization", "what grows is host memory or outside the pool"),
-        DeadEnd("blame the KV cache", "the pool is allocated at start and never grows"),
-    ),
-)
+CAUSE = Cause(entry="LR405", title=Localized("memory grows with time", "内存随时间增长（泄漏）"), phase="serving")

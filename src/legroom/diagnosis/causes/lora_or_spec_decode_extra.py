@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.units import GIB, gib
 
 _LARGE_NON_TORCH = int(2.5 * GIB)
@@ -12,7 +12,7 @@ _LARGE_NON_TORCH = int(2.5 * GIB)
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses LoRA and speculative decoding: in the traceback, enabled, or a large share outside torch."""
+    """Assesses LoRA and speculative decoding: in the traceback, enabled, or with much memory outside torch."""
     if not case.is_oom:
         return None
     ledger = case.ledger
@@ -60,12 +60,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     room = planner.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.")
     yield room
     if spec:
-        yield Fix(
-            "other_engine_feature_off",
-            "Without the draft model its weights, KV and buffers are gone.",
-            flags={"speculative_config": None},
-            trades="slower generation for few requests",
-        )
+        yield known_fix("no_draft_model")
     if lora:
         yield Fix(
             "other_engine_feature_off",
@@ -88,8 +83,4 @@ CAUSE = Cause(
         "adapters or the draft model need memory that was not measured", "LoRA 适配器或草稿模型占用了未被统计的显存"
     ),
     usual_at=("spec", "lora"),
-    dead_ends=(
-        DeadEnd("expandable_segments alone", "the memory is in use outside torch, not in pieces inside it"),
-        DeadEnd("change --cpu-offload-gb together with adapters", "that combination does not start whatever the size"),
-    ),
 )

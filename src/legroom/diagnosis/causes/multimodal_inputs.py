@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.units import gib
 
@@ -48,6 +48,7 @@ def _dummy_media_suspected(case: Case) -> bool:
 
 
 def _explanation(case: Case) -> str:
+    """Why the vision or audio encoder ran out of memory, with the size of the request if it exceeds the card."""
     oom = case.oom
     if oom and case.ledger.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
@@ -74,11 +75,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     item = (cache.number("item_tokens_count") or 2 * size) if cache else None
     limit = _bounded_media_fix(planner)
     if item and cache is not None:
-        newer = Fix(
-            "engine_version_or_V0",
-            "An encoder cache of size 0 is a bug of the release.",
-            steps=("pip install -U vllm",),
-        )
+        newer = known_fix("encoder_cache_bug")
         tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
         larger = planner.plan_change(
             "max_num_batched_tokens",
@@ -111,7 +108,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _bounded_media_fix(planner: FixPlanner) -> Fix:
-    """Fewer and smaller media; none where one dummy item exceeds the card and cannot be bounded."""
+    """Limits on media per prompt and their size; no media where one dummy item already exceeds the card."""
     limit = smaller_media_fix(
         planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
     )
@@ -123,28 +120,12 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
         or "mm_processor_kwargs" in limit.flags
     ):
         return limit
-    return Fix(
-        "limit_multimodal",
-        "One dummy image of the largest size is too much already, so fewer of them do not help: without media the "
-        "encoder is not profiled.",
-        flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-        steps=(
-            "to serve images, bound their size instead: --mm-processor-kwargs '{\"max_pixels\": 1003520}' (Qwen-VL "
-            "models; others name it differently)",
-        ),
-        trades="text only",
-    )
+    return known_fix("smaller_dummy_image")
 
 
 CAUSE = Cause(
     entry="LR402",
     title=Localized(
         "images, videos or audio are larger than the engine was sized for", "图像/视频/音频输入超出引擎的预留"
-    ),
-    dead_ends=(
-        DeadEnd("change gpu_memory_utilization", "the request is the same at every ratio"),
-        DeadEnd(
-            "raise max_model_len as the warning advises", "it makes room for more media tokens and so for more memory"
-        ),
     ),
 )

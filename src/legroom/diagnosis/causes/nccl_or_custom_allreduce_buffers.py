@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.units import GIB
 
 _SET_BY_VLLM = ("0.4.3", "0.10.1.1")
@@ -45,7 +45,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _registration_fix()
         return
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.")
-    if _vllm_sets_nccl_variable(planner):
+    if _vllm_sets_nccl_variable(planner) or "frame_serving" in planner.case.frames:
         if room is not None:
             yield replace(room, steps=(_DEFAULT_BUFFERS,))
     else:
@@ -56,17 +56,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=(_DEFAULT_BUFFERS,),
         )
         yield room
-    yield Fix(
-        "disable_custom_allreduce_or_nccl_env",
-        "Without custom all-reduce its buffers are gone.",
-        flags={"disable_custom_all_reduce": True},
-        trades="slower all-reduce",
-    )
-    yield Fix(
-        "free_gpu_or_kill_orphans",
-        "If the card was nearly full before, somebody else holds it.",
-        steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
-    )
+    yield known_fix("no_custom_all_reduce")
+    yield known_fix("who_filled_the_card")
 
 
 def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
@@ -90,5 +81,4 @@ CAUSE = Cause(
     entry="LR304",
     title=Localized("communication buffers ran out of GPU memory", "通信缓冲区（NCCL/all-reduce）显存不足"),
     phase="startup_load",
-    dead_ends=(DeadEnd("lower max_model_len", "the buffers depend on ranks and channels, not on length"),),
 )

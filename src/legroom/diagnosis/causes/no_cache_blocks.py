@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
-from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
+from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
     other_hardware,
@@ -19,8 +19,10 @@ from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-_DEFAULT_STEP_TOKENS, _DEFAULT_LARGE_STEP_TOKENS = 2048, 8192
-"""vLLM's max_num_batched_tokens for a server, and on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
+_DEFAULT_STEP_TOKENS = 2048
+"""vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
+_WORKSTATION_BYTES = 33 * GIB
+"""Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
 _DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
@@ -31,14 +33,14 @@ _DECIDING_STEPS = (
 
 def examine(case: Case) -> Assessment | None:
     """Assesses vLLM's check for cache blocks, or accounting lines that show none are left."""
-    failed_check = cpu_check_failed(case)
+    failed_check = cpu_check_failure(case)
     if failed_check:
         why = (
             f"On the CPU backend the budget is {gib(int(failed_check.facts.get('budget_bytes', 0)))} of RAM, and the "
             f"process uses {gib(-int(failed_check.facts['requested_bytes']))} more than that before any KV cache."
         )
         return Assessment(0.93, proof(failed_check), why)
-    if (pool := _given_pool(case)) is not None and case.oom is not None:
+    if (pool := _explicit_pool_flag(case)) is not None and case.oom is not None:
         oom = case.oom
         free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
         flag, size = pool
@@ -57,8 +59,8 @@ def examine(case: Case) -> Assessment | None:
     return Assessment(0.85 if known else 0.6, proven, _explanation(case))
 
 
-def _given_pool(case: Case) -> tuple[str, str] | None:
-    """Flag and size of a pool that is given in bytes or blocks and could not be allocated."""
+def _explicit_pool_flag(case: Case) -> tuple[str, str] | None:
+    """Flag and value of a KV pool set in bytes or blocks that could not be allocated; None without one."""
     if case.oom is None or case.site != "kv":
         return None
     if (blocks := case.startup.args.num_gpu_blocks_override) is not None:
@@ -68,8 +70,8 @@ def _given_pool(case: Case) -> tuple[str, str] | None:
     return ("--kv-cache-memory-bytes", gib(given)) if isinstance(given, int) and given > 0 else None
 
 
-def cpu_check_failed(case: Case) -> Evidence | None:
-    """The CPU backend's form of the same check, where nothing is left (0.27+)."""
+def cpu_check_failure(case: Case) -> Evidence | None:
+    """The CPU backend's error that nothing is left for the KV cache (0.27+); None where it is not logged."""
     requested = case.number("cpu_kv_short", "requested_bytes")
     return case.first("cpu_kv_short") if requested is not None and requested <= 0 else None
 
@@ -98,21 +100,17 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a larger budget where the card has free memory; else smaller weights or peak; else other GPUs."""
-    failed_check = cpu_check_failed(planner.case)
+    failed_check = cpu_check_failure(planner.case)
     if failed_check:
         yield _larger_cpu_share_fix(planner, failed_check)
         return
-    if (pool := _given_pool(planner.case)) is not None and (oom := planner.case.oom) is not None:
+    if (pool := _explicit_pool_flag(planner.case)) is not None and (oom := planner.case.oom) is not None:
         if pool[0] == "--num-gpu-blocks-override":
-            yield _measured_pool_fix(planner)
+            yield _without_block_override_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
-        yield Fix(
-            "kv_cache_memory_bytes",
-            "Without the flag vLLM measures what is left and sizes the pool by it.",
-            steps=("leave --kv-cache-memory-bytes out, and say a share with --gpu-memory-utilization",),
-        )
+        yield known_fix("measured_pool")
         return
     if (given := planner.case.first("cpu_space_given")) is not None:
         free = given.number("free_bytes") or 0
@@ -127,10 +125,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _planned_fixes(planner)
         return
     yield from budget_for_weights(planner)
+    yield _fused_attention_fix(planner)
     yield _charged_neighbour_fix(planner)
-    if (planner.known.args.max_num_batched_tokens or 0) > 2 * _DEFAULT_LARGE_STEP_TOKENS:
-        yield next(_fixes_without_figures(planner))  # the flag is what makes the peak large
     more, eager, accounting = _raise_utilization_fix(planner), _without_graphs_fix(planner), planner.accounting
+    yield _large_steps_fix(planner, more)
     is_measured = accounting.pool_bytes is not None and accounting.likely_total_bytes is not None
     yield from (more, eager) if is_measured else (eager, more)
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
@@ -138,10 +136,30 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if more is None:
             yield _several_savings_fix(planner)
             split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
-            # Weights that loaded into a card whose budget is below them: the budget is the error.
-            yield from (split, smaller) if -accounting.pool_bytes > BESIDE_BYTES else (smaller, split)
+            # Weights that loaded into a card whose budget is below them: the budget is the error. A workstation has
+            # one card.
+            is_far = -accounting.pool_bytes > BESIDE_BYTES and not 0 < (planner.total_bytes or 0) < _WORKSTATION_BYTES
+            yield from (split, smaller) if is_far else (smaller, split)
             yield other_hardware(planner) if accounting.weights_bytes is not None else None
     yield from _fixes_without_figures(planner)
+
+
+def _fused_attention_fix(planner: FixPlanner) -> Fix | None:
+    """The variable that torch's own warning names, where attention of images falls back to the unfused kernel."""
+    if (warned := planner.case.first("unfused_attention")) is None:
+        return None
+    why = "Without the fused kernel the attention scores of every dummy image are held in full, in the profile run."
+    env = {str(warned.facts["variable"]): "1"}
+    return planner.plan_change("other_engine_feature_off", {}, why, env=env, steps=("torch's warning names it",))
+
+
+def _large_steps_fix(planner: FixPlanner, more: Fix | None) -> Fix | None:
+    """Fewer tokens a step, where more than any default were asked for, with the share that is missing."""
+    if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
+        return None
+    flags = smaller_step_flags(planner, _DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
+    why = "The peak of the profile run follows the tokens of a step, which are far above the default."
+    return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 
 def _without_graphs_fix(planner: FixPlanner) -> Fix | None:
@@ -180,8 +198,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         yield other_hardware(planner)
 
 
-def _measured_pool_fix(planner: FixPlanner) -> Fix:
-    """Without the override vLLM counts the blocks that fit."""
+def _without_block_override_fix(planner: FixPlanner) -> Fix:
+    """Removes the explicit KV pool size, so that vLLM counts the blocks that fit."""
     flags = {"num_gpu_blocks_override": None}
     plan = planner.plan_with(flags)
     room = f" The plan has {plan.memory.kv.num_blocks:,}." if plan is not None else ""
@@ -210,22 +228,19 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
 
 
 def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Fixes where the log prints no memory figures: fewer tokens per step; in V0 also a shorter max_model_len."""
     yield planner.plan_change(
         "max_num_batched_tokens",
-        smaller_step_flags(planner, _smaller_steps(planner)),
+        smaller_step_flags(planner, _proposed_batched_tokens(planner)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
     )
     if planner.case.engine.generation == "V0":
-        yield Fix(
-            "max_model_len",
-            "In the V0 engine the dummy batch is as long as max_model_len.",
-            steps=("give --max-model-len explicitly, as short as your requests allow",),
-        )
+        yield known_fix("shorter_dummy_batch")
 
 
 def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | None:
-    """The share of RAM that holds the process and a pool, within what is free."""
+    """A higher gpu_memory_utilization on the CPU backend that holds process and pool in free RAM; None if none."""
     total, free = int(failed_check.facts["total_bytes"]), int(failed_check.facts["free_bytes"])
     used = int(failed_check.facts.get("budget_bytes", 0)) - int(failed_check.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
@@ -238,11 +253,11 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
 
 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
-    """The given share plus what is missing; without a share or a pool in the text, the largest share that is usual."""
+    """gpu_memory_utilization raised by the missing bytes; where utilization or pool is unknown, the usual maximum."""
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
     missing = max(-(pool or 0), 0)
     why = f"The pool is {gib(missing)} below zero at {planner.utilization:g} of the card."
-    for more in (GIB, GIB // 2, GIB // 4):
+    for more in (GIB, GIB // 2, *((GIB // 4,) if planner.total_bytes else ())):  # an estimate of the card needs room
         if pool is not None and (fix := planner.raise_utilization(missing + more, why)):
             return fix
     if pool is not None and (
@@ -262,15 +277,17 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 
 
 def _several_savings_fix(planner: FixPlanner) -> Fix | None:
-    """Share, steps and graphs together, where the missing memory is more than the share alone can add."""
+    """Higher utilization, smaller steps and fewer graphs together, where utilization alone cannot suffice."""
     missing = -(planner.case.startup.available_kv_bytes or 0)
-    card = planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
-    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * card)
-    is_known = planner.utilization_known or planner.accounting.weights_bytes is not None
+    total, weights = planner.accounting.likely_total_bytes, planner.accounting.weights_bytes
+    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * (total or UNKNOWN_CARD_BYTES))
+    is_known = planner.utilization_known or weights is not None
     if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
         return None
+    if planner.total_bytes and weights and weights > (2 * MAX_UTILIZATION - 1) * planner.total_bytes:
+        return None  # the peak and a pool do not fit into what is left
     flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
-    flags |= smaller_step_flags(planner, _smaller_steps(planner))
+    flags |= smaller_step_flags(planner, _proposed_batched_tokens(planner))
     if not planner.known.args.enforce_eager:
         flags["enforce_eager"] = True
     share = f"{flags['gpu_memory_utilization']:g} of the card"
@@ -297,25 +314,44 @@ def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
     return known or Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="twice the GPUs")
 
 
-def _smaller_steps(planner: FixPlanner) -> int:
+def _proposed_batched_tokens(planner: FixPlanner) -> int:
     """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
-    given = planner.known.args.max_num_batched_tokens or _DEFAULT_LARGE_STEP_TOKENS
+    given = planner.known.args.max_num_batched_tokens or LARGEST_DEFAULT_TOKENS
     return _DEFAULT_STEP_TOKENS if given > _DEFAULT_STEP_TOKENS else max(given // 2, 512)
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
-    """A pool in bytes, where more is charged to the share than weights and a peak as large as they are."""
-    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes
-    if weights is None or pool is None or -pool <= weights or not planner.utilization_known or planner.total_bytes:
+    """More is charged to the share than this server holds: a pool in bytes, or what shows who holds the rest."""
+    weights, pool = planner.accounting.weights_bytes, planner.accounting.pool_bytes or 0
+    if planner.total_bytes or (planner.known.args.max_num_batched_tokens or 0) > LARGEST_DEFAULT_TOKENS:
         return None
-    size = max(weights // 4, GIB) // MIB * MIB
-    return planner.plan_change(
-        "kv_cache_memory_bytes",
-        {"kv_cache_memory_bytes": size},
-        f"{gib(weights)} of weights and {gib(-pool)} below zero: what is charged to {planner.utilization:g} of the "
-        "card is more than this server holds, as if another process's memory were counted. A pool in bytes does not "
-        "depend on the share.",
-        steps=("nvidia-smi shows who holds the rest; or take a share above what the neighbour and this server hold",),
+    if weights is not None and -pool > weights and planner.utilization_known:
+        size = max(weights // 4, GIB) // MIB * MIB
+        return planner.plan_change(
+            "kv_cache_memory_bytes",
+            {"kv_cache_memory_bytes": size},
+            f"{gib(weights)} of weights and {gib(-pool)} below zero: what is charged to {planner.utilization:g} of the "
+            "card is more than this server holds, as if another process's memory were counted. A pool in bytes does "
+            "not depend on the share.",
+            steps=(
+                "nvidia-smi shows who holds the rest; or take a share above what the neighbour and this server hold",
+            ),
+        )
+    # Weights that loaded are below the card's total, so the pool lacks at most the rest of the card and a peak.
+    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * UNKNOWN_CARD_BYTES)
+    is_unexplained = weights is None and -pool > BESIDE_BYTES + share_bytes
+    if not is_unexplained and not planner.case.has("several_servers"):
+        return None
+    return Fix(
+        "sequence_starts_or_wait",
+        f"{gib(-pool)} below zero is more than a share or a smaller step can give: memory of another process that "
+        "loads at the same time is charged to this one, or the weights nearly fill the card.",
+        steps=(
+            *_DECIDING_STEPS[:1],
+            "servers that share a card: each later one is told a share that includes the earlier ones, or "
+            "--kv-cache-memory-bytes, which does not depend on it",
+            "if the card is free before the start: double --tensor-parallel-size, or a checkpoint in 8 or 4 bits",
+        ),
     )
 
 
@@ -324,8 +360,4 @@ CAUSE = Cause(
     title=Localized("nothing is left of the budget for the KV cache", "预算扣除权重和激活峰值后，没有剩余给 KV 缓存"),
     phase="startup_kv",
     usual_at=("kv",),
-    dead_ends=(
-        DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
-        DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
-    ),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.vllm_logs.evidence import Evidence
 
@@ -92,11 +93,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from known
         return
     if case.has("profiling_error"):
-        yield Fix(
-            "engine_version_or_V0",
-            "The comparison was too strict for cards whose free memory does not change; 0.16.0 corrected it (#33358).",
-            steps=("pip install -U 'vllm>=0.16.0'",),
-        )
+        yield known_fix("strict_profiling_check")
         return
     error = _first_exception(case)
     if error is None:
@@ -119,6 +116,9 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     meaning = _STEP_BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
         meaning = _NONE_TYPE_STEP
+    frames = re.findall(r"(?:\bat |site-packages/)([A-Za-z]\w+)[./]", error.window)
+    if package := next((name for name in frames if name not in ("vllm", "torch")), None):
+        meaning = f"the code of {package} refuses it: pip install -U {package}, or the version that this vLLM asks for"
     release = f" {planner.known.release.version}" if planner.known.release_known else ""
     return Fix(
         "report",
@@ -150,5 +150,4 @@ CAUSE = Cause(
     title=Localized("this looks like memory but is not", "看似内存问题，其实不是"),
     domain="other",
     priority=1,  # gives way to what explains as much
-    dead_ends=(DeadEnd("any memory flag", "nothing was short; none of them changes this"),),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses KV usage that rises while no request waits or is preempted: cached prefixes."""
+    """Assesses KV usage that rises with no request waiting or preempted: cached prefixes, which is harmless."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
@@ -38,11 +38,7 @@ def examine(case: Case) -> Assessment | None:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: none needed, a larger pool, or prefix caching off."""
-    yield Fix(
-        "report",
-        "Watch vllm:num_requests_waiting and vllm:num_preemptions_total: while both are quiet nothing is wrong.",
-        steps=("no restart is needed; cached blocks are given up on demand",),
-    )
+    yield known_fix("watch_waiting")
     yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.")
     yield Fix(
         "other_engine_feature_off",
@@ -56,11 +52,4 @@ CAUSE = Cause(
     entry="LR404",
     title=Localized("the pool is full of cached prefixes", "KV 池被前缀缓存占满（可回收）"),
     phase="serving",
-    dead_ends=(
-        DeadEnd(
-            "restart when KV usage passes 90 %",
-            "cached blocks are evictable; a restart throws the cache away and gains nothing",
-        ),
-        DeadEnd("turn prefix caching off to save memory", "it neither saves nor costs pool memory by itself"),
-    ),
 )

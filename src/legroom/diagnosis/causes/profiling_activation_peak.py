@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.units import GIB, gib, human_bytes
@@ -17,7 +17,7 @@ _SMALL_STEP = 2048
 def examine(case: Case) -> Assessment | None:
     """Assesses the sampler's message, a traceback through the profile run, or a request as large as dummy inputs."""
     warmup = case.first("sampler_warmup_oom")
-    peak_confidence = _peak_left_no_pool(case)
+    peak_confidence = _confidence_peak_left_no_pool(case)
     if not case.is_oom and not peak_confidence:
         return None
     confidence = peak_confidence or _confidence(case)
@@ -45,8 +45,8 @@ def _confidence(case: Case) -> float:
     return 0.35
 
 
-def _peak_left_no_pool(case: Case) -> float:
-    """Confidence that the profiled peak left too small a pool; 0 where it did not."""
+def _confidence_peak_left_no_pool(case: Case) -> float:
+    """Confidence (0 to 1) that the profiled activation peak left too small a KV pool; 0 where it did not."""
     startup = case.startup
     if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
         return 0.0
@@ -127,16 +127,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if fewer_sequences is None and fewer_tokens is None:
         yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
     if case.engine.generation != "V1":
-        yield Fix(
-            "max_model_len",
-            "In the V0 engine the dummy batch is as long as max_model_len, which may come from RoPE scaling.",
-            steps=("give --max-model-len explicitly, as short as your requests allow",),
-        )
+        yield known_fix("shorter_dummy_batch_of_rope")
     yield planner.pull_lever("quantized weights", "Smaller weights leave room for the run.")
 
 
 def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
-    """Fewer sequences and fewer tokens, where no plan is possible."""
+    """Lower --max-num-seqs and --max-num-batched-tokens, where model or GPU is unknown and no plan can be made."""
     case, args = planner.case, planner.known.args
     media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
     if media and case.engine.generation == "V0":
@@ -144,7 +140,7 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         seqs = max((args.max_num_seqs or 256) // 16, 1)
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
         return planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once")
-    flags: dict[str, Any] = {"max_num_seqs": _reduced(planner, args.max_num_seqs or 256)}
+    flags: dict[str, Any] = {"max_num_seqs": _reduced_limit(planner, args.max_num_seqs or 256)}
     max_tokens = args.max_num_batched_tokens
     if max_tokens is None or max_tokens > _SMALL_STEP:
         flags |= smaller_step_flags(planner, _SMALL_STEP)
@@ -153,8 +149,8 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)
 
 
-def _reduced(planner: FixPlanner, number: int) -> int:
-    """A quarter of a number, or less where the request exceeds the free memory by more than that."""
+def _reduced_limit(planner: FixPlanner, number: int) -> int:
+    """A limit's value divided by 4, or by 2 x requested/free bytes if more, rounded down to a power of two."""
     oom = planner.case.oom
     times = 4.0
     if oom and oom.free_bytes:
@@ -180,7 +176,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     why = "Logits and their copies grow with sequences x vocabulary."
     if planner.failed_plan is not None:
         return planner.pull_lever("fewer sequences", why)
-    flags = {"max_num_seqs": _reduced(planner, seqs)}
+    flags = {"max_num_seqs": _reduced_limit(planner, seqs)}
     return planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
 
@@ -197,12 +193,4 @@ CAUSE = Cause(
     entry="LR301",
     title=Localized("the profile or warm-up run needs more than there is", "性能分析或预热运行的激活峰值超出可用显存"),
     usual_at=("profile", "sampler", "warmup"),
-    dead_ends=(
-        DeadEnd(
-            "change gpu_memory_utilization while the profile run fails, before the pool is allocated",
-            "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
-        ),
-        DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),
-        DeadEnd("--swap-space 0", "swap has no part in the profile run"),
-    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
 
@@ -38,6 +38,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _explanation(case: Case) -> str:
+    """Why the failed allocation is a second copy of weights, with its size where printed."""
     wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
     return (
         f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
@@ -61,11 +62,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
     yield planner.pull_lever(
         "quantized weights", "A checkpoint that is already quantized needs no copy at all."
-    ) or Fix(
-        "checkpoint_format",
-        "A checkpoint that is already in the kernel's format is not converted on the GPU.",
-        steps=("use a published FP8, AWQ or GPTQ checkpoint instead of --quantization on a bf16 one",),
-    )
+    ) or known_fix("kernel_s_own_format")
     if planner.case.site in ("graph", "serving", "profile"):
         need = planner.case.oom.wanted_bytes if planner.case.oom else GIB
         yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.")
@@ -80,14 +77,4 @@ CAUSE = Cause(
     ),
     phase="startup_load",
     usual_at=("quant",),
-    dead_ends=(
-        DeadEnd(
-            "lower max_model_len or max_num_seqs",
-            "the copy is of weights; 85k -> 5k tokens and 100 -> 1 sequences changed nothing",
-        ),
-        DeadEnd(
-            "lower gpu_memory_utilization for a failure while loading",
-            "the ratio bounds neither weights nor their copies",
-        ),
-    ),
 )

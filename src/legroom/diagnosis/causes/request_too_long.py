@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
 
@@ -53,11 +53,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             f"The request needs {tokens_needed:,} tokens.",
             trades="one request may take more of the pool",
         )
-    yield Fix(
-        "request",
-        "Shorten the prompt or ask for fewer tokens.",
-        steps=("prompt tokens + max_tokens must stay within max_model_len",),
-    )
+    yield known_fix("shorter_request")
 
 
 CAUSE = Cause(
@@ -65,5 +61,4 @@ CAUSE = Cause(
     title=Localized("a request is longer than the server takes", "请求长度超过服务器设置"),
     phase="serving",
     domain="settings",
-    dead_ends=(DeadEnd("change gpu_memory_utilization", "the limit is a setting, not memory"),),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import RUNNER_V2, step_shortage_bytes
-from legroom.diagnosis.fixes.flag_repair import smaller_step_flags
+from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
 
@@ -32,13 +32,21 @@ def examine(case: Case) -> Assessment | None:
 
 def _confidence(case: Case) -> float:
     """Confidence (0 to 1) that the allocation failed in a model step of real traffic."""
-    if case.ledger.larger_than_card or case.ledger.free_exceeds_request:
+    if case.ledger.larger_than_card or (case.ledger.free_exceeds_request and not steps_ran(case)):
         return 0.2
     if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
         return 0.86
     if case.site in ("spec", "lora", "sampling"):
         return 0.6
-    return 0.0 if case.site else 0.45
+    if not case.has_site_frame and case.site in ("kv", "graph") and steps_ran(case):
+        return 0.82
+    return 0.0 if case.site or case.has("engine_start_failed") else 0.45
+
+
+def steps_ran(case: Case) -> bool:
+    """Whether torch keeps the pieces of steps and no graph has a pool: the cache is emptied before capture begins."""
+    oom, unused = case.oom, case.ledger.unused_bytes or 0
+    return oom is not None and not oom.pools_bytes and unused >= max(oom.wanted_bytes, (oom.total_bytes or 0) // 20)
 
 
 def _was_running(case: Case) -> bool:
@@ -68,8 +76,7 @@ def _explanation(case: Case) -> str:
 
 
 def is_ruled_out(planner: FixPlanner) -> bool:
-    """Whether torch held more than weights, pool and one step of the plan: no frame shows serving, and the budget
-    forbids it."""
+    """Whether torch held more than the planned weights, pool and one step, and no traceback frame shows serving."""
     oom, plan = planner.case.oom, planner.failed_plan
     if oom is None or oom.torch_bytes is None or plan is None or planner.case.has_site_frame or planner.case.was_ready:
         return False
@@ -82,18 +89,22 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     need = step_shortage_bytes(planner)
     of_logits = bool(case.frames & {"frame_logits"})
-    tokens = args.max_num_batched_tokens or 8192
+    given = args.max_num_batched_tokens or LARGEST_DEFAULT_TOKENS
+    is_large = given > LARGEST_DEFAULT_TOKENS
     # Logits are followed by two copies for log-probabilities and ranking.
-    tokens = max(tokens // (4 if of_logits else 2), 1024)
+    tokens = max(given // (4 if of_logits or is_large else 2), 1024)
+    flags = smaller_step_flags(planner, tokens)
+    if is_large and (lower := planner.lower_utilization(need // 4, "")):
+        flags |= lower.flags
     smaller = planner.plan_change(
         "max_num_batched_tokens",
-        smaller_step_flags(planner, tokens),
+        flags,
         f"A step of {tokens:,} tokens has a smaller transient, in proportion.",
         trades="long prompts take more steps",
     )
     # Model Runner V2 makes prompt logits in chunks of 1,024 positions, whatever the tokens of a step.
     in_chunks = any("with_chunking" in item.text or RUNNER_V2 in item.text for item in case.all("frame_logits"))
-    if of_logits and planner.failed_plan is None and not in_chunks:
+    if (of_logits or is_large) and planner.failed_plan is None and not in_chunks:
         yield smaller
     why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
     if not planner.utilization_known and args.kv_cache_memory_bytes is None:
@@ -101,11 +112,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield planner.lower_utilization(need, why)
     yield smaller
     if of_logits:
-        yield Fix(
-            "request",
-            "Log-probabilities of whole prompts take tokens x vocabulary x 4 bytes.",
-            steps=("ask for fewer prompt_logprobs, or chunk the prompts (chunked prefill)",),
-        )
+        yield known_fix("fewer_prompt_logprobs")
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes
         if pool and pool > need + GIB:
@@ -126,13 +133,4 @@ CAUSE = Cause(
     ),
     phase="serving",
     usual_at=("serving",),
-    dead_ends=(
-        DeadEnd(
-            "raise gpu_memory_utilization",
-            "every confirmed failure of this kind was cured by lowering "
-            "it; raising makes the pool larger and the room smaller",
-        ),
-        DeadEnd("torch.cuda.empty_cache() between requests", "it runs in another process, and the memory is in use"),
-        DeadEnd("believe the idle nvidia-smi", "a prefill takes 0.5 to 1.5 GiB more for a moment"),
-    ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
-from legroom.facts.log_messages import trainer_setting
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.facts.log_messages import trainer_settings
 from legroom.units import GIB, gib
 
 
@@ -20,6 +20,10 @@ def examine(case: Case) -> Assessment | None:
             else "another process, such as a server awake beside it,"
         )
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
+        if _is_first_mapping(case):
+            why = (
+                "Sleep mode's allocator maps the pool beside what the profile run kept, and the card has no more room."
+            )
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
@@ -48,52 +52,40 @@ def examine(case: Case) -> Assessment | None:
     return None
 
 
+def _is_first_mapping(case: Case) -> bool:
+    """Whether the sleep-mode allocator failed in the start itself, before the server was ever ready to sleep."""
+    asleep = case.has("sleep_freed", "frame_wake") or case.was_ready or _has_trainer(case)
+    return case.has("cumem_oom") and case.startup.available_kv_bytes is not None and not asleep
+
+
 def _has_trainer(case: Case) -> bool:
     """Whether the text shows a training framework, or an engine inside a process that torch.distributed started."""
     if any(item.text.startswith("[rank") for item in case.all("frame_wake")):
         return True
-    return case.platform.trainer or case.has("training_step") or any(trainer_setting(e.text) for e in case.evidence)
+    return case.platform.trainer or case.has("training_step") or any(trainer_settings(e.text) for e in case.evidence)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
     # Trainers set the share themselves, to 0.3 to 0.7: without a printed one the lower half is below most of them.
-    share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2) if planner.utilization_known else 0.4
+    share = round(min(planner.utilization * 0.75, 0.6), 2) if planner.utilization_known else 0.4
     lower = planner.plan_change(
         "lower_util",
         {"gpu_memory_utilization": share},
         "Whoever shares the card needs its part beside the engine's. 0.7 to 0.3 is what worked for others.",
-        steps=_trainer_setting_step(planner.case, share),
+        steps=_trainer_steps(planner.case, share),
         trades="a smaller KV pool",
     )
-    newer = Fix(
-        "engine_version_or_V0",
-        "What sleep and wake-up keep has changed often.",
-        steps=("try the release before the failure began, or the newest",),
-    )
-    order = Fix(
-        "sequence_starts_or_wait",
-        "Weights first, KV cache after the trainer has let go.",
-        steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
-    )
+    newer = known_fix("other_release_of_sleep")
+    order = known_fix("wake_weights_first")
     if not _has_trainer(planner.case):
-        order = Fix(
-            "sequence_starts_or_wait",
-            "The engine gets its memory back only if nobody else has it: the others sleep or end first.",
-            steps=(
-                "nvidia-smi shows who holds the card; POST /sleep to the server that is awake, then /wake_up here",
-                "servers that are awake at the same time: their --gpu-memory-utilization add up to less than 1",
-                "in a program of your own: free its memory, then wake_up(tags=['weights']), then tags=['kv_cache']",
-            ),
-        )
-    off: Fix | None = Fix(
-        "other_engine_feature_off",
-        "Without sleep mode its pool is gone.",
-        flags={"enable_sleep_mode": False},
-        steps=("run without --enable-sleep-mode",),
-    )
+        order = known_fix("others_sleep_first")
+    off: Fix | None = known_fix("no_sleep_mode")
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
-    if planner.case.site in ("build", "load") and not planner.case.platform.trainer:
+    if _is_first_mapping(planner.case):
+        why = "What sleep mode's allocator keeps beside the budget needs room."
+        yield from (planner.lower_utilization(planner.oom_shortage_bytes + GIB, why), off, newer)
+    elif planner.case.site in ("build", "load") and not planner.case.platform.trainer:
         yield from (off, newer, lower)
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
@@ -101,11 +93,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
-def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:
-    """Where to set the utilization in the framework that runs the engine."""
-    lines = [item.text for item in case.all("trainer", "frame_wake")]
-    setting = next((name for line in lines if (name := trainer_setting(line))), None)
-    return (f"in the trainer's own settings: {setting}={share:g}",) if setting else ()
+def _trainer_steps(case: Case, share: float) -> tuple[str, ...]:
+    """Where to set the utilization in the framework that runs the engine, and how its own part leaves the card."""
+    settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
+    if settings is None:
+        own = (
+            "the trainer's own part off the card while the engine runs: FSDP's CPU offload of parameters and optimizer"
+        )
+        return (own,) if _has_trainer(case) else ()
+    setting, offload = settings
+    return (f"in the trainer's own settings: {setting}={share:g}", f"and its own part off the card: {offload}")
 
 
 CAUSE = Cause(
@@ -114,12 +111,4 @@ CAUSE = Cause(
         "trainer and engine share the card, or sleep mode keeps memory", "训练与推理同卡，或睡眠模式残留显存"
     ),
     usual_at=("wake",),
-    dead_ends=(
-        DeadEnd(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"
-        ),
-        DeadEnd(
-            "torch.cuda.empty_cache() in the trainer alone", "optimizer states and gradients are in use, not cached"
-        ),
-    ),
 )

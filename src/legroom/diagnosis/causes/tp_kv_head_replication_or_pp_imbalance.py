@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
 from legroom.units import gib
 
@@ -35,7 +35,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
-    """The last value that each process printed."""
+    """By process, the last value of `fact` that evidence with this id printed."""
     values: dict[str, int] = {}
     for item in case.all(id_):
         value = item.facts.get(fact)
@@ -67,15 +67,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
             trades="requests longer than this are refused",
         )
-    yield Fix(
-        "more_or_fewer_gpus_tp_pp",
-        "Tensor-parallel sizes up to the number of KV heads shard the KV cache; beyond it every rank holds a copy.",
-        steps=("use a tensor-parallel size that divides the KV heads, and pipeline stages for the rest",),
-    )
+    yield known_fix("fewer_kv_copies")
 
 
 def _layer_partition(planner: FixPlanner) -> str:
-    """Layers per pipeline stage; empty where model or stages are not known."""
+    """VLLM_PP_LAYER_PARTITION: layers per pipeline stage, comma-separated; empty where layers or stages are unknown."""
     stages = planner.known.args.pipeline_parallel_size or 1
     if planner.failed_plan is None or stages < 2:
         return ""
@@ -89,8 +85,4 @@ def _layer_partition(planner: FixPlanner) -> str:
 CAUSE = Cause(
     entry="LR204",
     title=Localized("ranks or pipeline stages carry unequal shares", "各张量并行/流水线分段负担不均或 KV 头被复制"),
-    dead_ends=(
-        DeadEnd("add GPUs evenly", "the poorest rank decides, and KV takes what sharding frees on the others"),
-        DeadEnd("reckon with size / GPUs", "embeddings, heads and replicated KV heads are not divided"),
-    ),
 )

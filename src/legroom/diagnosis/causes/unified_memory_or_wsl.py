@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.units import gib
 
 _SHORTAGES = (
@@ -16,6 +16,7 @@ _SHORTAGES = (
     "sigkill",
     "cannot_allocate",
     "rpc_timeout",
+    "host_froze",
 )
 
 
@@ -57,6 +58,8 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
     confidence = 0.75
+    if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
+        confidence = 0.5  # vLLM's own account says that the budget is short
     if not case.platform.unified:
         confidence = 0.45  # WSL says so on every start; by itself it explains nothing
     why = (
@@ -76,28 +79,14 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: drop the page cache, wait, more RAM for the VM or the GPU, a lower utilization."""
     case = planner.case
-    drop = Fix(
-        "drop_page_cache",
-        "Files in the page cache count as used on shared memory.",
-        steps=("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches   (before the start)", "wait until free -g shows it"),
-    )
-    wsl = Fix(
-        "more_host_ram_or_shm",
-        "The virtual machine's RAM backs what the driver hands out.",
-        steps=("raise memory= in .wslconfig (or the VM's RAM) above the checkpoint's size, then wsl --shutdown",),
-    )
-    wait = Fix(
-        "sequence_starts_or_wait",
-        "After a stop the memory comes back slowly.",
-        steps=("wait until free -g is back before the next start",),
-    )
-    share = round(max(planner.utilization - 0.1, 0.3), 2)
-    lower = planner.plan_change(
-        "lower_util",
-        {"gpu_memory_utilization": share},
-        "The system needs its part of the one memory.",
-        trades="a smaller KV pool",
-    )
+    drop = known_fix("drop_page_cache")
+    wsl = known_fix("larger_virtual_machine")
+    wait = known_fix("wait_for_memory")
+    why, pool = "The system needs its part of the one memory.", planner.known.args.kv_cache_memory_bytes
+    share = {"gpu_memory_utilization": round(max(planner.utilization - 0.1, 0.3), 2)}
+    lower = planner.plan_change("lower_util", share, why, trades="a smaller KV pool")
+    if pool is not None:
+        lower = planner.lower_utilization(pool // 4, why)
     if case.platform.integrated:
         yield from (_larger_gpu_share_fix(case), lower, drop)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
@@ -105,7 +94,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif case.site == "device":
         yield from (wait, drop, lower)
     else:
-        yield from (drop, lower, wait, wsl)
+        is_large = pool is not None or (planner.utilization_known and case.has("sigkill", "killed_word", "oom_killer"))
+        yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
 
 
 def _larger_gpu_share_fix(case: Case) -> Fix:
@@ -129,8 +119,4 @@ CAUSE = Cause(
         "CPU and GPU share one memory, or a virtual machine limits it", "CPU 与 GPU 共享内存，或虚拟机限制了内存"
     ),
     domain="host",
-    dead_ends=(
-        DeadEnd("chase the printed free number", "it moves with the page cache"),
-        DeadEnd("add swap", "GPU allocations cannot be swapped out"),
-    ),
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
 from legroom.units import GIB, MIB, gib
 
@@ -35,7 +35,7 @@ def _confidence(case: Case) -> float:
 
 
 def nothing_was_freed(case: Case) -> bool:
-    """Hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
+    """Whether torch held hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
@@ -90,19 +90,4 @@ CAUSE = Cause(
     title=Localized("the weights do not fit on the GPU", "模型权重放不进显存"),
     phase="startup_load",
     usual_at=("build", "load"),
-    dead_ends=(
-        DeadEnd(
-            "lower gpu_memory_utilization",
-            "it does not bound the weights: 0.1 fails at the same byte as 0.9, although vLLM's own message advises it",
-        ),
-        DeadEnd(
-            "lower max_model_len or max_num_seqs",
-            "nothing of the KV cache is allocated yet when the weights are created",
-        ),
-        DeadEnd("limit images or pixels", "the profile run comes later"),
-        DeadEnd(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-            "hardly anything is reserved and unused, so there is nothing to join",
-        ),
-    ),
 )

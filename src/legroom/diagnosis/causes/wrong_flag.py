@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 
 _REFUSED = (
@@ -37,7 +37,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _assess_ignored_flag(case: Case) -> Assessment | None:
-    """A flag that was accepted and had no effect."""
+    """Assesses a warning that an accepted flag had no effect; None without one."""
     offload = case.first("offload_on")
     if offload and case.is_oom and case.site in ("build", "load", "") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
@@ -90,11 +90,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
     yield from lookalike_fixes(planner, "wrong_flag")
     yield from refusal_fixes(planner)
-    yield Fix(
-        "flag",
-        "Take out or correct what was refused.",
-        steps=("legroom plan -- vllm serve ... checks every flag against your release",),
-    )
+    yield known_fix("correct_the_flag")
 
 
 CAUSE = Cause(
@@ -102,5 +98,4 @@ CAUSE = Cause(
     title=Localized("a flag was refused or ignored", "参数被拒绝或被忽略"),
     phase="startup_load",
     domain="settings",
-    dead_ends=(DeadEnd("change the memory settings", "the server stopped before it allocated anything"),),
 )

@@ -78,7 +78,7 @@ _NOT_REPEATED = ("unknown", "removed", "not_yet")
 def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     """Merges the log, the user's hints and deduced values."""
     startup = case.startup
-    release, release_known = _release(case, hints)
+    release, release_known = _release_in_use(case, hints)
     args, gpus, line = startup.args, hints.gpus, None
     lost: tuple[str, ...] = ()
     if hints.command:
@@ -100,11 +100,11 @@ def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
     seen = count_ranks(case)
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
-    total, deduced = _total_bytes(case), False
+    total, deduced = _printed_total_bytes(case), False
     if total is None and release_known and not hints.gpu and not startup.gpu_name:
         total = _deduced_total(case, args, release)
         deduced = total is not None
-    card = _gpu(case, hints, total)
+    card = _find_gpu(case, hints, total)
     given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
     ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen)
     return KnownDeployment(
@@ -159,7 +159,7 @@ def all_ranks_logged(case: Case, ranks: int) -> bool:
 
 
 def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
-    """The failed run as a plan with its own measurements; None where model or GPU is not known."""
+    """The memory plan of the failed run, using sizes its log measured; None where model or GPU is not known."""
     if not known.args.model or known.gpu is None:
         return None
     from legroom.planning.plan import Target, plan
@@ -172,7 +172,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
     try:
         model = load_logged_model(known.args.model)
         target = Target(
-            model, known.gpu, max(known.gpus or 1, needed), known.release, _measurements(case), _neighbours_bytes(case)
+            model, known.gpu, max(known.gpus or 1, needed), known.release, _logged_sizes(case), _neighbours_bytes(case)
         )
         made = plan(target, known.args)
         return plan(_with_logged_pool(made, case), known.args)
@@ -181,7 +181,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
 
 
 def _with_logged_pool(made: Plan, case: Case) -> Target:
-    """The target whose activation peak absorbs the difference between the planned and the logged KV pool."""
+    """The plan's target with its activation peak changed so that the planned KV pool equals the logged one."""
     pool = pool_bytes(case)
     if pool is None or made.settings.kv_cache_memory_bytes is not None:
         return made.target
@@ -196,8 +196,8 @@ def _with_logged_pool(made: Plan, case: Case) -> Target:
     return replace(made.target, seen=replace(terms, activation_bytes=max(peak, 0)))
 
 
-def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
-    """The release in use and whether it is known; else one that writes logs of this style."""
+def _release_in_use(case: Case, hints: Hints) -> tuple[Release, bool]:
+    """The vLLM release of the run and whether it is known; else one that writes logs of this style."""
     if hints.vllm is not None:
         return known_release(hints.vllm), True
     if case.startup.vllm is not None:
@@ -250,8 +250,8 @@ def _without_impossible_values(args: ServeArgs) -> ServeArgs:
     return replace(args, **odd) if odd else args  # type: ignore[arg-type]
 
 
-def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
-    """The card by name, else by its total."""
+def _find_gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
+    """The card by the user's or the log's name, else by its total bytes; None where neither is known."""
     name = hints.gpu or case.startup.gpu_name
     card: Gpu | None = None
     if name:
@@ -271,14 +271,14 @@ def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
 
 
 def _card_of_total(total: int) -> Gpu | None:
-    """The card whose band of totals contains this one; None where cards of different compute capability do."""
+    """The card that reports this many total bytes; None where cards of different compute capability do."""
     near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
     capabilities = {card.compute_capability for card in near}
     return near[0] if near and len(capabilities) == 1 else None
 
 
-def _total_bytes(case: Case) -> int | None:
-    """The card's total as printed anywhere in the log."""
+def _printed_total_bytes(case: Case) -> int | None:
+    """The card's total bytes as printed anywhere in the log; None where not printed."""
     if case.startup.gpu_total_bytes:
         return case.startup.gpu_total_bytes
     if case.oom and case.oom.total_bytes:
@@ -291,13 +291,13 @@ def _total_bytes(case: Case) -> int | None:
 def _deduced_total(case: Case, args: ServeArgs, release: Release) -> int | None:
     """The card's total from vLLM's accounting; None where it cannot be computed."""
     try:
-        return deduce_total_bytes(case, args, release, _measurements(case))
+        return deduce_total_bytes(case, args, release, _logged_sizes(case))
     except NOT_PLANNABLE:
         return None
 
 
-def _measurements(case: Case) -> Measurements:
-    """The memory terms that this log prints."""
+def _logged_sizes(case: Case) -> Measurements:
+    """Weights, activation peak, non-torch and CUDA graph bytes that this log prints."""
     startup = case.startup
     return Measurements(
         startup.weights_bytes or None,
@@ -310,7 +310,7 @@ def _measurements(case: Case) -> Measurements:
 
 
 def _neighbours_bytes(case: Case) -> int:
-    """What other processes hold according to the log."""
+    """Bytes of the card that other processes hold according to the log; 0 where it shows none."""
     free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
     if free is not None and total is not None:
         return max(total - free - GIB // 2, 0)
@@ -359,7 +359,7 @@ class RebuiltCommand:
         return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
 
     def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
-        """The comment beside the command; names only the change where the command is not known."""
+        """The comment beside the command; where the command is not known, it names only the changed flags."""
         if not self.is_unknown:
             return self.comment
         changed = " ".join([*assignments(env), *any_release_words(flags)])
@@ -369,8 +369,7 @@ class RebuiltCommand:
 
 
 def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: tuple[str, ...] = ()) -> RebuiltCommand:
-    """From the user's line, else from printed flags, else from the engine's resolved config. `lost` flags of the line
-    are none of the release's."""
+    """The failed command, from the user's line, else printed flags, else the resolved config; `lost`: unknown flags."""
     given = startup.given
     if line is not None:
         args = merge_args(line, given.args if startup.args_known else _UNSET)
@@ -379,7 +378,7 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
     if startup.args_known:
         args = replace(given.args, model=given.args.model or model)
         return RebuiltCommand(
-            args, _unknown(given.unknown, startup), is_module=given.is_module and startup.vllm is None
+            args, _unknown_flags_comment(given.unknown, startup), is_module=given.is_module and startup.vllm is None
         )
     args = replace(_without_resolved_defaults(startup.args), model=model)
     if startup.args.model:
@@ -388,8 +387,8 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str, lost: 
     return RebuiltCommand(args, "keep your command and change only", is_unknown=True)
 
 
-def _unknown(names: tuple[str, ...], startup: Startup) -> str:
-    """A comment that names the flags whose values are not known."""
+def _unknown_flags_comment(names: tuple[str, ...], startup: Startup) -> str:
+    """A comment naming the flags whose values are not known; empty where all are."""
     parts = []
     if names:
         parts.append(f"add what the log does not show in full: {', '.join(names)}")

@@ -21,6 +21,7 @@ from legroom.diagnosis.fixes.failed_run import (
 )
 from legroom.diagnosis.fixes.log_accounting import LogAccounting, log_accounting
 from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
@@ -87,11 +88,25 @@ class FixPlanner:
     @cached_property
     def accounting(self) -> LogAccounting:
         """vLLM's memory accounting with the figures of the log."""
-        return log_accounting(self.case, self.utilization, self.total_bytes)
+        planned = None if self.case.startup.weights_bytes else self._planned_weights_bytes()
+        return log_accounting(self.case, self.utilization, self.total_bytes, planned)
+
+    def _planned_weights_bytes(self) -> int | None:
+        """The weights of the fullest rank by the model's config; None where model or number of GPUs is not known."""
+        from legroom.planning.plan import Target, plan
+
+        args = self.known.args
+        if self.model is None or not (self.known.ranks_known or args.tensor_parallel_size is None):
+            return None
+        try:
+            card = self.known.gpu or known_gpu("96GiB")
+            return plan(Target(self.model, card, args.gpus_needed, self.known.release), args).layout.weights.bytes
+        except NOT_PLANNABLE:
+            return None
 
     @property
     def oom_shortage_bytes(self) -> int:
-        """What the failed allocation lacked; 0 where the log has no sizes."""
+        """Bytes by which the failed allocation exceeded free memory; 0 where the log has no sizes."""
         return self.case.ledger.shortage_bytes
 
     @property
@@ -155,6 +170,7 @@ class FixPlanner:
             from legroom.planning.advice import why as in_numbers
 
             why = f"{why} {in_numbers(self.failed_plan, planned)}." if self.failed_plan is not None else why
+            why += _caveat_without_log(planned)
         before = self.failed_plan.layout if self.failed_plan is not None and planned is not None else None
         line = self.command(flags, env)
         return Fix(
@@ -176,7 +192,7 @@ class FixPlanner:
         return tight
 
     def extend_until_fits(self, fix: Fix | None, why: str) -> Fix | None:
-        """A tight fix, extended by further advice until its plan fits; unchanged where none does."""
+        """A fix whose plan fits only barely, with `legroom plan`'s further advice added until it fits safely."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
         from legroom.planning.advice import with_advice
@@ -189,7 +205,7 @@ class FixPlanner:
         return fix
 
     def pull_lever(self, name: str, why: str) -> Fix | None:
-        """The smallest change by one planning lever with which the server starts."""
+        """The smallest change of the planning setting `name` with which the server starts; else None."""
         if self.failed_plan is None:
             return None
         from legroom.planning.levers import LAST_RESORTS, LEVERS
@@ -199,7 +215,7 @@ class FixPlanner:
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
     def pull_combined_levers(self, kind: FixKind, why: str) -> Fix | None:
-        """Several levers at once, as `legroom plan` advises, for the same model."""
+        """Several settings changed at once, as `legroom plan` advises for the same model; None where none suffices."""
         if self.failed_plan is None:
             return None
         from legroom.planning.advice import with_advice
@@ -248,7 +264,9 @@ class FixPlanner:
         return won >= self.oom_shortage_bytes
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """The command line with these changes; MODEL stands for an unknown model."""
+        """The command line with these changes; MODEL stands for an unknown model. A trainer starts no server."""
+        if self.case.platform.trainer and self.known.rebuilt.is_unknown:
+            return ()
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
     def lower_utilization(self, need_bytes: int, why: str) -> Fix | None:
@@ -273,7 +291,7 @@ class FixPlanner:
         proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
         return self.first_change_that_fits(
             "lower_util", proposals, why, trades="a smaller KV pool"
-        ) or self._lower_or_shorter(value, why)
+        ) or self._lower_utilization_or_len(value, why)
 
     def _smaller_pool_fix(self, pool_bytes: int, need_bytes: int, why: str) -> Fix | None:
         """A smaller kv_cache_memory_bytes; vLLM ignores the utilization where that is set."""
@@ -286,7 +304,7 @@ class FixPlanner:
             else None
         )
 
-    def _lower_or_shorter(self, share: float, why: str) -> Fix | None:
+    def _lower_utilization_or_len(self, share: float, why: str) -> Fix | None:
         """A lower utilization, with a shorter max_model_len where the pool would not hold one request."""
         flags: dict[str, Any] = {"gpu_memory_utilization": round(share, 2)}
         lower = self.plan_change("lower_util", flags, why, trades="a smaller KV pool")
@@ -318,13 +336,26 @@ class FixPlanner:
         )
 
 
+def _caveat_without_log(made: Plan) -> str:
+    """A sentence where the plan fits only with sizes from the log, so `legroom plan` alone disagrees; else empty."""
+    from legroom.planning.plan import plan
+
+    if made.target.seen is None or made.verdict != "fits":
+        return ""
+    other = plan(replace(made.target, seen=None), made.args)
+    says = {"tight": f"calls it tight: {other.reason}", "does_not_fit": "expects that it does not start"}.get(
+        other.verdict
+    )
+    return f" legroom plan, which does not know this log, {says}." if says else ""
+
+
 def _is_same_start(made: Plan, failed: Plan) -> bool:
-    """Whether no byte moves and the KV cache is cut up as before, so that the same start fails again."""
+    """Whether two plans have equal memory parts and KV blocks, so that the changed server would fail alike."""
     return made.layout == failed.layout and made.memory.kv == failed.memory.kv
 
 
 def bytes_without_kv(layout: Layout) -> int:
-    """What a server holds before the KV cache is allocated."""
+    """Bytes a server holds before its KV cache is allocated: weights, activation peak, non-torch and graphs."""
     return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
 
 
@@ -357,7 +388,7 @@ _CHANGES_PEAK = frozenset(
 
 
 def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:
-    """The measurements that still hold with these flags changed."""
+    """The measured sizes that stay valid with these flags changed; None where nothing was measured."""
     if seen is None or flags.keys() & _CHANGES_WEIGHTS:
         return None
     if flags.keys() & _CHANGES_PEAK:
@@ -380,8 +411,10 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     if oom is None:
         return GIB
     short = oom.wanted_bytes - (oom.free_bytes or 0)
-    need = short if short > 0 else oom.wanted_bytes  # fragmented
     record = planner.case.black_box
+    # What follows in the step is half as large again: an activation's output beside its input.
+    follows = oom.wanted_bytes // 2 if record is None else 0
+    need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need
     whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * _LOGPROB_BYTES

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
-from legroom.facts.flags import choices, dest_name, flag_kind_ever, flags_of
+from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -20,11 +21,13 @@ from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
 from legroom.vllm_logs.evidence import Evidence
 
+LARGEST_DEFAULT_TOKENS = 8192
+"""vLLM's max_num_batched_tokens for a server on cards of 70 GiB and more (`EngineArgs.get_batch_defaults`)."""
 _CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def has_given_pool(args: ServeArgs) -> bool:
-    """Whether the size of the KV pool is a setting, which is the same at every start, and not measured."""
+    """Whether a flag sets the KV pool's size, so that vLLM does not measure it at start."""
     sizes = (args.num_gpu_blocks_override, args.kv_cache_memory_bytes, args.env.get(_CPU_SPACE_VARIABLE))
     return any(size is not None for size in sizes)
 
@@ -34,16 +37,16 @@ def larger_pool_fix(planner: FixPlanner) -> Fix | None:
     is not explicit."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
-        return _more_pool_blocks(planner, args) or _scaled_pool(planner, "num_gpu_blocks_override")
+        return _more_pool_blocks_fix(planner, args) or _scaled_pool_fix(planner, "num_gpu_blocks_override")
     if args.kv_cache_memory_bytes is not None:
-        return _more_pool_bytes(planner, args) or _scaled_pool(planner, "kv_cache_memory_bytes")
+        return _more_pool_bytes_fix(planner, args) or _scaled_pool_fix(planner, "kv_cache_memory_bytes")
     if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
-        return _more_cpu_space(planner, args)
+        return _more_cpu_space_fix(planner, args)
     return None
 
 
-def _scaled_pool(planner: FixPlanner, name: str) -> Fix | None:
-    """The given pool times needed over available bytes, as the check prints them; none above the measured pool."""
+def _scaled_pool_fix(planner: FixPlanner, name: str) -> Fix | None:
+    """The explicit pool size times needed/available bytes of vLLM's check; None above the measured pool."""
     needed, has = (planner.case.number("kv_bytes_short", part) for part in ("needed_bytes", "available_bytes"))
     measured = planner.case.startup.available_kv_bytes
     if not needed or not has or has <= 0 or needed <= has or (measured or needed) < needed:
@@ -54,8 +57,8 @@ def _scaled_pool(planner: FixPlanner, name: str) -> Fix | None:
     return _pool_fix(planner, {name: size}, why)
 
 
-def _more_pool_bytes(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A larger kv_cache_memory_bytes."""
+def _more_pool_bytes_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
+    """A --kv-cache-memory-bytes that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, args, args.kv_cache_memory_bytes or 0)
     if plan is None:
         return None
@@ -73,8 +76,8 @@ def _more_pool_bytes(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     return _pool_fix(planner, flags, why)
 
 
-def _more_pool_blocks(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A larger num_gpu_blocks_override."""
+def _more_pool_blocks_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
+    """A --num-gpu-blocks-override that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
     if plan is None or plan.failure is not None or not plan.bytes_per_block:
         return None
@@ -83,8 +86,8 @@ def _more_pool_blocks(planner: FixPlanner, args: ServeArgs) -> Fix | None:
     return _pool_fix(planner, {"num_gpu_blocks_override": blocks}, why)
 
 
-def _more_cpu_space(planner: FixPlanner, args: ServeArgs) -> Fix | None:
-    """A larger VLLM_CPU_KVCACHE_SPACE."""
+def _more_cpu_space_fix(planner: FixPlanner, args: ServeArgs) -> Fix | None:
+    """A VLLM_CPU_KVCACHE_SPACE (GiB) that holds one request of max_model_len; None where none does."""
     plan = _kv_plan_of_pool(planner, args, 0)
     if plan is None:
         return None
@@ -101,7 +104,7 @@ def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str) -> Fix | 
 
 
 def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
-    """The KV blocks of a pool of this size; needs no GPU."""
+    """The KV blocks that a pool of this many bytes holds for the model; None where the model is not known."""
     from legroom.vllm.resolve import resolve
     from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
@@ -151,6 +154,8 @@ _MODELS_WITH_MAX_PIXELS = (
 _MEGAPIXEL = 1003520
 """1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
 
+_MISSPELT_RATIO = 0.85
+"""One wrong letter in six: --max-seq-len and --max-model-len are below it, --tensor-paralel-size is above."""
 _SWITCHES = ("switch", "bool", "optbool")
 
 REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
@@ -164,7 +169,7 @@ REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
 
 
 def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Every change of flags that a refusal calls for, the most certain first."""
+    """Every flag change that vLLM's refusal of the command line calls for, the most certain first."""
     case = planner.case
     unknown = case.first("unrecognized_arguments")
     if unknown is not None:
@@ -203,6 +208,9 @@ def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
         if problem is None:
             continue
         flags[dest_name(name)] = None
+        is_like = SequenceMatcher(None, name, problem.instead).ratio() >= _MISSPELT_RATIO
+        if problem.kind == "unknown" and not is_like and advice(name) is None:
+            problem = replace(problem, instead="")  # another program's flag
         instead = _replacement_dest(planner, problem, value)
         if instead is not None:
             flags[instead] = _parse_value(planner, instead, value)
@@ -323,6 +331,14 @@ def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     return _flag_fix(planner, {"max_lora_rank": min(holds)}, f"The adapter has rank {rank}.") if holds else None
 
 
+def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """The setting that the message names taken out; None for a name that is no flag of any release."""
+    name, value = (str(evidence.facts[key]) for key in ("name", "value"))
+    if flag_kind_ever(flag_name(name)) is None:
+        return None
+    return _flag_fix(planner, {name: None}, f"{flag_name(name)} {value} is refused here: without it vLLM chooses.")
+
+
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "argument_refused": _argparse_refusal_fix,
     "setting_out_of_range": _out_of_range_fix,
@@ -330,6 +346,7 @@ _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "batched_below_len": _batched_tokens_fix,
     "heads_and_ranks": _tensor_parallel_fix,
     "lora_rank": _lora_rank_fix,
+    "setting_unsupported": _unsupported_setting_fix,
 }
 
 

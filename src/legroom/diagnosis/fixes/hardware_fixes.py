@@ -49,7 +49,7 @@ def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
 
 
 def split_over_more_gpus(planner: FixPlanner, why: str) -> Fix | None:
-    """Twice the ranks, or as many as the plan needs."""
+    """A fix with twice the tensor-parallel ranks, or as many as the plan needs; None where that does not start."""
     planned = planner.pull_lever("more GPUs", why)
     if planned is not None or planner.failed_plan is not None:
         return planner.extend_until_fits(planned, why)
@@ -102,7 +102,7 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
 
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
-    """Smaller steps and a smaller pool, where the card has more than the weights and what runs beside them."""
+    """Smaller steps and a smaller pool, where the card (`total` bytes) exceeds the `needed` weights and overhead."""
     tokens = max((planner.known.args.max_num_batched_tokens or 8192) // 2, 1024)
     short = planner.oom_shortage_bytes + GIB
     flags = {"max_num_batched_tokens": tokens}

@@ -36,6 +36,8 @@ _CHANGES_POOL = frozenset(
 """Flags that change the weights or how the pool is sized."""
 BESIDE_BYTES = 3 << 30
 """CUDA context, profile run and a small pool, where none is measured."""
+_LEAST_BESIDE_BYTES = 1 << 29
+"""CUDA context and the smallest profile run (H200 starts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ class LogAccounting:
 
     @property
     def likely_total_bytes(self) -> int | None:
-        """The card's total; where it is not printed, from weights and pool with the usual peak beside them."""
+        """The card's total; where it is not printed, the smallest that weights and pool allow: a share that is
+        enough there is enough on a larger one."""
         if self.total_bytes is not None or self.weights_bytes is None or self.pool_bytes is None:
             return self.total_bytes
-        beside = max((self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0), BESIDE_BYTES)
-        return round((self.weights_bytes + self.pool_bytes + beside) / self.share)
+        beside = (self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0)
+        beside = max(beside, _LEAST_BESIDE_BYTES)
+        return max(round((self.weights_bytes + self.pool_bytes + beside) / self.share), self.weights_bytes + beside)
 
     @property
     def weights_over_budget_bytes(self) -> int:
@@ -74,7 +78,7 @@ class LogAccounting:
         return max(self.weights_bytes - round(self.share * self.total_bytes), 0)
 
     def pool_at(self, share: float) -> int | None:
-        """The KV pool at another utilization; an upper bound where a part is not printed."""
+        """KV pool bytes at utilization `share`; an upper bound where the log does not print a part of the budget."""
         if self.total_bytes is None:
             return None
         if self.pool_bytes is not None:
@@ -85,7 +89,9 @@ class LogAccounting:
         return round(share * self.total_bytes) - counted
 
     def refuses(self, flags: Mapping[str, Any]) -> bool:
-        """Whether the figures already show that a server with these flags does not start."""
+        """Whether the log's figures alone show that a server with these flags cannot start."""
+        if flags.keys() == {"kv_cache_dtype"} and self.pool_bytes and 2 * self.pool_bytes < (self.request_bytes or 0):
+            return True  # 8 bits halve a request
         if self.total_bytes is None or flags.keys() & _CHANGES_POOL:
             return False
         share = flags.get("gpu_memory_utilization") or self.share
@@ -99,7 +105,7 @@ class LogAccounting:
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
     def longest_at(self, share: float) -> int | None:
-        """The longest request that the pool holds at another utilization, in steps of 256 tokens."""
+        """The longest request in tokens (multiple of 256) that the pool holds at utilization `share`."""
         pool = self.pool_at(share)
         if pool is None or self.request_bytes is None or self.request_len is None:
             return None
@@ -107,8 +113,8 @@ class LogAccounting:
         return min(tokens, self.request_len) // 256 * 256 or None
 
 
-def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
-    """The accounting of one case at this utilization and card total."""
+def log_accounting(case: Case, share: float, total_bytes: int | None, planned_weights: int | None) -> LogAccounting:
+    """The accounting of one case at this utilization and card total; weights not printed are planned."""
     startup = case.startup
     is_checked = case.has("free_below_desired")
     pool = pool_bytes(case)
@@ -116,7 +122,7 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
         total_bytes,
         share,
         case.number("free_below_desired", "free_bytes") if is_checked else startup.free_at_start_bytes,
-        startup.weights_bytes or None,
+        startup.weights_bytes or planned_weights,
         startup.activation_bytes,
         startup.non_torch_bytes,
         pool,
@@ -177,7 +183,7 @@ def _gpu_of_size(total_bytes: int) -> Gpu:
 
 
 def _nearest_card(total_bytes: int) -> Gpu | None:
-    """The card whose band of totals is nearest; None where none is within 3 %."""
+    """The card whose range of reported totals is nearest; None where none is within 3 %."""
     whole = [card for card in all_gpus() if " MIG " not in card.name and not card.unified]
     near = [
         card for card in whole if _distance_to_band_bytes(card, total_bytes) <= _MAX_RELATIVE_DISTANCE * total_bytes
@@ -186,6 +192,6 @@ def _nearest_card(total_bytes: int) -> Gpu | None:
 
 
 def _distance_to_band_bytes(card: Gpu, total_bytes: int) -> int:
-    """Distance of a total from the band that such cards report."""
+    """Bytes between a total and the range of totals that cards of this name report; 0 inside it."""
     low, high = card.total_low_bytes or card.total_bytes, card.total_high_bytes or card.total_bytes
     return max(low - total_bytes, total_bytes - high, 0)

@@ -25,7 +25,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def compose_document(server: ExportedServer) -> dict[str, Any]:
-    """The compose file as values with comments."""
+    """The compose file as nested mappings with comments, before it is written as YAML."""
     services: dict[str, Any] = {server.name: _service(server)}
     if server.options.sidecar:
         services[f"{server.name}-watch"] = _watch_service(server)
@@ -38,6 +38,7 @@ def compose_document(server: ExportedServer) -> dict[str, Any]:
 
 
 def _service(server: ExportedServer) -> dict[str, Any]:
+    """The compose service of the vLLM server."""
     service: dict[str, Any] = {"image": containers.image(server)}
     if containers.needs_legroom(server):
         service["build"] = "."
@@ -85,6 +86,7 @@ def _environment(server: ExportedServer) -> dict[str, Any]:
 
 
 def _volumes(server: ExportedServer) -> list[str]:
+    """The service's mounts: the Hugging Face cache, the model's folder and files that flags name."""
     kept = literal(containers.hf_home_volume(server))
     downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
     on_host = [literal(volume) for volume in containers.bind_mounts(server)]
@@ -102,6 +104,7 @@ def _gpu_devices(server: ExportedServer) -> dict[str, Any]:
 
 
 def _watch_service(server: ExportedServer) -> dict[str, Any]:
+    """The compose service that runs `legroom watch` beside the server."""
     url = f"{server.address.scheme}://{server.name}:{server.port}"
     return {
         "image": containers.image(server),

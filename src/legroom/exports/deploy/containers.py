@@ -51,7 +51,7 @@ def container_server(request: ExportRequest) -> ExportedServer:
 
 
 def vendor(server: ExportedServer) -> str:
-    """`nvidia`, `amd` or `intel`."""
+    """The maker of the planned GPU: `nvidia`, `amd` or `intel`."""
     name = server.plan.gpu.name
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:
@@ -61,12 +61,12 @@ def vendor(server: ExportedServer) -> str:
 
 
 def gpu_resource(server: ExportedServer) -> str:
-    """The extended resource of the GPUs in Kubernetes."""
+    """The Kubernetes resource of the GPUs, such as `nvidia.com/gpu`."""
     return {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}[vendor(server)]
 
 
 def image(server: ExportedServer) -> str:
-    """vLLM's image, or the one built on it with legroom."""
+    """The container image to run: vLLM's own, or the one built on it with legroom."""
     if needs_legroom(server):
         return f"{_BUILT_IMAGE}:v{server.release.version}"
     return server.image
@@ -78,14 +78,12 @@ def needs_legroom(server: ExportedServer) -> bool:
 
 
 def dockerfile(server: ExportedServer) -> ExportedFile:
-    """A Dockerfile of vLLM's image with legroom."""
-    text = (
-        f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
-        f"# docker build -t {image(server)} .\n"
-        f"# {WRITTEN}\n"
-        f"FROM {server.image}\n"
-        f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
-    )
+    """A Dockerfile that installs legroom into vLLM's image."""
+    text = f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
+    text += f"# docker build -t {image(server)} .\n"
+    text += f"# {WRITTEN}\n"
+    text += f"FROM {server.image}\n"
+    text += f"RUN python3 -m pip install --no-cache-dir 'legroom[run]=={__version__}'\n"
     return ExportedFile("Dockerfile", text)
 
 
@@ -112,13 +110,13 @@ def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[E
 
 
 def hf_home_volume(server: ExportedServer) -> str:
-    """The existing HF_HOME of this machine, or else a named volume."""
+    """The source of the Hugging Face cache mount: this machine's HF_HOME if it exists, else a named volume."""
     home = next((line.value for line in server.env if line.name == "HF_HOME"), "")
     return home if home.startswith("/") and ":" not in home and Path(home).is_dir() else "huggingface"
 
 
 def visible_gpu_indexes(server: ExportedServer) -> tuple[str, ...]:
-    """The GPU indexes of CUDA_VISIBLE_DEVICES and the like."""
+    """The GPU indexes that CUDA_VISIBLE_DEVICES and the like select; empty where none is set."""
     for line in server.env:
         if line.name in _PICK_DEVICES and line.value not in ("", "all", "none", "void", "-1"):
             return tuple(part.strip() for part in line.value.split(",") if part.strip())
@@ -142,7 +140,7 @@ def bind_mounts(server: ExportedServer) -> tuple[str, ...]:
 
 
 def shm_gib(server: ExportedServer) -> int:
-    """The size of /dev/shm."""
+    """The size of /dev/shm in GiB."""
     return server.host.shm_bytes // GIB
 
 

@@ -93,6 +93,7 @@ def _gpu_options(server: ExportedServer) -> Iterator[str]:
 
 
 def _watch_run_command(server: ExportedServer) -> Iterator[str]:
+    """Script lines that start the container with `legroom watch`; none unless it is asked for."""
     yield from comment_lines("legroom watch beside it, in the same network.")
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "

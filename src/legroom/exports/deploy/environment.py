@@ -34,7 +34,7 @@ class EnvVariable:
 def server_environment(
     plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str], times: StartTimes
 ) -> tuple[EnvVariable, ...]:
-    """The given variables, the engine timeout and the allocator setting."""
+    """The server's variables: the given ones, the engine start timeout and the allocator setting, with reasons."""
     broken = _why_broken(plan, words, release)
     kept = {
         name: _without_breaking_segments(name, value, broken)
@@ -68,7 +68,7 @@ def why_expandable_segments_break(words: ServeCommand, release: Release, tensor_
 
 
 def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
-    """Why expandable segments are not set; empty where they help."""
+    """Why expandable segments are not set, as a sentence; empty where they help and are set."""
     broken = _why_broken(plan, words, release)
     if broken:
         return broken

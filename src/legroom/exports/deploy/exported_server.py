@@ -88,10 +88,12 @@ class ExportedServer:
 
     @property
     def address(self) -> Address:
+        """Host, port, TLS and socket that the server listens on."""
         return address_of(self.words)
 
     @property
     def port(self) -> int:
+        """The port that the server listens on."""
         return self.address.port
 
     @property
@@ -105,7 +107,7 @@ class ExportedServer:
         return API_KEY_NAME in self.secrets
 
     def stop_sentence(self) -> str:
-        """What a stop does to running requests."""
+        """A sentence on what a stop does to running requests, for comments."""
         if self.drains_itself:
             return f"A stop waits for the drain ({self.times.drain_s} s) and the teardown."
         return f"vLLM {self.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
@@ -135,7 +137,7 @@ def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str
 
 
 def requested_server(request: ExportRequest) -> ExportedServer:
-    """The server of a request."""
+    """The server of an export request's plan and options."""
     server = planned_server(request.required_plan, server_options(request.options), request.secret_names)
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
@@ -211,6 +213,7 @@ def planned_server(
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
+    own_secrets = (name for name, value in given.items() if is_secret(name, value))
     return ExportedServer(
         name=options.name or deployment_name(words.model),
         model=words.model,
@@ -219,12 +222,7 @@ def planned_server(
         lines=lines,
         env=server_environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
-        secrets=secrets_of(
-            words,
-            options,
-            is_local,
-            (*secret_names, *(name for name, value in given.items() if is_secret(name, value))),
-        ),
+        secrets=secrets_of(words, options, is_local, (*secret_names, *own_secrets)),
         gpus=gpus,
         plan=plan,
         times=times,
@@ -234,13 +232,9 @@ def planned_server(
 
 
 def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
-    """The variables that must come from a secret store."""
-    names = [*words.secrets, *given]
-    if not local:
-        names.append("HF_TOKEN")
-    if options.guard:
-        names.append(TOKEN_NAME)
-    return tuple(dict.fromkeys(names))
+    """Variables that must come from a secret store: those of the command, the Hub token, the guard's, `given`."""
+    hub, guard = () if local else ("HF_TOKEN",), (TOKEN_NAME,) if options.guard else ()
+    return tuple(dict.fromkeys((*words.secrets, *given, *hub, *guard)))
 
 
 def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
@@ -284,20 +278,19 @@ def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
 def host_needs_of(
     words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
 ) -> HostNeeds:
-    """CPUs and memory that the host needs."""
+    """CPU cores and bytes of host memory that the server with so many GPUs and engines needs."""
     args = parse_flags(words.words(), plan.release).args
-    return host_needs(
-        HostSettings(
-            args=replace(args, env={**args.env, **given}),
-            release=plan.release,
-            gpus=gpus,
-            engines=engines,
-            has_media=bool(plan.modalities),
-            swaps=plan.args.get("engine") == "V0",
-            checkpoint_bytes=checkpoint_bytes,
-            weights_bytes=plan.layout.weights_bytes,
-        )
+    settings = HostSettings(
+        args=replace(args, env={**args.env, **given}),
+        release=plan.release,
+        gpus=gpus,
+        engines=engines,
+        has_media=bool(plan.modalities),
+        swaps=plan.args.get("engine") == "V0",
+        checkpoint_bytes=checkpoint_bytes,
+        weights_bytes=plan.layout.weights_bytes,
     )
+    return host_needs(settings)
 
 
 def deployment_name(model: str) -> str:
@@ -320,7 +313,7 @@ def _with_memory_flags(words: ServeCommand, plan: PlanDocument, release: Release
 
 
 def _with_shutdown_timeout(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
-    """Add --shutdown-timeout, with which vLLM drains on SIGTERM (0.18.0 on)."""
+    """The command with --shutdown-timeout where the release has it (0.18.0 on), and the drain time in seconds."""
     phrase = words.get("--shutdown-timeout")
     if phrase is not None and phrase.value.isdigit():
         return words, int(phrase.value)
@@ -330,6 +323,7 @@ def _with_shutdown_timeout(words: ServeCommand, release: Release, options: Serve
 
 
 def _has_guard(words: ServeCommand) -> bool:
+    """Whether the command loads legroom's guard as vLLM middleware."""
     return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
 
 
@@ -348,8 +342,9 @@ def guard_drain(server: ExportedServer) -> str:
 def metrics_drain(server: ExportedServer) -> str:
     """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
     engine = "v0" if server.plan.args.get("engine") == "V0" else "v1"
-    running = name_of("running", server.release, engine) or "vllm:num_requests_running"
-    waiting = name_of("waiting", server.release, engine) or "vllm:num_requests_waiting"
+    running, waiting = (
+        name_of(role, server.release, engine) or f"vllm:num_requests_{role}" for role in ("running", "waiting")
+    )
     return (
         f"sleep {ENDPOINT_S}; for turn in $(seq {max(server.times.drain_s // 2, 1)}); do "
         f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "

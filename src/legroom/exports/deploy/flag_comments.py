@@ -97,6 +97,7 @@ def _max_model_len_comment(phrase: Phrase, plan: PlanDocument) -> str:
 
 
 def _max_num_seqs_comment(plan: PlanDocument) -> str:
+    """What --max-num-seqs limits, and the mean tokens of KV cache for each request if all run."""
     if plan.kv.tokens <= 0:
         return _PLAIN["--max-num-seqs"]
     average = int(plan.kv.tokens / max(int(plan.args["max_num_seqs"]), 1))
@@ -114,10 +115,8 @@ def _gpu_memory_utilization_comment(plan: PlanDocument) -> str:
     share = f"The share of each card that vLLM may use: {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}."
     if not plan.kv.num_blocks:
         return f"{share} This model keeps no KV cache."
-    return (
-        f"{share} What weights and activations leave of it becomes KV cache, {gib(layout.kv_cache_bytes)}; another "
-        f"{gib(layout.outside_bytes)} is used outside this share."
-    )
+    kept = f"What weights and activations leave of it becomes KV cache, {gib(layout.kv_cache_bytes)}"
+    return f"{share} {kept}; another {gib(layout.outside_bytes)} is used outside this share."
 
 
 _PLAIN: Mapping[str, str] = {

@@ -68,10 +68,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError("the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY", hint)
     flag = flags_of(server.release).get("--enable-prefix-caching")
     if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _has_prefix_caching(server)):
-        raise LegroomError(
-            f"the chart writes --no-enable-prefix-caching, which vLLM {server.release} does not take",
-            "use legroom export kubernetes, or a release from 0.8.5 on",
-        )
+        why = f"the chart writes --no-enable-prefix-caching, which vLLM {server.release} does not take"
+        raise LegroomError(why, "use legroom export kubernetes, or a release from 0.8.5 on")
     remarks = (
         f"Values for the chart {CHART}.",
         *containers.head_comment(server),
@@ -89,19 +87,16 @@ def chart_values(server: ExportedServer) -> dict[str, Any]:
     if API_KEY_NAME in server.secrets:
         keys = {"secretName": server.name, "secretKey": secret_key(API_KEY_NAME)}
         spec["vllmApiKey"] = Commented("A secret that exists in the cluster.", keys)
-    tries = -(-server.times.limit_s // PROBE_PERIOD_S)
-    startup = {**_health_probe(server, tries), "initialDelaySeconds": 15}
+    tries, check = -(-server.times.limit_s // PROBE_PERIOD_S), {"path": "/health", "port": server.port}
+    startup = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check, "initialDelaySeconds": 15}
+    alive = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": 6, "httpGet": check, "timeoutSeconds": 10}
     spec["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", startup)
-    spec["livenessProbe"] = {**_health_probe(server, 6), "timeoutSeconds": 10}
+    spec["livenessProbe"] = alive
     return {"servingEngineSpec": spec}
 
 
-def _health_probe(server: ExportedServer, tries: int) -> dict[str, Any]:
-    check = {"path": "/health", "port": server.port}
-    return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
-
-
 def _model_spec(server: ExportedServer) -> dict[str, Any]:
+    """The chart's entry of the model: image, replicas, resources, vLLM flags and environment."""
     repository, tag = _image_repository_and_tag(containers.image(server))
     model: dict[str, Any] = {
         "name": server.name,
@@ -144,13 +139,11 @@ def _environment(server: ExportedServer) -> Iterator[Any]:
 
 
 def _resources(server: ExportedServer) -> dict[str, Any]:
-    cards = {containers.gpu_resource(server): server.gpus}
-    host = server.host
+    """The chart's requests and limits for CPU, memory and GPUs."""
+    host, cards = server.host, {containers.gpu_resource(server): server.gpus}
     memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
-    return {
-        "requests": {"cpu": host.cpus, "memory": memory, **cards},
-        "limits": {"memory": f"{host.limit_bytes // GIB}Gi", **cards},
-    }
+    limits = {"memory": f"{host.limit_bytes // GIB}Gi", **cards}
+    return {"requests": {"cpu": host.cpus, "memory": memory, **cards}, "limits": limits}
 
 
 def _chart_vllm_config(server: ExportedServer) -> dict[str, Any]:
@@ -190,4 +183,5 @@ def _chart_value(phrase: Phrase) -> str | int | float | None:
 
 
 def _has_prefix_caching(server: ExportedServer) -> bool:
+    """Whether the planned server caches prefixes."""
     return bool(server.plan.args.get("enable_prefix_caching"))

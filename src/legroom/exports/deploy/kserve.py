@@ -76,10 +76,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         hint = "use legroom export kubernetes, or data parallelism over the nodes"
         raise LegroomError("ranks of one copy over several nodes are not exported for KServe", hint)
     if over.answers_everywhere:
-        raise LegroomError(
-            "KServe's template starts all nodes but the first with --headless: only the first takes requests",
-            "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes",
-        )
+        why = "KServe's template starts all nodes but the first with --headless: only the first takes requests"
+        hint = "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes"
+        raise LegroomError(why, hint)
     remarks = (*containers.head_comment(server), *server.remarks, *secret_command(server, settings.namespace))
     text = yaml_text(llm_inference_service(server, settings, over), head=remarks)
     return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
@@ -97,15 +96,12 @@ def llm_inference_service(server: ExportedServer, settings: ClusterSettings, ove
     }
     if over.nodes > 1:
         spec["worker"] = _pod_template(headless(server), settings, over)
-    return manifest(
-        "serving.kserve.io/v1alpha2",
-        "LLMInferenceService",
-        {**metadata(server, settings), "annotations": planned_gpu_note(server)},
-        spec,
-    )
+    about = {**metadata(server, settings), "annotations": planned_gpu_note(server)}
+    return manifest("serving.kserve.io/v1alpha2", "LLMInferenceService", about, spec)
 
 
 def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
+    """The manifest's `parallelism`: the tensor size; over several nodes the data sizes and expert parallelism too."""
     args = server.plan.args
     sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
     if over.nodes > 1:
@@ -151,4 +147,5 @@ def _pod_template(server: ExportedServer, settings: ClusterSettings, over: NodeS
 
 
 def _secrets_among(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
+    """Those of `names` that are secrets of the server."""
     return tuple(name for name in server.secrets if name in names)

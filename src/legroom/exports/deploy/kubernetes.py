@@ -218,16 +218,17 @@ CLIENT = {"legroom.dev/vllm-client": "true"}
 
 
 def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The PodDisruptionBudget that lets a node drain evict one pod at a time."""
     why = (
         "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: all of its "
-        "pods leave and come back together."
     )
+    why += "pods leave and come back together."
     spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
     return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 
 
 def network_policy(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """Ingress from labelled clients, from Prometheus and among the pods of a group."""
+    """The NetworkPolicy: ingress from labelled clients, from Prometheus and among the pods of a group."""
     ports = [{"port": "http"}]
     scraped = [*ports, {"port": WATCH_PORT_NAME}] if server.options.sidecar else ports
     clients = [{"podSelector": {"matchLabels": CLIENT}}, {"namespaceSelector": {"matchLabels": CLIENT}}]

@@ -85,25 +85,24 @@ class NamedPath:
 
     @property
     def private(self) -> bool:
-        """Whether it is a key or a certificate."""
+        """Whether the file is a key or certificate, which belongs in a Secret."""
         return self.flag.startswith("--ssl-")
 
     def is_provided_by(self, other: NamedPath) -> bool:
-        """Whether the mount of a parent folder contains it."""
+        """Whether mounting `other`, a parent folder, already contains this path."""
         return self.path != other.path and _is_under(self.path, other.path) and other.writable >= self.writable
 
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
-    """Refuse relative paths, and paths with a colon where they are mounted."""
+    """Raise LegroomError for relative paths in flags, and for paths with a colon where they are `mounted`."""
     models = [server.model] if server.local_model else []
     relative = [("the model", path) for path in models if not path.startswith("/")]
     for phrase in _flags_that_may_hold_paths(server):
         relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _is_relative_path(phrase, path)]
     for what, path in relative:
-        raise LegroomError(
-            f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
-            f"name the absolute path, like {Path(path).expanduser().absolute()}",
-        )
+        where = "is a path from where the command runs, and the exported server starts elsewhere"
+        hint = f"name the absolute path, like {Path(path).expanduser().absolute()}"
+        raise LegroomError(f"{what} {path} {where}", hint)
     for path in (*models, *(named.path for named in named_paths(server))):
         if mounted and ":" in path:
             raise LegroomError(f"the path {path} has a colon, and volumes are written with one", "rename it")
@@ -148,7 +147,7 @@ def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
 
 
 def _possible_paths(phrase: Phrase) -> Iterator[str]:
-    """Possible paths in a value: `/a`, `x=/a`, or a text in JSON."""
+    """Texts in a flag's value that may be paths: `/a`, `x=/a`, or strings inside JSON."""
     for value in phrase.values:
         if value.startswith(("{{", "{%")) or "\n" in value:
             continue  # a template, written out
@@ -185,6 +184,7 @@ def _is_relative_path(phrase: Phrase, path: str) -> bool:
 
 
 def _is_under(path: str, folder: str) -> bool:
+    """Whether the path is the folder or lies below it."""
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
@@ -209,9 +209,8 @@ def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str,
 
 def _paths_mounted_from_node(server: ExportedServer) -> list[NamedPath]:
     """Folders and large files that the command names, which no ConfigMap or Secret can hold."""
-    small = {
-        named.path for private in (False, True) for named in _files_for_config_map(server, private=private).values()
-    }
+    files = (_files_for_config_map(server, private=private).values() for private in (False, True))
+    small = {named.path for by_key in files for named in by_key}
     return [named for named in named_paths(server) if named.path not in small]
 
 
@@ -225,7 +224,7 @@ def create_commands(server: ExportedServer, namespace: str | None) -> Iterator[s
 
 
 def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The volume mounts of the files."""
+    """The container's volume mounts for files and folders that flags name."""
     mounts: list[dict[str, Any]] = []
     for _, name, private in _OBJECTS:
         for key, named in _files_for_config_map(server, private=private).items():
@@ -236,7 +235,7 @@ def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
 
 
 def file_volumes(server: ExportedServer) -> list[Any]:
-    """The volumes of the files."""
+    """The pod's volumes for files and folders that flags name."""
     volumes: list[Any] = []
     if _files_for_config_map(server, private=False):
         volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
@@ -250,12 +249,12 @@ def file_volumes(server: ExportedServer) -> list[Any]:
 
 
 def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
-    """The volume mount of a model that is a folder."""
+    """The container's mount of the model's folder; empty for a Hub model."""
     return [{"name": "model", "mountPath": server.model, "readOnly": True}]
 
 
 def model_volumes(server: ExportedServer) -> list[Any]:
-    """The volume of a model that is a folder."""
+    """The pod's volume of the model's folder; empty for a Hub model."""
     return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
 
 

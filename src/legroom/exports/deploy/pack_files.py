@@ -25,11 +25,9 @@ _USER, _BIN = "vllm", "/opt/vllm/bin"
 
 
 def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
-    """The files of a format; with shifts, a script for each."""
-    servers = tuple(
-        planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name))
-        for packed in result.packed
-    )
+    """The files that run a pack in this format (compose, systemd, llama-swap); with shifts, a script for each."""
+    named = ((packed.plan, ServerOptions(name=_PREFIX + packed.name)) for packed in result.packed)
+    servers = tuple(planned_server(plan_document(plan), options) for plan, options in named)
     return _FORMATS[format_name](result, servers)
 
 
@@ -48,8 +46,7 @@ def _head_comments(result: PackResult) -> Iterator[str]:
 
 
 def _first_shift_servers(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
-    """The servers of the first shift, which start one after the other: profiling counts memory that others allocate
-    meanwhile. The other servers start with their shift."""
+    """The first shift's servers, started one by one, as profiling counts memory that others allocate meanwhile."""
     shifts = result.request.shifts
     return [server for server in servers if not shifts or _pack_name(server) in shifts[0].awake]
 
@@ -102,6 +99,7 @@ def _systemd_files(result: PackResult, servers: Sequence[ExportedServer]) -> tup
 
 
 def _systemd_target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
+    """The text of the .target unit that starts and stops all servers of the pack."""
     units = " ".join(f"{server.name}.service" for server in servers)
     unit = ("[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", "")
     return "\n".join([*comment_lines(*_head_comments(result)), *unit, "[Install]", "WantedBy=multi-user.target"]) + "\n"
@@ -120,13 +118,11 @@ def _llama_swap_files(result: PackResult, servers: Sequence[ExportedServer]) -> 
 
 
 def _llama_swap_model(server: ExportedServer) -> dict[str, Any]:
+    """The llama-swap entry of one server: its command, address and health check."""
     words = [*server.words.head, *server.words.model_words]
     words += [word for line in server.lines if line.phrase.flag != "--port" for word in line.phrase.words]
-    model: dict[str, Any] = {
-        "cmd": f"{shlex.join(words)} --port ${{PORT}}",
-        "proxy": "http://127.0.0.1:${PORT}",
-        "checkEndpoint": "/health",
-    }
+    model: dict[str, Any] = {"cmd": f"{shlex.join(words)} --port ${{PORT}}", "proxy": "http://127.0.0.1:${PORT}"}
+    model["checkEndpoint"] = "/health"
     if server.env:
         model["env"] = [f"{line.name}={line.value}" for line in server.env]
     return model
@@ -156,13 +152,13 @@ def _shift_scripts(
     """A shell script for each shift; `start` gives the command that starts a server by name."""
     level = result.request.servers[0].sleep_level
     return tuple(
-        ExportedFile(f"shift-{shift.name}.sh", _script(shift, servers, level, start), executable=True)
+        ExportedFile(f"shift-{shift.name}.sh", _shift_script(shift, servers, level, start), executable=True)
         for shift in result.request.shifts
     )
 
 
-def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
-    """A script that first puts the other servers to sleep and then starts or wakes those of the shift."""
+def _shift_script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
+    """The text of a shift's script: puts other servers to sleep (`level`), then starts or wakes its own."""
     awake = [server for server in servers if _pack_name(server) in shift.awake]
     names = ", ".join(map(_pack_name, awake))
     lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {names}.", f"# {WRITTEN}", "set -eu"]
@@ -177,6 +173,7 @@ def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: 
 
 
 def _curl(server: ExportedServer, path: str, method: str = "GET") -> str:
+    """A shell line that requests a path of the server."""
     # Weights are copied while it answers: no limit as short as a probe's.
     return f"curl -fsS -m 600 -o /dev/null -X {method} {shlex.quote(server.address.url + path)}"
 

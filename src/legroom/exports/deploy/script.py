@@ -31,6 +31,7 @@ def script_text(server: ExportedServer) -> str:
 
 
 def _script_head(server: ExportedServer) -> Iterator[str]:
+    """The script's first lines: shebang, the plan as comments, and `set -euo pipefail`."""
     yield "#!/usr/bin/env bash"
     yield from comment_lines(*plan_headline(server.plan))
     yield "# Arguments given to this script are added to the command and take precedence."
@@ -40,6 +41,7 @@ def _script_head(server: ExportedServer) -> Iterator[str]:
 
 
 def _export_lines(server: ExportedServer) -> Iterator[str]:
+    """`export NAME=value` lines with their reasons; secrets must be set by the caller."""
     yield from comment_lines(*server.remarks)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
@@ -64,6 +66,7 @@ def argument_lines(server: ExportedServer) -> Iterator[str]:
 
 
 def _exec_line(server: ExportedServer) -> str:
+    """The last line, which replaces the script with `vllm serve`."""
     words = shlex.join((*server.words.head, *server.words.model_words))
     arguments = ' "${arguments[@]}"' if server.lines else ""
     return f'exec {words}{arguments} "$@"'

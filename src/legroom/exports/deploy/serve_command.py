@@ -46,7 +46,7 @@ class ServeCommand:
     """Variables that replace flags with secrets."""
 
     def get(self, flag: str) -> Phrase | None:
-        """The last phrase of a flag."""
+        """The last occurrence of a flag with its values; None where it is not given."""
         return next((phrase for phrase in reversed(self.phrases) if phrase.flag == flag), None)
 
     def count(self, flag: str) -> int | None:
@@ -55,6 +55,7 @@ class ServeCommand:
         return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
     def with_phrase(self, phrase: Phrase) -> ServeCommand:
+        """The command with this flag in place of any earlier one of its name."""
         return ServeCommand(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     @property
@@ -63,6 +64,7 @@ class ServeCommand:
         return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
 
     def words(self) -> tuple[str, ...]:
+        """The whole command line as words."""
         return (*self.head, *self.model_words, *(word for phrase in self.phrases for word in phrase.words))
 
 
@@ -135,6 +137,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
+        """`https` where the server has a TLS certificate, else `http`."""
         return "https" if self.tls else "http"
 
     @property
@@ -181,10 +184,8 @@ def check_health_is_reachable(words: ServeCommand) -> None:
     """Refuse a server without HTTP, or one that requires a client certificate."""
     for flag in ("--headless", "--grpc"):
         if words.get(flag) is not None:
-            raise LegroomError(
-                f"a server with {flag} answers no HTTP, so no health check could tell that it has started",
-                "export a script and watch the server yourself",
-            )
+            why = f"a server with {flag} answers no HTTP, so no health check could tell that it has started"
+            raise LegroomError(why, "export a script and watch the server yourself")
     phrase = words.get("--ssl-cert-reqs")
     if phrase is not None and phrase.value == "2" and address_of(words).tls:
         hint = "leave it out, or export a script and watch the server yourself"
@@ -196,10 +197,8 @@ def check_reachable(words: ServeCommand) -> None:
     check_health_is_reachable(words)
     address = address_of(words)
     if address.socket:
-        raise LegroomError(
-            f"--uds {address.socket} is a socket inside the container, which nobody outside reaches",
-            "leave out --uds and use --port",
-        )
+        why = f"--uds {address.socket} is a socket inside the container, which nobody outside reaches"
+        raise LegroomError(why, "leave out --uds and use --port")
     if address.host not in _ALL_ADDRESSES:
         hint = "leave out --host, and publish the port on an address of the host instead"
         raise LegroomError(f"--host {address.host} is not reached from outside the container", hint)

@@ -52,23 +52,23 @@ class StartTimes:
 
     @property
     def download_s(self) -> float:
-        """The time of the first download."""
+        """Seconds of the first download; 0 for a local model."""
         return self.checkpoint_bytes / self.download_bytes_s if self.download_bytes_s else 0.0
 
     @property
     def expected_s(self) -> float:
-        """The time of a first start."""
+        """Expected seconds of a first start: imports, download, reading the checkpoint, and starting the engine."""
         return IMPORT_S + self.download_s + self.checkpoint_read_s + ENGINE_S
 
     @property
     def limit_s(self) -> int:
-        """The startup limit: twice the expected time, a whole number of probe periods."""
+        """The startup limit in seconds: twice the expected time, a whole number of probe periods."""
         wanted = max(SAFETY * self.expected_s, SHORTEST_LIMIT_S)
         return math.ceil(wanted / 30) * 30
 
     @property
     def stop_s(self) -> int:
-        """The time of the drain and the teardown."""
+        """Seconds of drain and teardown together."""
         return self.drain_s + TEARDOWN_S
 
     def sentence(self) -> str:
@@ -88,4 +88,5 @@ class StartTimes:
 
 
 def _speed_text(bytes_s: float) -> str:
+    """Bytes per second as text, such as `500 MB/s`."""
     return f"{bytes_s / 1e6:.0f} MB/s" if bytes_s < 1e9 else f"{bytes_s / 1e9:.1f} GB/s"

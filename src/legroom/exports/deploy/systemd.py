@@ -67,6 +67,7 @@ def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace |
 
 
 def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
+    """The lines of the unit's [Unit] section."""
     yield from comment_lines(*plan_headline(server.plan))
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_escaped_description(server.model)}"
@@ -82,6 +83,7 @@ def _unit_section(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
 
 
 def _service_section(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
+    """The lines of the unit's [Service] section: user, variables, start, stop and restart."""
     yield "[Service]"
     yield "Type=exec"
     yield f"User={user}"
@@ -170,8 +172,7 @@ def watch_unit_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word with escaped specifiers and quotes; `expanded`: also with escaped variables, as in arguments
-    of a command."""
+    """A word quoted for a systemd unit; `expanded`: variables are escaped too, as in ExecStart."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

@@ -24,23 +24,23 @@ class Commented:
 
 
 def manifest(api_version: str, kind: str, metadata: Any, spec: Any) -> dict[str, Any]:
-    """A Kubernetes object."""
+    """A Kubernetes object with these four top-level keys."""
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def literal(text: str) -> str:
-    """A text without variables of Compose (`$NAME`) or Kubernetes (`$(NAME)`)."""
+    """The text with `$` escaped, so that Compose (`$NAME`) and Kubernetes (`$(NAME)`) expand nothing."""
     return text.replace("$", "$$")
 
 
 def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
-    """Documents below the comment lines of `head`."""
+    """The values as YAML documents, below the comment lines of `head`; `Commented` values keep their comments."""
     start = "".join(f"{line}\n" for text in head for line in _comment_lines(text, 0))
     return start + "---\n".join("\n".join(_yaml_lines(document, 0)) + "\n" for document in documents)
 
 
 def without_comments(value: Any) -> Any:
-    """The value without its comments."""
+    """The value with every `Commented` replaced by what it wraps."""
     if isinstance(value, Commented):
         return without_comments(value.value)
     if isinstance(value, Mapping):
@@ -51,6 +51,7 @@ def without_comments(value: Any) -> Any:
 
 
 def _comment_lines(text: str, indent: int) -> list[str]:
+    """The text as wrapped `#` lines at this indent."""
     lead = " " * indent + "# "
     return wrap(text, max(100, indent + 60), lead, lead)
 
@@ -94,6 +95,7 @@ def _block_scalar_lines(text: str) -> list[str]:
 
 
 def _list_item_lines(value: Any, indent: int) -> Iterator[str]:
+    """The lines of one list item, its first key beside the dash."""
     if isinstance(value, Commented):
         yield from _comment_lines(value.comment, indent)
         value = value.value

@@ -28,7 +28,7 @@ _VARIABLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Targets that the latency panels draw."""
+    """Adds the options of latency targets that panels draw as thresholds."""
     parser.add_argument("--ttft-p99", metavar="TIME", help="target for the p99 of the first token (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="target for the p99 between tokens (150ms)")
 
@@ -98,6 +98,7 @@ def _dashboard(request: ExportRequest) -> Any:
 
 
 def _data_source() -> Any:
+    """A reference to the data source that the dashboard's variable selects."""
     from grafana_foundation_sdk.models.common import DataSourceRef
 
     return DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -130,6 +131,7 @@ def _dashboard_variables(measures: Measures) -> list[Any]:
 
 
 def _panel_builder(panel: Panel) -> Any:
+    """The Grafana SDK's builder for one panel, with queries, unit and thresholds."""
     from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
@@ -159,6 +161,7 @@ def _panel_builder(panel: Panel) -> Any:
 
 
 def _threshold_steps(panel: Panel) -> Any:
+    """The panel's colour thresholds as the SDK's builder."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 

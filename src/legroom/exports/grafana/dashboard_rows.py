@@ -128,7 +128,7 @@ def _pool_colors(levels: AlertLevels) -> tuple[tuple[float, str], ...]:
 
 
 def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
-    """Red from the target on; no threshold where there is no target."""
+    """The colour threshold of a latency target: red from `seconds` on; none for None."""
     return ((seconds, "red"),) if seconds is not None else ()
 
 
@@ -143,8 +143,8 @@ def _overview_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     fullest = f"max({measures.peak('kv_use', window, 'max')})"
     about_kv = (
         f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone is "
-        "healthy: look at the queue next to it."
     )
+    about_kv += "healthy: look at the queue next to it."
     tokens = f"sum({measures.rate('generation_tokens', WINDOW)})"
     ttft, ttft_level = f"max({measures.quantile('ttft', 0.99, WINDOW)})", _target_color(levels.ttft_p99_s)
     waiting, queue_level = f"sum({measures.queued()})", ((levels.detect.queue_least, "orange"),)
@@ -171,10 +171,8 @@ def _memory_row(measures: Measures, plan: PlanDocument | None) -> DashboardRow:
     settings = Panel(title, {"{{instance}}": reported}, width=width, kind="table", own_description=about)
     if plan is None:
         return DashboardRow("Memory", (settings,))
-    about = (
-        f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
-        f"{plan.gpu.count} x {plan.gpu.name}."
-    )
+    where = f"{plan.model} on {plan.gpu.count} x {plan.gpu.name}"
+    about = f"Where every byte of the tightest GPU goes, by the plan for {where}."
     parts = {label: f"vector({size})" for name, label in _LAYOUT_PARTS.items() if (size := getattr(plan.layout, name))}
     layout = Panel("Planned layout of one GPU", parts, "bytes", width, kind="bargauge", own_description=about)
     return DashboardRow("Memory: the plan against reality", (layout, *_token_panel(measures, plan), settings))
@@ -187,10 +185,8 @@ def _token_panel(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
         return ()
     pool = f"pool of {plan.kv.tokens:,} tokens"
     pools = pool if plan.engines == 1 else f"{plan.engines} pools, each a {pool}"
-    about = (
-        f"KV use times the planned {pools}. The line is the pool: "
-        f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens."
-    )
+    room = f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens"
+    about = f"KV use times the planned {pools}. The line is the pool: {room}."
     used = {SERVER: f"{tokens} * {in_parens(measures.value('kv_use', 'avg'))}", "planned pool": f"vector({tokens})"}
     return (Panel("Tokens in the KV cache", used, width=8, levels=((tokens, "red"),), own_description=about),)
 
@@ -204,8 +200,8 @@ def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     use = {SERVER: measures.value("kv_use", "max")}
     about = (
         f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room for "
-        "one more like those that run: above zero, the pool is what they wait for."
     )
+    about += "one more like those that run: above zero, the pool is what they wait for."
     panels = (
         Panel("KV cache in use", use, "percentunit", levels=_pool_colors(levels), max=1.0),
         Panel("Pressure", {SERVER: pressure_query(measures, levels)}, levels=((1, "red"),), own_description=about),
@@ -284,7 +280,7 @@ def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument
 
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
-    """PromQL of the share of recomputed tokens; empty without a counter and a pool size."""
+    """PromQL of the share of tokens recomputed after preemption; empty without a counter or pool size."""
     useful = (
         f"{in_parens(measures.rate('prompt_tokens', WINDOW))} + {in_parens(measures.rate('generation_tokens', WINDOW))}"
     )
@@ -307,22 +303,16 @@ def _prefix_cache_row(measures: Measures) -> DashboardRow:
     return DashboardRow("Prefix cache", tuple(panels))
 
 
-def _guard_rejection_rate(matches: str) -> str:
-    """A PromQL rate of the guard's rejections, with `=~` those for lack of room, with `!~` the others."""
-    return f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason{matches}"{NO_ROOM_REASONS}"}}[{WINDOW}]))'
-
-
 def _guard_row(levels: AlertLevels) -> DashboardRow:
+    rejected = f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason%s"{NO_ROOM_REASONS}"}}[{WINDOW}]))'
     admission = {
         "admitted {{instance}}": f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))",
-        "no room {{instance}}": _guard_rejection_rate("=~"),
-        "refused {{instance}}": _guard_rejection_rate("!~"),
+        "no room {{instance}}": rejected % "=~",
+        "refused {{instance}}": rejected % "!~",
     }
     refused, level = ({"{{instance}}": turned_away_share(WINDOW, BY_INSTANCE)}, ((levels.detect.refused_ratio, "red"),))
-    tokens = {
-        f"{what} {{{{instance}}}}": f"{_BY_GUARD} (legroom_guard_{what}_tokens)"
-        for what in ("reserved", "queued", "pool")
-    }
+    amounts = ("reserved", "queued", "pool")
+    tokens = {f"{what} {{{{instance}}}}": f"{_BY_GUARD} (legroom_guard_{what}_tokens)" for what in amounts}
     waits = f"rate(legroom_guard_wait_seconds_bucket[{WINDOW}])"
     wait = f"histogram_quantile(0.99, sum by (le, cluster, namespace, job, instance) ({waits})) >= 0"
     requests = {

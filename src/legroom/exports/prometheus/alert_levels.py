@@ -67,12 +67,12 @@ class AlertLevels:
 
     @property
     def min_preemptions_per_s(self) -> float:
-        """The rate below which preemptions are ignored."""
+        """Preemptions per second below which no alert fires."""
         return self.detect.preemptions_least / self.detect.preemption_over_s
 
     @property
     def critical_for_s(self) -> float:
-        """The time of pressure plus the time of a lasting queue."""
+        """Seconds after which KV pressure is critical: its own `for` plus that of a lasting queue."""
         return self.detect.alert_pool_for_s + self.detect.alert_queue_for_s
 
     def time(self, seconds: float) -> str:

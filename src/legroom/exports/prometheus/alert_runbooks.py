@@ -41,7 +41,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """A page for each alert, and a list of them."""
+    """A Markdown runbook page for each exported alert, and an index of them."""
     levels = levels_for(request.plan, request.options)
     job = str(request.options.get("job") or "vllm")
     conditions = (*vllm_conditions(Measures(request.release), levels, job), *legroom_conditions(levels))
@@ -84,8 +84,6 @@ def _runbook_index(conditions: Sequence[AlertCondition], levels: AlertLevels) ->
         texts = alert_texts()[name]
         first_sentence = fill_slots(texts["meaning"], slots).split(". ")[0].rstrip(".")
         rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {first_sentence} |")
-    head = (
-        f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
-        "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
-    )
+    head = f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
+    head += "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"

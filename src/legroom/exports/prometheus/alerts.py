@@ -61,8 +61,7 @@ def alert_texts() -> Mapping[str, Mapping[str, Any]]:
 
 
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
-    """The alerts on vLLM's metrics, as far as the release has them. `batch` has label matchers of batch servers, whose
-    full pool and queue are intended."""
+    """The alerts on vLLM's metrics that the release has; `batch`: label matchers of servers meant to be full."""
     ttft = _latency_query("ttft", levels.ttft_p99_s, levels.ttft_floor_s, levels)
     inter_token = _latency_query("inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s, levels)
     return (
@@ -93,14 +92,11 @@ def _pool_alerts(measures: Measures, levels: AlertLevels, batch: str) -> list[Al
     per_running = f"{record.QUEUED} >= {detect.queue_per_running_ratio:g} * {record.RUNNING}"
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
+    backlog = f"({long} and {slow} and {record.KV_USE})\nunless\n{full}{by_design}"
     conditions = [
         AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering}){by_design}", detect.alert_pool_for_s),
         AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow}){by_design}", levels.critical_for_s),
-        AlertCondition(
-            "VllmQueueBacklog",
-            f"({long} and {slow} and {record.KV_USE})\nunless\n{full}{by_design}",
-            detect.alert_queue_for_s,
-        ),
+        AlertCondition("VllmQueueBacklog", backlog, detect.alert_queue_for_s),
     ]
     if counted:
         # A server that finishes nothing at all still gets a ratio: one request in ten minutes.
@@ -128,8 +124,7 @@ def _engine_alerts(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _traffic_alert(levels: AlertLevels) -> AlertCondition:
-    """An idle server that had requests a week ago, or that had steady traffic until now while other servers of its
-    model still have some. Session affinity may leave a replica idle that never had many requests."""
+    """The alert on a server without requests, though it had some a week ago or its model's others have some now."""
     served = f"sum by ({_SERVER}) ({record.FINISHED_COUNT})"
     week = f"sum by ({_SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
     busiest = f"max by ({_GROUP}, model_name) ({served})"
@@ -181,8 +176,7 @@ def _lowered_query(window: str) -> str:
 
 
 def _missing_series_query(job: str) -> str:
-    """PromQL of scraped servers without a series that alerts read: other releases name the KV use and the time between
-    tokens differently. The latter appears with the first tokens."""
+    """PromQL of scraped servers without a series that alerts read, as other releases name some differently."""
     by_server = f"on ({_GROUP}, instance)"
     known = f"({record.RUNNING} and {record.KV_USE})"
     silent = f"({record.GENERATION_TOKENS} > 0 unless {record.observation_series('inter_token')})"
@@ -191,8 +185,7 @@ def _missing_series_query(job: str) -> str:
 
 
 def _fewer_than_usual_query(targets: str, levels: AlertLevels) -> str:
-    """PromQL of fewer targets than usual in a group whose number was constant for a day; a scaled group has no usual
-    number. Deciles of the day instead of its extremes, because a rolling update adds a pod for minutes."""
+    """PromQL of fewer targets than a group had constantly for a day; deciles, as rolling updates add pods briefly."""
     day = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
     low, usual, high = (f"quantile_over_time({share:g}, {day})" for share in (0.1, 0.5, 0.9))
     return f"({targets} < {usual} and {low} == {high})"
@@ -210,8 +203,7 @@ def _latency_query(role: str, target_s: float | None, floor_s: float, levels: Al
 
 
 def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
-    """The alerts on metrics of the guard, the sidecar and the workers. They are always written: a rule over a missing
-    metric never fires."""
+    """The alerts on metrics of guard, sidecar and workers; always written, as a missing metric never fires."""
     detect, guard_for_s = levels.detect, levels.guard_for_s
     window, hour = levels.time(guard_for_s), levels.time(3600)
     upstream = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}[{window}]))'
@@ -230,7 +222,7 @@ def legroom_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
 
 
 def turned_away_share(window: str, keep: str = _BY_INSTANCE) -> str:
-    """PromQL of the share of requests that the guard refused for lack of KV cache."""
+    """PromQL of the share of requests that the guard refused for lack of KV cache; `keep`: the `by` clause."""
     refused = f'sum {keep} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}[{window}]))'
     admitted = f"sum {keep} (rate(legroom_guard_admitted_total[{window}]))"
     return f"{refused} / ({refused} + {admitted} > 0)"
@@ -267,7 +259,7 @@ def fill_slots(text: str, slots: Mapping[str, str]) -> str:
 
 
 def threshold_texts(levels: AlertLevels) -> dict[str, str]:
-    """The thresholds as texts."""
+    """The thresholds as texts for the `<name>` slots of alert texts."""
     detect = levels.detect
     return {
         "pool_full": f"{detect.pool_full_ratio:.0%}",
@@ -297,7 +289,7 @@ def threshold_texts(levels: AlertLevels) -> dict[str, str]:
 
 
 def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[str, str]:
-    """The thresholds, and templates that Prometheus evaluates when the alert fires."""
+    """Values for the `<name>` slots of alert texts: thresholds, and templates that Prometheus fills when firing."""
     return {
         **threshold_texts(levels),
         **_plan_placeholders(plan),
@@ -327,7 +319,7 @@ def _plan_placeholders(plan: PlanDocument | None) -> dict[str, str]:
 
 
 def _lookup_template(name: str, shown: str = "humanize") -> str:
-    """A template with the value of another series of the same server, or 0."""
+    """A Prometheus template that prints another series of the same server, or 0; `shown`: its formatter."""
     labels = ("cluster", "namespace", "job", "instance", "model_name", "engine")
     selector = ",".join(f"{label}=%q" for label in labels)
     values = " ".join(f"$labels.{label}" for label in labels)
@@ -336,6 +328,7 @@ def _lookup_template(name: str, shown: str = "humanize") -> str:
 
 
 def _latency_limit(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+    """The latency limit in words: the target, or the floor and a multiple of the day before."""
     if target_s is not None:
         return f"the target is {_seconds_text(target_s)}"
     return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds_text(floor_s)}"
@@ -347,8 +340,7 @@ def _seconds_text(seconds: float) -> str:
 
 
 def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
-    """The names of exported alerts that could never fire after an upgrade, because all series of a measure that they
-    read have vanished."""
+    """Names of exported alerts that could never fire after an upgrade, as every series they read has `vanished`."""
     measures, levels = Measures(old), AlertLevels()
     records = record.recorded_expressions(measures, levels, "vllm")
     broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}

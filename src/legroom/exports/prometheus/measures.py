@@ -31,30 +31,30 @@ class Measures:
     """The aggregation's labels (`by (instance)`); empty: all but those that split a measure into parts."""
 
     def has(self, role: str) -> bool:
-        """Whether the release has a series for it."""
+        """Whether the release has a series for the role (`kv_use`, `running` ...)."""
         return bool(self.series(role))
 
     def series(self, role: str) -> tuple[str, ...]:
-        """The series names of a measure, the preferred one first."""
+        """The series names of a role (`kv_use`, `running` ...), the preferred one first."""
         if self.release is None:
             return names_of(role)
         names = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
         return tuple(dict.fromkeys(name for name in names if name))
 
     def value(self, role: str, how: str = "sum") -> str:
-        """The current value of a gauge."""
+        """PromQL of a gauge's current value, aggregated by `how` over a server's engines."""
         return self._aggregated(role, how)
 
     def peak(self, role: str, window: str, how: str = "sum") -> str:
-        """The maximum of a gauge within a window."""
+        """PromQL of a gauge's maximum within a window such as `5m`, aggregated by `how`."""
         return self._aggregated(role, how, "max_over_time", window)
 
     def mean(self, role: str, window: str, how: str = "sum") -> str:
-        """The average of a gauge over a window."""
+        """PromQL of a gauge's average over a window such as `5m`, aggregated by `how`."""
         return self._aggregated(role, how, "avg_over_time", window)
 
     def queued(self) -> str:
-        """Requests that wait for capacity; from 0.20.0 on without those that wait for other reasons."""
+        """PromQL of requests that wait for capacity; from 0.20.0 on without those waiting for other reasons."""
         if not self.has("waiting_by_reason"):
             return self.value("waiting")
         return first_with_value(
@@ -62,11 +62,11 @@ class Measures:
         )
 
     def rate(self, role: str, window: str) -> str:
-        """The rate of a counter per second."""
+        """PromQL of a counter's increase per second over a window."""
         return self._aggregated(role, "sum", "rate", window)
 
     def resets(self, role: str, window: str) -> str:
-        """The number of resets of a counter."""
+        """PromQL of how often a counter was reset within a window."""
         return self._aggregated(role, "max", "resets", window)
 
     def quantile(self, role: str, share: float, window: str) -> str:
@@ -78,23 +78,23 @@ class Measures:
         )
 
     def observed(self, role: str, window: str) -> str:
-        """The number of observations of a histogram over a window."""
+        """PromQL of a histogram's number of observations within a window."""
         return self._aggregated(role, "sum", "increase", window, "_count")
 
     def finished_rate(self, window: str) -> str:
-        """Requests finished per second."""
+        """PromQL of requests finished per second."""
         return self._finished("rate", window)
 
     def failed_rate(self, window: str) -> str:
-        """Requests per second that ended with an error of the server."""
+        """PromQL of requests per second that ended with a server error."""
         return self._with_matcher('finished_reason="error"').rate("request_success", window)
 
     def finished_count(self, window: str) -> str:
-        """Requests finished over a window."""
+        """PromQL of requests finished within a window."""
         return self._finished("increase", window)
 
     def prefix_hit_ratio(self, window: str) -> str:
-        """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
+        """PromQL of the share of looked-up prompt tokens found in the prefix cache: counters in V1, a gauge in V0."""
         hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
         labels, inner = self._by_labels("prefix_hits"), f"{self._label_selector()}[{window}]"
         ratios = [
@@ -107,7 +107,7 @@ class Measures:
         return first_with_value(*ratios)
 
     def _finished(self, function: str, window: str) -> str:
-        """0.4.0 and 0.4.1 count finished requests in the latency histogram alone."""
+        """PromQL of `function` over the finished-request counter; 0.4.0 and 0.4.1 only have a latency histogram."""
         observed = self._aggregated("e2e_latency", "sum", function, window, "_count")
         if not self.has("request_success"):
             return observed
@@ -115,7 +115,7 @@ class Measures:
         return first_with_value(known, observed) if self.release is None else known
 
     def _aggregated(self, role: str, how: str, function: str = "", window: str = "", suffix: str = "") -> str:
-        """An aggregation over a gauge, or over a function of a window."""
+        """PromQL: aggregation `how` over a gauge, or over `function` of it in a window."""
         labels, inner = self._by_labels(role), f"{suffix}{self._label_selector()}{f'[{window}]' if window else ''}"
         if not function:
             return self._first_of_series(role, lambda name: f"{how} {labels} ({name}{inner})")
@@ -137,7 +137,7 @@ class Measures:
 
 
 def first_with_value(*expressions: str) -> str:
-    """The first expression that has a value, for each label set."""
+    """PromQL that takes, per label set, the first of the expressions with a value (`or`)."""
     return "\nor\n".join(expressions)
 
 
@@ -189,17 +189,17 @@ BY_INSTANCE = "by (cluster, namespace, job, instance)"
 
 
 def latency_series(role: str, share: str) -> str:
-    """The recorded series of a latency's percentile."""
+    """The name of the recorded series of a latency's percentile (`share`: "p50", "p99" ...)."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}_seconds:{share}"
 
 
 def observation_series(role: str) -> str:
-    """The recorded series of a latency's number of observations."""
+    """The name of the recorded series that counts a latency's observations."""
     return f"engine:legroom_vllm_{_LATENCIES[role]}:count"
 
 
 def recorded_expressions(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
-    """The expressions of all recorded series that the release has metrics for, by name."""
+    """PromQL by name of all recording rules that the release has metrics for."""
     window = levels.time(levels.rate_window_s)
     records = {
         KV_USE: measures.value("kv_use", "max"),
@@ -241,11 +241,7 @@ def _rate_expressions(measures: Measures, levels: AlertLevels, window: str) -> d
 
 
 def restarts_query(measures: Measures, window: str, job: str) -> str:
-    """PromQL of a server's restarts within a window: changes of the process start time, else counter resets.
-
-    The start time is missing with several API servers and with V0's separate engine process. The counter is that of
-    prompt tokens, because an embedder generates none.
-    """
+    """PromQL of a server's restarts in a window: changed process start times, else resets of the prompt counter."""
     by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
     return first_with_value(
         f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
@@ -255,8 +251,7 @@ def restarts_query(measures: Measures, window: str, job: str) -> str:
 
 
 def _replaced_pods_query(window: str, job: str) -> str:
-    """PromQL of how often a pod was recreated under its name, with a new address; its servers differ in the port alone.
-    A LeaderWorkerSet recreates all of its pods when one ends."""
+    """PromQL of how often a pod was recreated under its name with a new address, as LeaderWorkerSets do."""
     by_pod = "by (cluster, namespace, job, pod)"
     seen = f'count_over_time(up{{job="{job}", pod!=""}}[{window}])'
     host = f'label_replace({seen}, "host", "$1", "instance", "(.+?)(?::[0-9]+)?")'

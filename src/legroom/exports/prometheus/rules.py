@@ -93,7 +93,7 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The rules, and a configuration that loads them."""
+    """The file of alerting and recording rules, and a Prometheus configuration that loads them."""
     options = request.options
     levels = levels_for(request.plan, options)
     job = options.get("job") or "vllm"
@@ -140,6 +140,7 @@ def _alert_rule(condition: AlertCondition, levels: AlertLevels, request: ExportR
 
 
 def _prometheus_config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
+    """A prometheus.yml that loads the rules and scrapes the targets."""
     options, address = request.options, _planned_address(request)
     servers = _scrape_config(job, _checked_targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
     if address.tls:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +113,7 @@ def _mlp_width(config: Config, model_type: str) -> int:
 
 
 def _has_bias(config: Config, model_type: str) -> bool:
+    """Whether the family's MLP layers have biases, by its config or its default."""
     if model_type in _BIASED:
         return config.get("use_bias", True) is not False
     if model_type == "mpt":
@@ -123,6 +124,7 @@ def _has_bias(config: Config, model_type: str) -> bool:
 
 
 def _dense_block(config: Config, architecture: str) -> Dense:
+    """The dense MLP that the config describes: its width, gating and biases."""
     kind = _model_type(config, architecture)
     width = _first_int(config, ("dense_intermediate_size",)) or _mlp_width(config, kind)
     return Dense(int_field(config, "hidden_size"), width, kind not in _UNGATED, _has_bias(config, kind))
@@ -149,7 +151,10 @@ def _expert_block(config: Config, architecture: str) -> Experts | None:
         shared_intermediate_size=shared,
         shared_gate=bool(shared) and kind in _SHARED_GATES,
         router_bias=kind == "gpt_oss",
-        correction_bias=_has_correction_bias(config, kind),
+        correction_bias=kind in _CORRECTED
+        or config.get("topk_method") == "noaux_tc"
+        or any(config.get(f"{name}_expert_bias") for name in ("use", "moe_router_enable"))
+        or bool(config.get("use_moe_router_bias")),
         router_fp32=kind in _FLOAT_ROUTERS,
         latent_size=_first_int(config, ("moe_latent_size", "routed_expert_hidden_size")),
     )
@@ -166,13 +171,6 @@ _CORRECTED = frozenset(
     | {"afmoe"}
 )
 """Model types with e_score_correction_bias and no config field for it."""
-
-
-def _has_correction_bias(config: Config, kind: str) -> bool:
-    """Whether the router has a score correction bias for each expert."""
-    if config.get("topk_method") == "noaux_tc" or config.get("use_moe_router_bias") or config.get("use_expert_bias"):
-        return True
-    return kind in _CORRECTED or bool(config.get("moe_router_enable_expert_bias"))
 
 
 def _shared_expert_width(config: Config, kind: str, width: int) -> int:
@@ -262,10 +260,6 @@ def _jamba_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     return tuple(experts if experts and i % period == offset else dense for i in range(count))
 
 
-def _no_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    return (None,) * count
-
-
 def _granite_hybrid_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     """The same block for each layer: experts with the shared MLP, or the shared MLP alone, or None."""
     hidden, experts = int_field(config, "hidden_size"), _expert_block({**config, "shared_intermediate_size": 0}, "")
@@ -296,23 +290,15 @@ def _gemma4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]
     return tuple(out)
 
 
-def _gemma3n_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden, widths = int_field(config, "hidden_size"), config.get("intermediate_size")
-    usual = _dense_block(config, "")
-    return tuple(Dense(hidden, _width_at(widths, i) or usual.intermediate_size) for i in range(count))
-
-
 def _llama4_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    hidden = int_field(config, "hidden_size")
-    experts = _expert_block(config, "Llama4ForCausalLM")
-    dense = Dense(hidden, _first_int(config, ("intermediate_size_mlp",)) or _mlp_width(config, "llama4"))
-    if experts is None:
-        return (dense,) * count
-    return tuple(experts if sparse else dense for sparse in _sparse_layers(config, count))
+    """Experts at the layers that the config lists, a dense MLP of its own width at the others."""
+    width = _first_int(config, ("intermediate_size_mlp",)) or _mlp_width(config, "llama4")
+    dense, experts = Dense(int_field(config, "hidden_size"), width), _expert_block(config, "Llama4ForCausalLM")
+    return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
 
 
 def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
-    """Experts at the sparse layers and a dense MLP, of the adjusted width, at the others."""
+    """Experts at the sparse layers; at the others a dense MLP of the width that LFM2 rounds up."""
     width = _first_int(config, ("block_ff_dim", "intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
@@ -323,16 +309,15 @@ def _lfm2_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 def _arctic_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     """Experts, with any residual MLP, at every `moe_layer_frequency`-th layer; a dense MLP at the others."""
-    dense = _dense_block(config, "")
-    experts = _expert_block(config, "")
-    if experts is None:
-        return (dense,) * count
+    dense, experts = _dense_block(config, ""), _expert_block(config, "")
     step = max(_first_int(config, ("moe_layer_frequency",)), 1)
     residual = Dense(dense.hidden_size, dense.hidden_size) if config.get("use_residual") else None
-    return tuple(replace(experts, parallel_dense=residual) if (i + 1) % step == 0 else dense for i in range(count))
+    sparse = replace(experts, parallel_dense=residual) if experts else dense
+    return tuple(dense if (i + 1) % step else sparse for i in range(count))
 
 
 def _phi3_small_blocks(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    """A dense MLP for each layer, as Phi-3-small's config names its width."""
     width = _first_int(config, ("ff_intermediate_size",)) or _mlp_width(config, "phi3small")
     return (Dense(int_field(config, "hidden_size"), width, True, True),) * count
 
@@ -347,7 +332,7 @@ def _deepseek_v4_blocks(config: Config, count: int) -> tuple[FeedForward | None,
     return tuple(hashed if i < first else experts for i in range(count))
 
 
-_SPECIAL = {
+_SPECIAL: dict[str, Callable[[Config, int], tuple[FeedForward | None, ...]]] = {
     "deepseek_v4": _deepseek_v4_blocks,
     "deepseek_ref": _deepseek_v4_blocks,
     "nemotron_h": _nemotron_h_blocks,
@@ -355,12 +340,10 @@ _SPECIAL = {
     "nemotron-nas": _deci_blocks,
     "deci": _deci_blocks,
     "jamba": _jamba_blocks,
-    "mamba": _no_blocks,
-    "mamba2": _no_blocks,
-    "falcon_mamba": _no_blocks,
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), lambda config, count: (None,) * count),
     "granitemoehybrid": _granite_hybrid_blocks,
     "gemma4": _gemma4_blocks,
-    "gemma3n": _gemma3n_blocks,
+    "gemma3n": _gemma4_blocks,
     "llama4": _llama4_blocks,
     "lfm2": _lfm2_blocks,
     "lfm2_moe": _lfm2_blocks,

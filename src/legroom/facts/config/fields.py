@@ -70,8 +70,7 @@ _LIMITS = {
 @cache
 def config_defaults() -> dict[str, dict[str, Any]]:
     """Defaults of the configuration class, by model type."""
-    defaults: dict[str, dict[str, Any]] = read_data("config_defaults.json")["defaults"]
-    return defaults
+    return dict(read_data("config_defaults.json")["defaults"])
 
 
 @cache

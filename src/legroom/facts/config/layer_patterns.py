@@ -39,11 +39,8 @@ _NAMES = {
 _FULL_EVERY = {
     "gemma2": 2,
     "gemma3": 6,
-    "gemma3_text": 6,
     "gemma3n": 5,
-    "gemma3n_text": 5,
     "gemma4": 6,
-    "gemma4_text": 6,
     "gpt_oss": 2,
     "cohere2": 4,
     "cohere2_moe": 4,
@@ -59,7 +56,7 @@ _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
 
 
 def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """The kind of every layer of the language model."""
+    """The kind of each layer of the language model: full, sliding, chunked, mamba, gdn, none ..."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
     kinds = _written_pattern(text, count, model_type) or _block_pattern(text)
@@ -79,7 +76,7 @@ def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
 
 
 def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """The pattern from `layer_types` or one of its alternative fields."""
+    """Each layer's kind from `layer_types` or one of its alternative fields; empty without one."""
     linear = _linear_kind(model_type)
     for key in ("layer_types", "layers_block_type", "layer_type_list"):
         types = text.get(key)
@@ -121,7 +118,7 @@ def _pattern_of_counts(text: Mapping[str, Any], count: int, model_type: str, kno
 
 
 def _text_interval(text: Mapping[str, Any]) -> int | None:
-    """The interval from a `layer_pattern` text: `3 sliding : 1 full`, `alternating sliding/full`."""
+    """Every how many layers a full one comes, from a text like `3 sliding : 1 full`; None without one."""
     words = str(text.get("layer_pattern") or "")
     ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
     if ratio:
@@ -153,6 +150,7 @@ def _block_pattern(text: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _state_space_pattern(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:
+    """Each layer's kind in a hybrid or state-space model; empty for other models."""
     if model_type in ("mamba", "falcon_mamba"):
         return ("mamba1",) * count
     if model_type == "mamba2" or architecture == "Mamba2ForCausalLM":
@@ -198,10 +196,11 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     written = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
     if isinstance(written, str):
         return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
-    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type) or _text_interval(text)
+    family = model_type.removesuffix("_text")
+    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(family) or _text_interval(text)
     if every and model_type not in _FULL_FIRST:
         kinds = ["full" if (index + 1) % every == 0 else "sliding" for index in range(count)]
-        if model_type in ("gemma4", "gemma4_text"):
+        if family == "gemma4":
             kinds[-1] = "full"  # Gemma-4 ends on a full-attention layer whatever the pattern
         return tuple(kinds)
     first = _FULL_FIRST.get(model_type)

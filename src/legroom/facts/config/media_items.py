@@ -7,10 +7,10 @@ usual ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from legroom.facts.model import LiveTensors, MediaItem
+from legroom.facts.model import MediaItem
 
 Config = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ PROCESSOR_KEY = "_processor"
 
 
 def media_items(row: Config, config: Config, *, patch: int, merge: int, image_size: int) -> tuple[MediaItem, ...]:
-    """The items of a family, for an encoder with this patch size, merge factor and image size."""
+    """The largest image, video and recording of a family (its towers.json `row`), with tokens and patches."""
     specs = row.get("items") or {"image": {}}
     class_token = 1 if "class_token" in row.get("style", ()) else 0
     grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)
@@ -29,11 +29,6 @@ def media_items(row: Config, config: Config, *, patch: int, merge: int, image_si
         for spec in (given if isinstance(given, list) else [given])
         for item in grid.items(kind, spec)
     )
-
-
-def live_tensors(rows: Sequence[Config]) -> tuple[LiveTensors, ...]:
-    """The live sets of a family's encoder block, from data/towers.json."""
-    return tuple(LiveTensors(**row) for row in rows)
 
 
 def processor_files(files: Mapping[str, Config]) -> dict[str, Config]:
@@ -104,7 +99,7 @@ class _Grid:
 
     def _growing_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """A video of as many frames as fit into max_model_len; `steps` describes one step of frames."""
-        step = self._one_tile() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
+        step = self._one_tile_image() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
         return MediaItem(
             kind,
             step.tokens,
@@ -117,7 +112,7 @@ class _Grid:
             **dates,
         )
 
-    def _one_tile(self) -> MediaItem:
+    def _one_tile_image(self) -> MediaItem:
         """An image of one tile, with the tokens that the config states or downsampling leaves."""
         tokens = int(self.config.get("image_seq_length") or 0)
         if not tokens:
@@ -133,7 +128,7 @@ class _Grid:
             tiles = int(processor.get("max_patches") or tiles) if processor["crop_to_patches"] else 1
         if tiles > 1 and self.config.get("use_thumbnail", True):
             tiles += 1
-        tile = self._one_tile()
+        tile = self._one_tile_image()
         return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches, **dates)
 
     def _stated_tokens(self, spec: Config) -> int:

@@ -22,6 +22,7 @@ def _first_number(text: Mapping[str, Any], *names: str, default: int | None = No
 
 
 def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
+    """The dimensions of a Mamba-1 mixer, by name, from the text config."""
     hidden = int_field(text, "hidden_size")
     expand = _first_number(text, "mamba_expand", "expand", default=2)
     inner = expand * hidden
@@ -37,6 +38,7 @@ def _mamba1_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mamba2_widths(text: Mapping[str, Any]) -> dict[str, int]:
+    """The dimensions of a Mamba-2 mixer, by name, from the text config."""
     hidden = int_field(text, "hidden_size")
     heads = _first_number(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
     head_dim = _first_number(text, "mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim", default=0)
@@ -59,6 +61,7 @@ def _mamba2_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _gated_delta_net_widths(text: Mapping[str, Any]) -> dict[str, int]:
+    """The dimensions of a gated-delta-net mixer, by name, from the text config."""
     return {
         "num_k_heads": int_field(text, "linear_num_key_heads"),
         "num_v_heads": int_field(text, "linear_num_value_heads"),
@@ -69,6 +72,7 @@ def _gated_delta_net_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _kda_widths(text: Mapping[str, Any]) -> dict[str, int]:
+    """The dimensions of a Kimi-delta-attention mixer, by name, from the text config."""
     linear = text.get("linear_attn_config")
     if not isinstance(linear, Mapping):
         raise LegroomError("the model config has no linear_attn_config", "a Kimi linear model needs one")
@@ -88,6 +92,7 @@ def _lightning_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _short_conv_widths(text: Mapping[str, Any]) -> dict[str, int]:
+    """The dimensions of a short-convolution mixer, by name, from the text config."""
     return {
         "intermediate_size": int_field(text, "conv_dim", default=int_field(text, "hidden_size")),
         "conv_kernel": int_field(text, "conv_L_cache", default=3),
@@ -128,10 +133,10 @@ def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mi
     """The further mixers of every layer: cross attention, or the attention beside a Mamba mixer."""
     kinds = layer_kinds(text, architecture)
     if any(word in architecture for word in ("Whisper", "BartFor", "MBart", "T5For", "CohereAsr", "Florence2")):
-        cross = _attention(text, architecture, "cross", 0)
+        cross = _attention_of_layer(text, architecture, "cross", 0)
         return tuple((cross,) for _ in kinds)
     return tuple(
-        (_attention(text, architecture, "full", index),) if kind.endswith("+full") else ()
+        (_attention_of_layer(text, architecture, "full", index),) if kind.endswith("+full") else ()
         for index, kind in enumerate(kinds)
     )
 
@@ -189,7 +194,7 @@ def _mixer_of_layer(text: Mapping[str, Any], architecture: str, index: int, kind
             index_head_dim=index_dim if _has_indexer(text, index) else 0,
             output_gate=bool(text.get("mla_use_output_gate", False)),
         )
-    return _attention(text, architecture, kind, index)
+    return _attention_of_layer(text, architecture, kind, index)
 
 
 def is_latent(text: Mapping[str, Any]) -> bool:
@@ -231,7 +236,8 @@ def _deepseek_v4_attention(text: Mapping[str, Any], index: int) -> LatentAttenti
     )
 
 
-def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> Attention:
+def _attention_of_layer(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> Attention:
+    """The attention of layer `index`: heads, head sizes, window or chunk, and biases."""
     has_bias = bool(text.get("attention_bias"))
     states_qkv_bias = bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
     biased_o = str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")

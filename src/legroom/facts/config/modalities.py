@@ -14,8 +14,8 @@ from typing import Any
 
 from legroom.facts import read_data
 from legroom.facts.config.fields import config_defaults, nested_text_config
-from legroom.facts.config.media_items import live_tensors, media_items
-from legroom.facts.model import Linear, MediaItem, Modality, Split
+from legroom.facts.config.media_items import media_items
+from legroom.facts.model import Linear, LiveTensors, MediaItem, Modality, Split
 from legroom.records import dataclass
 
 Config = Mapping[str, Any]
@@ -46,17 +46,16 @@ def modalities(config: Config) -> tuple[Modality, ...]:
 
 @cache
 def families() -> dict[str, dict[str, Any]]:
-    """The rows of data/towers.json, aliases resolved."""
+    """The vision-tower rows of data/towers.json by family, aliases resolved."""
     document = read_data("towers.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
 
 
 @cache
-def _live_tensor_rows(name: str) -> list[dict[str, Any]]:
-    """The rows of one table in towers.json: the tensors alive at the peak of an encoder's forward pass."""
-    table: list[dict[str, Any]] = read_data("towers.json")["live"][name]
-    return table
+def _live_tensors(name: str) -> tuple[LiveTensors, ...]:
+    """One table of towers.json: the tensors alive at the peak of an encoder's forward pass."""
+    return tuple(LiveTensors(**row) for row in read_data("towers.json")["live"][name])
 
 
 def _tower_family(config: Config) -> str:
@@ -111,15 +110,18 @@ class _Encoder:
 
     @property
     def hidden(self) -> int:
+        """The encoder's hidden size."""
         return self.field("hidden_size", 1024)
 
     @property
     def mlp_width(self) -> int:
+        """The intermediate size of the encoder's MLP."""
         ratio = self.vision.get("mlp_ratio")
         return self.field("intermediate_size", int(self.hidden * float(ratio)) if ratio else 4 * self.hidden)
 
     @property
     def heads(self) -> int:
+        """The encoder's attention heads."""
         return self.field("num_attention_heads", 16)
 
     @property
@@ -144,6 +146,7 @@ class _Encoder:
 
 
 def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
+    """The vision encoder with its projector, weights and largest items; `exact`: its family is known."""
     row, hidden, patch = encoder.row, encoder.hidden, encoder.patch
     layers = encoder.field("num_hidden_layers", 24)
     if "vision_feature_layer" in encoder.config or row.get("always_offset"):
@@ -167,7 +170,7 @@ def _vision_tower(encoder: _Encoder, exact: bool) -> Modality:
         feature_levels=1 + encoder.tapped_blocks,
         exact=exact,
         items=items,
-        moments=live_tensors(_live_tensor_rows(str(row.get("live", "plain")))),
+        moments=_live_tensors(str(row.get("live", "plain"))),
         pixels_per_patch=encoder.patch_pixels,
         raw_pixels_since=str(row.get("raw_pixels_since", "")),
         chunk_bytes_per_patch=int(row.get("chunk_bytes_per_patch", 0)),
@@ -208,7 +211,7 @@ def _audio_tower(audio: Config, width: int) -> Modality:
         frames,
         weights,
         items=(MediaItem("audio", tokens, frames),),
-        moments=live_tensors(_live_tensor_rows("whisper")),
+        moments=_live_tensors("whisper"),
         pixels_per_patch=2 * bins,
         spread=0.1,
     )
@@ -277,12 +280,13 @@ def _resampler(encoder: _Encoder) -> list[Linear]:
 
 
 def _phi4mm_projector(encoder: _Encoder) -> list[Linear]:
-    """Separators of tiles, the projector, and the speech encoder, which is loaded beside the tower."""
+    """Phi-4-multimodal: tile separators, the projector, and the speech encoder loaded beside the tower."""
     hidden, speech = encoder.hidden, Linear("speech", int(encoder.row["speech_parameters"]))
     return [Linear("separators", 2 * hidden), *_pair(hidden, encoder.text_width, split=False), speech]
 
 
 def _mlp_projector(encoder: _Encoder) -> list[Linear]:
+    """LLaVA: two linear layers over the features of one or several encoder layers."""
     tapped = encoder.config.get("vision_feature_layer")
     levels = len(tapped) if isinstance(tapped, (list, tuple)) else int(encoder.row.get("projector_inputs", 1))
     bias = bool(encoder.config.get("multimodal_projector_bias", True))
@@ -315,13 +319,14 @@ def _moonshot_merger(encoder: _Encoder) -> list[Linear]:
 
 
 def _mistral3_projector(encoder: _Encoder) -> list[Linear]:
+    """Mistral-3: a norm, a merge of patches, then two linear layers."""
     hidden, merge = encoder.hidden, int(encoder.config.get("spatial_merge_size") or 2)
     merging = [Linear("projector.norm", hidden), Linear("projector.merge", hidden, hidden * merge**2)]
     return merging + _pair(hidden, encoder.text_width, bool(encoder.config.get("multimodal_projector_bias", False)))
 
 
 def _cohere_projector(encoder: _Encoder) -> list[Linear]:
-    """Pixel shuffle, then a gated pair: the first makes two halves, the second takes their product."""
+    """Cohere: pixel shuffle, then a gated pair of linears; the second takes the product of the first's halves."""
     factor = int(encoder.config.get("downsample_factor") or 2)
     inner = int(encoder.config.get("alignment_intermediate_size") or 36864)
     return [
@@ -331,13 +336,14 @@ def _cohere_projector(encoder: _Encoder) -> list[Linear]:
 
 
 def _minimax_projector(encoder: _Encoder) -> list[Linear]:
-    """A projector, then a merger of two by two patches."""
+    """MiniMax-VL: a projector of two linear layers, then a merger of two by two patches."""
     width = encoder.text_width
     merging = [Linear("merge_1", width, 4 * width, True, "out"), Linear("merge_2", width, width, True, "in")]
     return _pair(encoder.hidden, width) + merging
 
 
 def _internvl_projector(encoder: _Encoder) -> list[Linear]:
+    """InternVL: a norm over pixel-shuffled patches, then two linear layers."""
     width, wide = encoder.text_width, int(encoder.hidden / float(encoder.config.get("downsample_ratio") or 0.5) ** 2)
     return [
         Linear("projector.norm", wide, bias=True),
@@ -347,7 +353,7 @@ def _internvl_projector(encoder: _Encoder) -> list[Linear]:
 
 
 def _glm_projector(encoder: _Encoder) -> list[Linear]:
-    """A convolution that merges two by two patches, then a gated block of the language model's width."""
+    """GLM-V: a convolution that merges two by two patches, then a gated block of the language model's width."""
     out = encoder.field("out_hidden_size", encoder.text_width)
     inner = int(encoder.vision.get("intermediate_size") or 13696)
     return [
@@ -360,6 +366,7 @@ def _glm_projector(encoder: _Encoder) -> list[Linear]:
 
 
 def _llama4_projector(encoder: _Encoder) -> list[Linear]:
+    """Llama-4: a two-layer MLP over pixel-shuffled patches, then one linear layer."""
     into, out = encoder.field("projector_input_dim", 4096), encoder.field("projector_output_dim", 4096)
     return [
         Linear("adapter.fc1", into, encoder.field("intermediate_size", 5632), split="out"),
@@ -369,6 +376,7 @@ def _llama4_projector(encoder: _Encoder) -> list[Linear]:
 
 
 def _pixel_shuffle_projector(encoder: _Encoder) -> list[Linear]:
+    """Pixel shuffle, then one linear layer into the language model's width."""
     factor = int(encoder.config.get("scale_factor") or 2)
     return [Linear("connector", encoder.text_width, encoder.hidden * factor**2)]
 

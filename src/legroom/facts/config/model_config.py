@@ -7,14 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.config import fields
 from legroom.facts.config.feedforward import feedforwards
-from legroom.facts.config.fields import (
-    LENGTH_NAMES,
-    architecture_table,
-    canonical_text_config,
-    int_field,
-    nested_text_config,
-)
 from legroom.facts.config.mixers import draft_mixers, encoder_mixers, further_mixers, mixers
 from legroom.facts.config.modalities import modalities
 from legroom.facts.config.quantization import quantization
@@ -32,7 +26,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
     """The model of a config.json; LegroomError where it describes none."""
     if not isinstance(config, Mapping) or not config:
         raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
-    text = canonical_text_config(config)
+    text = fields.canonical_text_config(config)
     architecture = architecture_of(config, text)
     layer_mixers = mixers(text, architecture)
     blocks = feedforwards(text, architecture)
@@ -53,8 +47,8 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         architecture=architecture,
         model_type=str(text.get("model_type") or ""),
         dtype=dtype_of(config, text),
-        hidden_size=int_field(text, "hidden_size"),
-        vocab_size=int_field(text, "vocab_size"),
+        hidden_size=fields.int_field(text, "hidden_size"),
+        vocab_size=fields.int_field(text, "vocab_size"),
         max_position_embeddings=derived_max_len(config, text),
         layers=layers,
         tie_word_embeddings=_ties_embeddings(config, text),
@@ -65,7 +59,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         ),
         draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
         is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),
-        known=architecture in architecture_table()[1],
+        known=architecture in fields.architecture_table()[1],
         config=text,
         source=source,
     )
@@ -76,7 +70,7 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     for given in (config.get("architectures"), text.get("architectures")):
         if isinstance(given, list | tuple) and given and isinstance(given[0], str):
             return given[0]
-    by_type, _ = architecture_table()
+    by_type, _ = fields.architecture_table()
     for model_type in (config.get("model_type"), text.get("model_type")):
         architecture = by_type.get(str(model_type)) or by_type.get(str(model_type).split(" ")[0])
         if architecture:
@@ -98,7 +92,7 @@ def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 def _ties_embeddings(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     """tie_word_embeddings, from the top level or the text config."""
-    nested = nested_text_config(config)
+    nested = fields.nested_text_config(config)
     if nested is not None and nested.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is None:
         return bool(text.get("tie_word_embeddings", False))
     value = config.get("tie_word_embeddings") if nested is None else nested.get("tie_word_embeddings")
@@ -110,7 +104,7 @@ def _encoder_parts(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mi
     mixed = encoder_mixers(text, architecture)
     if not mixed:
         return (), ()
-    width = int_field(text, "encoder_ffn_dim", default=4 * int_field(text, "hidden_size"))
+    width = fields.int_field(text, "encoder_ffn_dim", default=4 * fields.int_field(text, "hidden_size"))
     encoder = {**text, "num_hidden_layers": len(mixed), "intermediate_size": width}
     return mixed, feedforwards(encoder, architecture)[: len(mixed)]
 
@@ -132,12 +126,8 @@ _FALLBACK_LEN = 2048
 
 
 def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
-    """The smallest length in the config, times its rope scaling.
-
-    `yarn_multiplies`: older releases compute YaRN lengths as original length x factor; newer ones use
-    max_position_embeddings unscaled.
-    """
-    lengths = {key: _config_length(text, key) for key in LENGTH_NAMES if text.get(key) is not None}
+    """The config's smallest context length times RoPE scaling; `yarn_multiplies`: as old releases compute YaRN."""
+    lengths = {key: _config_length(text, key) for key in fields.LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
         return _FALLBACK_LEN
     derived: float = lengths.get("model_max_length") or min(lengths.values())

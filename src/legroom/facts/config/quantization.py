@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -107,6 +108,7 @@ def _group_size(size: int) -> int | None:
 
 
 def _awq_scheme(section: Config) -> Quantization:
+    """The scheme of an AWQ quantization_config."""
     return Quantization(
         "awq",
         _first_int(section, "bits", "w_bit", default=4),
@@ -118,6 +120,7 @@ def _awq_scheme(section: Config) -> Quantization:
 
 
 def _gptq_scheme(section: Config) -> Quantization:
+    """The scheme of a GPTQ quantization_config, with its per-module rules (`dynamic`)."""
     base = Quantization(
         "gptq",
         _first_int(section, "bits", default=4),
@@ -148,6 +151,7 @@ def _gptq_scheme(section: Config) -> Quantization:
 
 
 def _fp8_scheme(section: Config) -> Quantization:
+    """The scheme of an FP8 quantization_config, per tensor or in blocks."""
     block = section.get("weight_block_size")
     static = str(section.get("activation_scheme", "dynamic")) == "static"
     return Quantization(
@@ -205,14 +209,11 @@ def _compressed_tensors_scheme(section: Config) -> Quantization:
     return replace(first, ignored=ignored, kv_cache_dtype=kv_dtype, targets=targets)
 
 
+_float8 = partial(Quantization, weight_bits=8, number="float", scale_bits=32)
 _MODELOPT: dict[str, Quantization] = {
-    "FP8": Quantization("modelopt", 8, number="float", strategy="tensor", static_activations=True, scale_bits=32),
-    "FP8_PER_CHANNEL_PER_TOKEN": Quantization(
-        "modelopt", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32
-    ),
-    "FP8_PB_WO": Quantization(
-        "modelopt", 8, block=(128, 128), number="float", strategy="block", dynamic_activations=True, scale_bits=32
-    ),
+    "FP8": _float8("modelopt", strategy="tensor", static_activations=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": _float8("modelopt", strategy="channel", dynamic_activations=True),
+    "FP8_PB_WO": _float8("modelopt", block=(128, 128), strategy="block", dynamic_activations=True),
     "NVFP4": Quantization(
         "modelopt_fp4", 4, 16, number="float", strategy="group", static_activations=True, scale_bits=8
     ),
@@ -225,6 +226,7 @@ _MODELOPT: dict[str, Quantization] = {
 
 
 def _modelopt_scheme(section: Config) -> Quantization:
+    """The scheme of a ModelOpt quantization config: FP8, NVFP4 or mixed."""
     inner = section.get("quantization") if isinstance(section.get("quantization"), Mapping) else section
     assert inner is not None
     algo = str(inner.get("quant_algo") or "NVFP4").upper()
@@ -269,6 +271,7 @@ def _mixed_precision_scheme(section: Config, ignored: tuple[str, ...], kv_dtype:
 
 
 def _mxfp4_scheme(section: Config) -> Quantization:
+    """The scheme of an MXFP4 checkpoint, such as gpt-oss."""
     return Quantization(
         "mxfp4",
         4,
@@ -282,6 +285,7 @@ def _mxfp4_scheme(section: Config) -> Quantization:
 
 
 def _bitsandbytes_scheme(section: Config) -> Quantization:
+    """The scheme of a bitsandbytes config: 4 or 8 bits."""
     eight = bool(section.get("load_in_8bit"))
     return Quantization(
         "bitsandbytes",
@@ -294,10 +298,6 @@ def _bitsandbytes_scheme(section: Config) -> Quantization:
     )
 
 
-def _gguf_scheme(section: Config) -> Quantization:
-    return Quantization("gguf", _first_int(section, "bits", default=4), 32, quantizes_lm_head=True)
-
-
 def _auto_round_scheme(section: Config) -> Quantization:
     """The AWQ or GPTQ scheme by the packing format of an AutoRound checkpoint."""
     packing = str(section.get("packing_format") or section.get("backend") or "")
@@ -306,6 +306,7 @@ def _auto_round_scheme(section: Config) -> Quantization:
 
 
 def _int8_scheme(section: Config) -> Quantization:
+    """The scheme of experts_int8: the experts alone in 8 bits, quantized while loading."""
     return Quantization("experts_int8", 8, strategy="channel", targets=("experts",), online=True)
 
 
@@ -320,30 +321,23 @@ _READERS: dict[str, Callable[[Config], Quantization]] = {
     "mxfp4": _mxfp4_scheme,
     "gpt_oss_mxfp4": _mxfp4_scheme,
     "bitsandbytes": _bitsandbytes_scheme,
-    "gguf": _gguf_scheme,
+    "gguf": lambda s: Quantization("gguf", _first_int(s, "bits", default=4), 32, quantizes_lm_head=True),
     "auto-round": _auto_round_scheme,
     "inc": _auto_round_scheme,
     "experts_int8": _int8_scheme,
     "deepseek_v4_fp8": _fp8_scheme,
-    "fbgemm_fp8": lambda s: Quantization(
+    "fbgemm_fp8": lambda s: _float8(
         "fbgemm_fp8",
-        8,
-        number="float",
         strategy="channel",
         dynamic_activations=True,
-        scale_bits=32,
         ignored=_unquantized_modules(s, "modules_to_not_convert"),
     ),
 }
 
 _ONLINE: dict[str, Quantization] = {
-    "fp8": Quantization(
-        "fp8", 8, number="float", strategy="tensor", dynamic_activations=True, scale_bits=32, online=True
-    ),
+    "fp8": _float8("fp8", strategy="tensor", dynamic_activations=True, online=True),
     "bitsandbytes": replace(_bitsandbytes_scheme({}), online=True),
     "experts_int8": _int8_scheme({}),
-    "ptpc_fp8": Quantization(
-        "ptpc_fp8", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32, online=True
-    ),
+    "ptpc_fp8": _float8("ptpc_fp8", strategy="channel", dynamic_activations=True, online=True),
     "mxfp4": replace(_mxfp4_scheme({}), online=True),
 }

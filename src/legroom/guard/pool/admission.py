@@ -70,6 +70,7 @@ class Admission:
 
     @property
     def policy(self) -> Policy:
+        """The policy in force, from the policy file where there is one."""
         return self.file.policy
 
     @property
@@ -78,7 +79,7 @@ class Admission:
         return self.limits.block_size or DEFAULT_BLOCK
 
     def learn_engine(self, limits: EngineLimits) -> None:
-        """Use the engine's own limits; unknown ones are taken from the plan."""
+        """Use the engine's own KV pool and flags; what it does not report is taken from the plan."""
         self._engine = limits
         self._apply_limits()
 
@@ -96,7 +97,7 @@ class Admission:
             self._apply_limits()
 
     def _apply_limits(self) -> None:
-        """Resize the pool to the limits of the engine, the plan and the policy, of which the policy's come first."""
+        """Resize the pool: the policy's size where set, else the engine's, else the plan's."""
         limits, pool = self._engine.completed_by(self._plan), self.policy.pool
         if pool.tokens:
             size = limits.block_size or DEFAULT_BLOCK
@@ -114,7 +115,7 @@ class Admission:
         self.pool.resize(pool_limits, self.clock())
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
-        """Parse a body and apply the policy's bounds."""
+        """Parse a request body and apply the policy's bounds; the request, or the refusal to send."""
         if self.draining:
             return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
@@ -264,7 +265,7 @@ class Admission:
         return self.refuse(self._busy_refusal("queue_timeout", request, reservation.need))
 
     def _schedule_recheck(self) -> None:
-        """Check for room now and then while requests wait."""
+        """Start a timer that checks again for free blocks while requests wait."""
         if self._recheck is None and not self.pool.limits.is_strict:
             self._recheck = asyncio.get_running_loop().call_later(RECHECK_INTERVAL_S, self._recheck_waiting)
 
@@ -280,14 +281,14 @@ class Admission:
             self._schedule_recheck()
 
     def abandon(self, request: GuardedRequest) -> None:
-        """The client left while it waited; a second call does nothing."""
+        """Drop a waiting request whose client disconnected; a second call does nothing."""
         reservation = request.reservation
         if reservation is not None and reservation.state is not ReservationState.RELEASED:
             self.pool.release(reservation, self.clock())
             self.metrics.left_queue += 1
 
     def release(self, request: GuardedRequest, finished: bool) -> None:
-        """The response ended. vLLM frees an aborted request some steps later, so its blocks are released later too."""
+        """The response ended: free the request's blocks; after an abort some steps later, as vLLM does."""
         reservation = request.reservation
         if reservation is None or reservation.state is not ReservationState.ADMITTED:
             return
@@ -303,7 +304,7 @@ class Admission:
             asyncio.get_running_loop().call_later(hold_s, lambda: release(reservation, self.clock()))
 
     def on_chunk(self, request: GuardedRequest, chunk: bytes) -> None:
-        """A part of a response with status 200 was sent."""
+        """Learn token counts from a part of a 200 response that was sent to the client."""
         request.answered = True
         if request.informative:
             self.learner.on_chunk(request, chunk)
@@ -330,8 +331,9 @@ class Admission:
     def page(
         self, open_metrics: bool = False, upstream_up: bool | None = None, stopped_engines: int | None = None
     ) -> bytes:
-        """The guard's metrics. `upstream_up` is for the proxy, `stopped_engines` for the middleware."""
+        """The guard's Prometheus series; `upstream_up` is set by the proxy, `stopped_engines` by the middleware."""
         size, pool = self.limits.block_size or 0, self.pool
+        fails_open = not self.limits.known and self.policy.pool.when_unknown == "open"
         values: dict[str, tuple[str, float]] = {
             "waiting": ("Requests in the queue.", pool.waiting),
             "running": ("Requests admitted and not finished.", pool.running),
@@ -342,10 +344,7 @@ class Admission:
             "waiting_clients": ("Clients that these are of.", pool.waiting_clients),
             "small_lane_total": ("Requests admitted to the part kept for small ones.", pool.small_admitted),
             "draining": ("1 while new requests are refused.", int(self.draining)),
-            "fail_open": (
-                "1 while the pool's size is not known and all are admitted.",
-                int(not self.limits.known and self.policy.pool.when_unknown == "open"),
-            ),
+            "fail_open": ("1 while the pool's size is not known and all are admitted.", int(fails_open)),
             "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.learner.calls),
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
@@ -358,7 +357,7 @@ class Admission:
         return self.metrics.page(values, labels, open_metrics)
 
     def summary(self) -> str:
-        """The limits in force, for the log."""
+        """One sentence for the log: how many KV tokens and sequences are admitted at once, and where that is from."""
         limits = self.limits
         if not limits.known:
             how = "admitted unweighed" if self.policy.pool.when_unknown == "open" else "refused"

@@ -99,7 +99,7 @@ class FairQueue:
         self._per_client[item.client] = self._per_client.get(item.client, 0) + 1
 
     def count(self, item: Reservation, weight: float = 1.0) -> float:
-        """Count a request towards its client's share, also one that need not wait; returns its tag."""
+        """Charge a request to its client's fair share, also one that need not wait; returns its virtual start time."""
         tag = max(self._virtual_time, self._ends.get(item.client, 0.0))
         self._ends[item.client] = tag + item.cost / weight
         self._ends.move_to_end(item.client)
@@ -143,7 +143,7 @@ class ReleaseForecast:
         self._mass += amount
 
     def per_s(self, now_s: float) -> float:
-        """Released a second, as an exponential average; 0 where nothing was released lately."""
+        """Blocks (or sequences) released per second, exponentially averaged; 0 where none was released lately."""
         self._decay_rate(now_s)
         return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
 
@@ -262,12 +262,12 @@ class Pool:
         self.admit_waiting(now_s)
 
     def resize(self, limits: PoolLimits, now_s: float = 0.0) -> None:
-        """Apply other limits; running requests stay."""
+        """Set other limits and admit waiting requests that now fit; running requests stay admitted."""
         self.limits = limits
         self.admit_waiting(now_s)
 
     def learn_pace(self, steps: int, seconds: float) -> None:
-        """An answer of so many tokens a sequence took so long."""
+        """Update the mean steps per second from an answer of `steps` tokens per sequence that took `seconds`."""
         if steps > 0 and seconds > 0:
             # Averaged apart, so that long answers count more: a short one mostly waited for its first token.
             share = 0.2 if self.steps_per_s else 1.0
@@ -276,11 +276,11 @@ class Pool:
             self.steps_per_s = self._pace_steps / self._pace_s
 
     def learn_steps(self, steps: float, now_s: float) -> None:
-        """The engine's step counter at this time."""
+        """Record the engine's step counter as scraped at `now_s`."""
         self._step_clock.add(steps, now_s)
 
     def retry_after_s(self, need: BlockNeed, now_s: float, has_waited: bool = False) -> int:
-        """When there will likely be room for a refused request: whole seconds, at least one."""
+        """Whole seconds, at least 1, until a refused request will likely fit, for Retry-After."""
         limits, waits_s = self.limits, []
         if limits.blocks is not None:
             free = limits.blocks - self.held_blocks
@@ -297,9 +297,7 @@ class Pool:
         return max(1, math.floor(wait_s if wait_s <= LONGEST_RETRY_S else half_s + wait_s % half_s))
 
     def admit_waiting(self, now_s: float) -> None:
-        """Admit the next requests that fit, in turn, and any small ones. Call it now and then, because by projection
-        time alone makes room.
-        """
+        """Admit queued requests that fit, in turn, and small ones; called regularly, as time alone makes room."""
         self._now_s = now_s
         while (first := self._queue.next_in_turn()) is not None and self._fits(first.need, now_s):
             self._dequeue(first)
@@ -311,7 +309,7 @@ class Pool:
                     self._admit(reservation, now_s)
 
     def _fits(self, need: BlockNeed, now_s: float) -> bool:
-        """Whether blocks and sequences for the request are free now."""
+        """Whether the pool has sequences and blocks for the request now, by reservation or by projected growth."""
         limits = self.limits
         if not self._running:  # a request larger than a pool that shrank still runs alone
             return True
@@ -357,7 +355,7 @@ class Pool:
         return 0 <= now_s - self._projection.made_s < max(RECHECK_INTERVAL_S, 0.0005 * len(self._running))
 
     def _projection_at(self, now_s: float, steps: float) -> Projection:
-        """A projection over at least so many steps."""
+        """The running requests' projected block use from `now_s` on, over at least `steps` engine steps."""
         if self._projection_is_current(now_s) and steps <= self._projection.steps:
             return self._projection
         pace, running = self._step_clock.rate or self.steps_per_s, self._running.values()
@@ -373,7 +371,7 @@ class Pool:
         return projection
 
     def _estimated_steps(self, reservation: Reservation, now_s: float) -> float:
-        """Steps that a request has made, by the engine's counter or by the pace of earlier answers."""
+        """Engine steps since the request was admitted, by the engine's counter or the mean pace of earlier answers."""
         steps = self._step_clock.steps_since(reservation.admitted_s + LEAD_S, now_s)
         return self.steps_per_s * (now_s - reservation.admitted_s) if steps is None else steps
 
@@ -387,8 +385,7 @@ class Pool:
         return max(1, int(blocks * share)) if blocks and share else 0
 
     def _prefill_gap_s(self, need: BlockNeed) -> float:
-        """Seconds to hold back the next large request after `need`: its prefill would slow the small requests that
-        decode in the same steps."""
+        """Seconds to hold back the next large request: its prefill would slow small requests' decoding."""
         pace = self._step_clock.rate or self.steps_per_s
         if need.growth is None or not pace:
             return 0.0
@@ -396,7 +393,7 @@ class Pool:
         return min(PREFILL_GAP * RECOMPUTE_STEPS * need.prompt_tokens, MOST_GAP * between_completions) / pace
 
     def _take_small_share(self, reservation: Reservation) -> bool:
-        """Give a small request blocks of the share kept for them."""
+        """Reserve blocks for a small request from the share kept for such; False where that share is used up."""
         need, limit = reservation.need, self.limits.sequences
         if need.blocks + self._small_blocks > self._reserved_for_small():
             return False
@@ -424,6 +421,7 @@ class Pool:
             reservation.on_admitted()
 
     def _dequeue(self, reservation: Reservation) -> None:
+        """Take the reservation out of the queue and its blocks out of the queued total."""
         self._queue.remove(reservation)
         self._blocks.queued -= reservation.need.blocks
         self._sequences.queued -= reservation.need.sequences
@@ -433,7 +431,7 @@ class Pool:
         return self.weights.get(client, 1.0)
 
     def _record_client(self, client: str, now_s: float) -> None:
-        """Record who sends, and forget clients that were silent for `ACTIVE_CLIENT_S`."""
+        """Note that this client sent a request now; forget clients silent for `ACTIVE_CLIENT_S` seconds."""
         self._now_s = now_s
         clients = self._clients
         clients.pop(client, None)

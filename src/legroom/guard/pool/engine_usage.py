@@ -28,7 +28,7 @@ def _step_counter_names() -> frozenset[str]:
 
 
 def steps_of_page(page: str) -> float | None:
-    """Steps per engine on a metrics page; None where the release does not count them."""
+    """Engine steps so far, mean over engines, on a metrics page; None where the release does not count them."""
     names = "|".join(map(re.escape, _step_counter_names()))
     samples = re.findall(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+)$", page, re.MULTILINE)
     return _steps_per_engine((name, float(value)) for name, value in samples)
@@ -78,7 +78,7 @@ class StepClock:
                 break
 
     def steps_since(self, since_s: float, now_s: float) -> float | None:
-        """Steps that the engine made since some time; None where the engine does not count them."""
+        """Engine steps between two times, interpolated between scrapes; None where the engine does not count them."""
         if not self._scrapes:
             return None
         last_s, steps = self._scrapes[-1]
@@ -87,7 +87,7 @@ class StepClock:
         return steps - self._interpolated_steps(since_s) + self.rate * min(LONGEST_GAP_S, max(0.0, now_s - last_s))
 
     def _interpolated_steps(self, moment_s: float) -> float:
-        """The step counter at a moment between two scrapes; before the first scrape, that scrape's value."""
+        """The step counter at a time between two scrapes; before the first scrape, that scrape's value."""
         scrapes = self._scrapes
         after = bisect_right(scrapes, (moment_s, float("inf")))
         if not after:

@@ -35,7 +35,7 @@ class PrefixLedger:
         self._holders: dict[int, Reservation] = {}
 
     def units_of(self, chains: Sequence[PrefixChain]) -> int:
-        """Units of these prefixes that running requests hold."""
+        """How many prefix units (hashed blocks) of these prompts running requests already hold."""
         places, units = self._places, 0
         if places:
             for chain in chains:
@@ -86,11 +86,11 @@ class PrefixLedger:
             self.shared_blocks = self.saved_blocks = 0.0
 
     def _add_shared_units(self, holder: Reservation, units: int) -> None:
-        """Add to the units that a request shares with others, and to the blocks so saved."""
+        """Change the units a request shares with others by `units`, and the blocks saved by that."""
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 
     def _count_as_shared(self, blocks: float) -> None:
-        """Count blocks as held by several requests; a negative number takes them back."""
+        """Add to the blocks that several requests hold together; a negative number subtracts."""
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

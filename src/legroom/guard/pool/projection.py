@@ -45,12 +45,12 @@ class Growth(NamedTuple):
         return max(1.0, sum(lengths) / len(lengths))
 
     def without(self, blocks: float) -> Growth:
-        """The same without `blocks` of its prompt, which other requests hold too."""
+        """The same growth without `blocks` of its prompt, which other requests hold too."""
         shared = min(blocks, self.start_blocks)
         return self._replace(start_blocks=self.start_blocks - shared, end_blocks=self.end_blocks - shared)
 
     def blocks_at(self, steps: float) -> float:
-        """Blocks held after so many steps."""
+        """KV blocks held after this many decode steps."""
         grown = self.end_blocks - self.start_blocks
         if not self.block_steps:
             return self.start_blocks + grown * steps / max(1, self.steps)
@@ -73,13 +73,13 @@ class Progress(NamedTuple):
         return self.growth.blocks_at(self.done_steps)
 
     def expected_blocks(self, steps: float) -> float:
-        """Blocks held so many steps later, times the probability that the request still runs."""
+        """KV blocks held `steps` later, times the probability that the request still runs then."""
         left = self.steps_left
         running = sum([life >= steps for life in left]) if len(left) > 1 else left[0] >= steps
         return self.growth.blocks_at(self.done_steps + steps) * running / len(left) if running else 0.0
 
     def expected_blocks_at(self, moments: Sequence[float]) -> list[float]:
-        """`expected_blocks` at each moment. Called for every running request, so it is written for speed."""
+        """`expected_blocks` at each of these step counts; called per running request, so written for speed."""
         growth, left, done = self.growth, self.steps_left, self.done_steps
         start, size, first = growth.start_blocks, growth.block_steps, growth.first_block_steps
         if not size:
@@ -122,11 +122,11 @@ class BlockNeed(NamedTuple):
 
     @property
     def mean_blocks(self) -> float:
-        """Mean blocks held while it runs."""
+        """Mean KV blocks held over the request's run."""
         return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
 
     def without(self, blocks: float) -> BlockNeed:
-        """The same without blocks that other requests hold too; a preemption does not free these."""
+        """The same need without blocks that other requests hold too; preempting it does not free these."""
         if not blocks or self.growth is None:
             return self
         kept = max(0.0, 1 - blocks / self.growth.start_blocks)
@@ -173,7 +173,7 @@ class Reservation:
 
     @property
     def cost(self) -> float:
-        """Block-steps, by which clients share the pool."""
+        """Block-steps (mean blocks times steps), which fair queuing charges to the client."""
         growth = self.need.growth
         return self.need.mean_blocks * (max(1, growth.steps) if growth is not None else 1)
 
@@ -183,10 +183,7 @@ class Reservation:
         return self.shared_units * self.blocks_per_unit
 
     def progress(self, estimated_steps: float, doubt: float = 0.0) -> Progress:
-        """Its progress by the tokens streamed, else by `estimated_steps`.
-
-        `doubt` is the share of the estimated steps by which it may run longer.
-        """
+        """Steps made, by tokens streamed, else `estimated_steps`; it may run longer by `doubt` times those."""
         if self._own_units != self.shared_units:
             self._own_units, self._own_need = self.shared_units, self.need.without(self.shared_blocks)
         growth = self._own_need.growth
@@ -225,14 +222,11 @@ class Projection:
         self.totals = [0.0] * len(self.moments)
 
     def add(self, blocks: Sequence[float], sign: int = 1) -> None:
-        """Add the blocks of one request to the sums, or with -1 remove them."""
+        """Add one request's blocks at each projected time to the sums; `sign` -1 removes them."""
         self.totals = [total + sign * more for total, more in zip(self.totals, blocks, strict=True)]
 
     def steps_to_overflow(self, candidate: Progress, pool_blocks: float, ahead_steps: float) -> float:
-        """Steps until the pool no longer holds all requests and the candidate; infinite if not within `ahead_steps`.
-
-        vLLM would then preempt the candidate, as the newest request.
-        """
+        """Steps until pool and candidate overflow, when vLLM would preempt it; infinite beyond `ahead_steps`."""
         before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
         together_before = total_before + candidate.blocks
         if together_before > most:

@@ -109,14 +109,14 @@ class Demand(NamedTuple):
 
     @property
     def informative(self) -> bool:
-        """Whether something can be learnt from its response: a length, or the tokens of text."""
+        """Whether its response teaches an answer length or the tokens per byte of text."""
         if self.generates:
             return True
         return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 
 
 def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) -> Demand:
-    """Read a body; `unit` is the unit in which the server shares prefixes, None where it shares none."""
+    """The prompts, output length and media of a body; `unit`: the server's prefix-cache block, None if off."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body
@@ -192,7 +192,7 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _logprobs(value: Any) -> int:
-    """A number of logprobs: -1 is the whole vocabulary, true is the sampled token alone."""
+    """How many logprobs a value asks for: none 0, true 1 (the sampled token), -1 the whole vocabulary."""
     if value is None or value is False:
         return 0
     if value is True:
@@ -202,7 +202,7 @@ def _logprobs(value: Any) -> int:
 
 
 def _prompt_logprobs(kind: Kind, sampling: dict[str, Any]) -> int:
-    """Prompt logprobs; with `echo`, those of the answer apply to the prompt too."""
+    """How many logprobs per prompt token are asked for; with `echo`, the answer's apply to the prompt too."""
     named = sampling.get("prompt_logprobs")
     if named is None and kind in (Kind.COMPLETION, Kind.CHAT, Kind.CHAT_BATCH) and _is_true(sampling.get("echo")):
         named = sampling.get("logprobs" if kind is Kind.COMPLETION else "top_logprobs")

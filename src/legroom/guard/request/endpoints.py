@@ -33,39 +33,24 @@ class Kind(Enum):
     """Any of the others, by the body's keys."""
 
 
-GUARDED: dict[str, Kind] = {
-    "/v1/completions": Kind.COMPLETION,
-    "/v1/chat/completions": Kind.CHAT,
-    "/v1/chat/completions/batch": Kind.CHAT_BATCH,
-    "/v1/responses": Kind.RESPONSES,
-    "/v1/messages": Kind.MESSAGES,
-    "/cohere/v2/chat": Kind.CHAT,
-    "/inference/v1/generate": Kind.GENERATE,
-    "/generative_scoring": Kind.SCORE,
-    "/v1/systemone": Kind.DECISION,
-    "/v1/embeddings": Kind.POOLING,
-    "/v2/embed": Kind.POOLING,
-    "/pooling": Kind.POOLING,
-    "/classify": Kind.POOLING,
-    "/score": Kind.SCORE,
-    "/v1/score": Kind.SCORE,
-    "/rerank": Kind.SCORE,
-    "/v1/rerank": Kind.SCORE,
-    "/v2/rerank": Kind.SCORE,
-    "/tokenize": Kind.TEXT,
-    "/detokenize": Kind.TEXT,
-    "/v1/messages/count_tokens": Kind.TEXT,
-    "/v1/completions/render": Kind.TEXT,
-    "/v1/completions/derender": Kind.TEXT,
-    "/v1/chat/completions/render": Kind.TEXT,
-    "/v1/chat/completions/derender": Kind.TEXT,
-    "/v1/responses/render": Kind.TEXT,
-    "/v1/messages/render": Kind.TEXT,
-    "/cohere/v2/chat/render": Kind.TEXT,
-    "/v1/audio/transcriptions": Kind.UPLOAD,
-    "/v1/audio/translations": Kind.UPLOAD,
-    "/invocations": Kind.ANY,
+_RENDERED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/cohere/v2/chat")
+"""Paths with a `/render` below them, which returns the prompt."""
+_PATHS: dict[Kind, tuple[str, ...]] = {
+    Kind.COMPLETION: ("/v1/completions",),
+    Kind.CHAT: ("/v1/chat/completions", "/cohere/v2/chat"),
+    Kind.CHAT_BATCH: ("/v1/chat/completions/batch",),
+    Kind.RESPONSES: ("/v1/responses",),
+    Kind.MESSAGES: ("/v1/messages",),
+    Kind.GENERATE: ("/inference/v1/generate",),
+    Kind.DECISION: ("/v1/systemone",),
+    Kind.POOLING: ("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    Kind.SCORE: ("/generative_scoring", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    Kind.TEXT: ("/tokenize", "/detokenize", "/v1/messages/count_tokens", *(f"{path}/render" for path in _RENDERED)),
+    Kind.UPLOAD: ("/v1/audio/transcriptions", "/v1/audio/translations"),
+    Kind.ANY: ("/invocations",),
 }
+GUARDED = {path: kind for kind, paths in _PATHS.items() for path in paths}
+GUARDED |= dict.fromkeys((f"{path}/derender" for path in _RENDERED[:2]), Kind.TEXT)
 """All other paths pass without admission."""
 
 METRICS = "/metrics"
@@ -76,7 +61,7 @@ TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
 
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
-    """How to read a request's body; None: it passes without admission."""
+    """The kind of API body for a method and path; None where the request passes without admission."""
     if method != "POST":
         return None
     return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path))
@@ -126,8 +111,5 @@ def hashed_key(key: bytes) -> str:
 
 def weights_by_client(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights by client identifier; the policy names an API key, a header's value or an address."""
-    by_client: dict[str, float] = {}
-    for name, weight in weights.items():
-        for client in (hashed_key(name.encode()), f"header:{name}", f"address:{name}"):
-            by_client[client] = weight
-    return by_client
+    named = {name: (hashed_key(name.encode()), f"header:{name}", f"address:{name}") for name in weights}
+    return {client: weights[name] for name, clients in named.items() for client in clients}

@@ -9,21 +9,9 @@ from typing import Any
 
 from legroom.records import dataclass
 
-KINDS: Mapping[str, str] = {
-    "image_url": "image",
-    "input_image": "image",
-    "image": "image",
-    "image_pil": "image",
-    "image_embeds": "image",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "audio": "audio",
-    "audio_embeds": "audio",
-    "video_url": "video",
-    "input_video": "video",
-    "video": "video",
-    "video_embeds": "video",
-}
+_MODALITIES = ("image", "audio", "video")
+_TYPES = ("{0}_url", "input_{0}", "{0}", "{0}_embeds")
+KINDS: Mapping[str, str] = {form.format(kind): kind for kind in _MODALITIES for form in _TYPES} | {"image_pil": "image"}
 _NAMES = frozenset(KINDS)
 _EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
 _JPEG = b"\xff\xd8"
@@ -64,7 +52,7 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
 
 
 def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
-    """The other values of a content part with media: all but the data or URL."""
+    """The other values of a content part with media, such as its text: all but the data or URL."""
     address = _url_or_data(part)
     rest: list[Any] = []
     for key, value in part.items():
@@ -76,7 +64,7 @@ def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _url_or_data(part: Mapping[str, Any]) -> str | None:
-    """The URL or data of a content part."""
+    """The URL or base64 data of a content part with media; None where it has neither."""
     for key in (*KINDS, "source"):
         value = part.get(key)
         if isinstance(value, dict):

@@ -29,7 +29,7 @@ class PrefixUnit(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """Characters of text that are taken for one block."""
+        """Characters of text estimated to fill one KV block."""
         return self.block_size * CHARS_PER_TOKEN
 
 

@@ -44,12 +44,12 @@ class Prompt(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether its tokens are counted rather than bounded."""
+        """Whether its token count is exact (token ids given) rather than an upper bound."""
         return not self.text_bytes and not self.messages and not self.open_ended
 
     @property
     def text_alone(self) -> bool:
-        """Whether all its tokens come from its text."""
+        """Whether all its tokens come from text, none from token ids or media."""
         return not self.tokens and not self.open_ended
 
 
@@ -67,7 +67,7 @@ class BodyWalk:
 
     @property
     def chains(self) -> bool:
-        """Whether prefix keys are still computed."""
+        """Whether more prefix hashes may be computed for this body."""
         return self._keys_left > 0
 
     def chain_of(self, prompt: str | list[Any]) -> PrefixChain | None:
@@ -113,7 +113,7 @@ def prompts_of(kind: Kind, body: dict[str, Any], walk: BodyWalk) -> Iterator[Pro
 
 
 def _texts_or_ids(value: Any, walk: BodyWalk) -> Iterator[Prompt]:
-    """A text, token ids, or a list of either."""
+    """The prompts of a `prompt` or `input` value: a text, token ids, or a list of either."""
     if isinstance(value, str):
         yield _text_prompt(value, walk)
     elif isinstance(value, list) and value:
@@ -146,7 +146,7 @@ def _pooling_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
 def _score_prompts(body: dict[str, Any], walk: BodyWalk) -> Iterator[Prompt]:
     """Prompts of scores: each text of one side with the query, or its partner, of the other."""
     first, second = _score_side_prompts(body, _SCORE_LEFT, walk), _score_side_prompts(body, _SCORE_RIGHT, walk)
-    each = _text_of_keys(body, ("instruction", "chat_template_kwargs"))
+    each = _prompt_of_keys(body, ("instruction", "chat_template_kwargs"))
     if not second:
         first, second = [Prompt()], first
     longest = max(first, key=lambda prompt: prompt.text_bytes + prompt.tokens, default=Prompt())
@@ -198,7 +198,7 @@ def _chat_prompt(body: dict[str, Any], messages: Any, walk: BodyWalk) -> Prompt:
     """A chat's messages and the other keys that enter its prompt, such as tools, as one prompt."""
     turns = messages if isinstance(messages, list) else []
     talk = _measured_prompt(turns, walk, max(1, len(turns)))
-    more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _text_of_keys(body, _PROMPT_KEYS)
+    more = Prompt() if _PROMPT_KEY_SET.isdisjoint(body) else _prompt_of_keys(body, _PROMPT_KEYS)
     open_ended = talk.open_ended or bool(body.get("chat_template"))  # a client's template may add any text
     return Prompt(
         0,
@@ -238,8 +238,8 @@ def _message_text(turn: Any) -> str | None:
     return f"{turn.get('role')}\0{content}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
 
 
-def _text_of_keys(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
-    """The text of further keys, which templates write as JSON."""
+def _prompt_of_keys(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
+    """A prompt of the body's values under `keys` (tools, documents), which chat templates write as JSON."""
     values = [body[key] for key in keys if body.get(key)]
     return _text_prompt(json.dumps(values, ensure_ascii=False)) if values else Prompt()
 
@@ -252,7 +252,7 @@ def _transferred_tokens(body: dict[str, Any]) -> int:
 
 
 def _measured_prompt(value: Any, walk: BodyWalk, messages: int) -> Prompt:
-    """Measure all text in a JSON value, keys included, without media."""
+    """A prompt sized by all text in a JSON value, keys included, media left out; `messages`: chat turns in it."""
     size, ascii_only, todo = 0, True, [value]
     while todo and walk.left:
         walk.left -= 1

@@ -69,7 +69,7 @@ REASONS = (
 
 
 def bad_value(reason: str, message: str, param: str | None) -> Refusal:
-    """400 for a request outside the policy's bounds."""
+    """A 400 response for a request outside the policy's bounds; `param` names the request field."""
     return Refusal(400, reason, message, INVALID, param)
 
 
@@ -79,43 +79,39 @@ def too_large(limit_bytes: int) -> Refusal:
 
 
 def malformed(why: str) -> Refusal:
-    """400 for a body that is not a JSON object."""
+    """A 400 response for a body that is not a JSON object."""
     return Refusal(400, "malformed_json", f"The request body is not a JSON object: {why}.")
 
 
 def body_timeout(seconds: float) -> Refusal:
-    """408 for a client that sends too slowly."""
+    """A 408 response for a client that did not send its body within `seconds`."""
     return Refusal(408, "body_timeout", f"The request body did not arrive within {seconds:g} seconds.")
 
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
-    """400 for a sequence that needs more than the whole pool."""
-    message = (
-        f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
-        f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
-    )
+    """A 400 response for a sequence that needs more KV tokens than the whole pool has."""
+    message = f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
+    message += f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     return Refusal(400, "never_fits", message)
 
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
-    """429 with Retry-After; `free_tokens` is None where only sequences are limited."""
-    why = (
-        "The server already runs as many sequences as it may"
-        if free_tokens is None
-        else f"The KV cache has no room for this request now: it may grow to {needed_tokens:,} tokens, "
-        f"{free_tokens:,} are free"
-    )
+    """A 429 response with Retry-After; `free_tokens` is None where only sequences are limited."""
+    why = "The server already runs as many sequences as it may"
+    if free_tokens is not None:
+        grown = f"it may grow to {needed_tokens:,} tokens, {free_tokens:,} are free"
+        why = f"The KV cache has no room for this request now: {grown}"
     message = f"{why} and {waiting:,} requests wait. Retry in {retry_after_s} s."
     return Refusal(429, reason, message, RATE, None, retry_after_s)
 
 
 def draining(retry_after_s: int) -> Refusal:
-    """503 while the guard drains."""
+    """A 503 response while the guard drains."""
     return Refusal(503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s)
 
 
 def pool_unknown(why: str) -> Refusal:
-    """503 under `when_unknown = "closed"`."""
+    """A 503 response while the pool's size is unknown, under `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
     return Refusal(503, "pool_unknown", message, SERVER, None, 5)
 
@@ -133,7 +129,7 @@ class Change:
 
 
 def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
-    """The first bound that a request exceeds."""
+    """The refusal for the first policy or engine bound that the request exceeds; None where it exceeds none."""
     bounds = policy.requests
     most = bounds.max_sequences
     if most and demand.sequences > most:
@@ -148,13 +144,12 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
         text = f"{demand.output_key} is {output:,}; answers of at most {bounds.max_output_tokens:,} tokens are served."
         return bad_value("output_too_long", text, demand.output_key)
-    return _logprobs_refusal(demand, bounds, limits) or (
-        _media_refusal(demand, bounds, limits) if demand.media else None
-    )
+    too_many = _logprobs_refusal(demand, bounds, limits)
+    return too_many or (_media_refusal(demand, bounds, limits) if demand.media else None)
 
 
 def most_logprobs(named: int | None, limits: EngineLimits) -> int:
-    """The policy's bound, else the server's, else vLLM's default."""
+    """The most logprobs allowed: the policy's bound (`named`), else the server's, else vLLM's default."""
     if named is not None:
         return named
     if limits.max_logprobs is None:
@@ -193,9 +188,8 @@ def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) 
 def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
     """The refusal for a media input given as a forbidden URL or too large in bytes or pixels; otherwise None."""
     if item.remote and bounds.remote_media == "reject":
-        return bad_value(
-            "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"
-        )
+        text = f"The {item.kind} is given as a URL; send it in the request itself."
+        return bad_value("remote_media", text, "messages")
     if item.sent_bytes > bounds.media_bytes:
         text = f"One {item.kind} has {item.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
         return bad_value("media_too_large", text, "messages")

@@ -60,7 +60,7 @@ class AdmissionApp:
         return False
 
     async def learn_limits(self, scope: Scope) -> None:
-        """Learn the size of the KV cache before a request is weighed."""
+        """Read the engine's KV pool and flags before a request is weighed; overridden by proxy and middleware."""
 
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the server's metrics page with the guard's series appended."""
@@ -161,9 +161,8 @@ class AdmissionApp:
         if isinstance(body, Refusal):
             await send_refusal(body, send)
             return
-        status, document = control.answer_control(
-            self.admission, self.token, method, scope["path"], authorization, body
-        )
+        request = (method, scope["path"], authorization, body)
+        status, document = control.answer_control(self.admission, self.token, *request)
         if status == 200:
             document = await self.control_peers(document, self.admission.draining if method == "POST" else None)
         await send_response(status, b"application/json", json.dumps(document).encode(), send)
@@ -224,12 +223,14 @@ async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[in
 
 
 async def send_refusal(refusal: Refusal, send: Send) -> None:
+    """Send a refusal as the ASGI response."""
     body = refusal.body()
     await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.headers(body)})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_response(status: int, content_type: bytes, body: bytes, send: Send) -> None:
+    """Send a whole body with this status and content type as the ASGI response."""
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

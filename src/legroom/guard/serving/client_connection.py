@@ -8,17 +8,17 @@ import fcntl
 import struct
 import termios
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httptools
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from legroom.guard.log import log_bug
-from legroom.guard.pool.admission import Admission
 from legroom.guard.request import refusals
 from legroom.guard.request.refusals import INVALID, SERVER, Refusal
+
+if TYPE_CHECKING:
+    from legroom.guard.serving.proxy import Proxy
 
 HEADER_TIMEOUT_S = 10.0
 """From the first byte of a request to the end of its headers, as in nginx's order of magnitude (60 s) but shorter."""
@@ -34,19 +34,8 @@ class Stop(Exception):
     """Ends the parsing of a connection that was refused."""
 
 
-class ConnectionOwner(Protocol):
-    """The state that all connections of a proxy share."""
-
-    config: Config
-    server_state: ServerState
-    admission: Admission
-    now_s: float
-    buffered_bytes: int
-    most_buffered_bytes: int
-
-
 class ClientConnection(HttpToolsProtocol):
-    def __init__(self, proxy: ConnectionOwner) -> None:
+    def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.config, proxy.server_state, {})
         self._proxy = proxy
         self._head_bytes = self._body_bytes = self._buffered_bytes = 0
@@ -84,7 +73,7 @@ class ClientConnection(HttpToolsProtocol):
             self.refuse_unread(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse data; returns what must be parsed again after an offer to upgrade the protocol (h2c) was ignored."""
+        """Parse received bytes; returns those to parse again after an ignored offer to upgrade to h2c."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -165,12 +154,13 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def on_response_complete(self) -> None:
+        """The response was sent: release the body and let uvicorn go on with the connection."""
         self.release_body()
         self.on_lost = None
         super().on_response_complete()
 
     def release_body(self) -> None:
-        """The request body is no longer in memory."""
+        """Subtract the request body from the bytes that all connections hold in memory."""
         self._proxy.buffered_bytes -= self._buffered_bytes
         self._buffered_bytes = 0
 
@@ -224,7 +214,7 @@ class ClientConnection(HttpToolsProtocol):
         self.stalled_since_s = 0.0
 
     def sweep(self, now_s: float) -> None:
-        """Disconnect a client that is too slow; call it once a second."""
+        """Disconnect the client where a read or write deadline has passed; called once a second."""
         if self.stalled_since_s:
             before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
             if self._unsent_bytes < before_bytes:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def answer_control(
     admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, Status]:
-    """HTTP status and JSON document."""
+    """HTTP status and JSON document for a request to `/-/legroom/*`: status or drain."""
     refused = token_refusal(token, authorization)
     if refused is not None:
         return refused
@@ -40,7 +40,7 @@ def answer_control(
 
 
 def token_refusal(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
-    """The error response to a request without the token; None if it has the token."""
+    """The 401 answer to a request without the control token, 404 where none is set; None if it has the token."""
     if token is None:
         return _error_response(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
     scheme, _, given = authorization.partition(b" ")
@@ -77,13 +77,13 @@ class Peers:
     """Connects this API server with the other `count` - 1 of the same vLLM."""
 
     def __init__(self, count: int, token: str, drain: Drain, parent: str | None = None) -> None:
-        self._names = [f"\0legroom-guard-{parent or _parent_id()}-{number}" for number in range(count)]
+        self._names = [f"\0legroom-guard-{parent or _parent_process_id()}-{number}" for number in range(count)]
         self._token, self._drain = token, drain
         self._own = ""
         self._server: asyncio.Server | None = None
 
     async def join(self) -> bool:
-        """Listen on the first free socket name; returns whether there was one (Linux only)."""
+        """Listen on the first free abstract socket of this vLLM's group; False where there is none (or not Linux)."""
         for name in self._names if sys.platform == "linux" else ():
             with contextlib.suppress(OSError):
                 self._server = await asyncio.start_unix_server(self._on_request, name)
@@ -130,7 +130,7 @@ class Peers:
             writer.close()
 
     def _token_proof(self, name: str, drain: bool | None) -> str:
-        """Proves knowledge of the token without sending it, because any process could listen on a free name."""
+        """An HMAC that proves knowledge of the token without sending it, as any process may listen on the name."""
         return hmac.new(self._token.encode(), f"{name} {json.dumps(drain)}".encode(), "sha256").hexdigest()
 
 
@@ -157,8 +157,8 @@ def _connect(name: str) -> socket.socket:
     return connection
 
 
-def _parent_id() -> str:
-    """The parent's process id and start time, because process ids are reused."""
+def _parent_process_id() -> str:
+    """The parent's process id and start time as one string, because process ids are reused."""
     parent = os.getppid()
     started = "0"
     with contextlib.suppress(OSError, IndexError):

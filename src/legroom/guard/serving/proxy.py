@@ -181,20 +181,16 @@ class Proxy(AdmissionApp):
                 lambda: ClientConnection(self), options.host, options.port, backlog=2048
             )
         except OSError as error:
-            where = f"{options.host}:{options.port}"
-            raise LegroomError(
-                f"cannot listen on {where}: {error.strerror}", "choose another --host or --port", UNREACHABLE
-            ) from error
+            problem = f"cannot listen on {options.host}:{options.port}: {error.strerror}"
+            raise LegroomError(problem, "choose another --host or --port", UNREACHABLE) from error
 
     async def run(self, stop: asyncio.Event, ready: Ready | None = None) -> None:
         """Serve until `stop` is set, then drain."""
         server = await self.start()
         if ready is not None:
             ready(server.sockets[0].getsockname()[1])
-        tasks = [
-            asyncio.create_task(task)
-            for task in (self._sweep_forever(), self._learn_limits_forever(), self._scrape_steps_forever())
-        ]
+        work = (self._sweep_forever(), self._learn_limits_forever(), self._scrape_steps_forever())
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             await stop.wait()
             await self._drain(server)
@@ -218,9 +214,8 @@ class Proxy(AdmissionApp):
             if not self.clients:
                 return
             await asyncio.sleep(0.05)
-        LOG.warning(
-            "stopped with %d connections open after %.0f s", len(self.clients), self.admission.clock() - begun_s
-        )
+        took_s = self.admission.clock() - begun_s
+        LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), took_s)
 
     def on_signal(self, stop: asyncio.Event) -> None:
         """Drain; a later second signal ends the drain."""
@@ -230,6 +225,7 @@ class Proxy(AdmissionApp):
         stop.set()
 
     async def _sweep_forever(self) -> None:
+        """Call `sweep` once a second."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             try:
@@ -238,7 +234,7 @@ class Proxy(AdmissionApp):
                 log_bug(error)
 
     def sweep(self, now_s: float) -> None:
-        """Check the policy file and every deadline."""
+        """Reload a changed policy file, and close connections and exchanges past their deadline."""
         self.now_s = now_s
         self.admission.reload()
         queue = self.admission.policy.queue
@@ -247,7 +243,7 @@ class Proxy(AdmissionApp):
             client.sweep(now_s)
 
     async def _scrape_steps_forever(self) -> None:
-        """Scrape the engine's usage while requests wait for it."""
+        """Scrape the engine's step counter while requests wait for it."""
         admission, (delay_s, longest_s) = self.admission, USAGE_INTERVALS_S
         while True:
             await asyncio.sleep(delay_s)
@@ -287,11 +283,9 @@ class Proxy(AdmissionApp):
     async def _read_limits(self) -> EngineLimits:
         """Limits from the server's /metrics and /v1/models; unknown ones stay None. Its version is stored too."""
         page = await self.call_server("GET", METRICS)
-        limits = (
-            limits_of_metrics(page.decode("utf-8", "replace"))
-            if page is not None
-            else EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
-        )
+        limits = EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
+        if page is not None:
+            limits = limits_of_metrics(page.decode("utf-8", "replace"))
         invalid = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
         with contextlib.suppress(*invalid):
             models = json.loads(await self.call_server("GET", "/v1/models") or b"{}")["data"]
@@ -321,14 +315,14 @@ class Proxy(AdmissionApp):
 
 
 def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
-    """Run the proxy until SIGTERM or SIGINT."""
+    """Run the proxy until SIGTERM or SIGINT; returns the exit code. `ready` is called once it listens."""
     _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve_until_stopped(options, ready))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed."""
+    """uvloop's event loop factory; None where uvloop is not installed."""
     try:
         import uvloop
     except ImportError:

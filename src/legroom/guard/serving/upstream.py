@@ -56,7 +56,7 @@ class Upstream:
 
 
 def upstream_of(url: str) -> Upstream:
-    """Parse the value of `--upstream`."""
+    """The server's address from the URL of `--upstream`; raises for a URL that is not http(s)."""
     hint = "write it like http://127.0.0.1:8000"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -64,9 +64,8 @@ def upstream_of(url: str) -> Upstream:
     except ValueError as error:
         raise LegroomError(f"--upstream is not an address: {error}", hint) from error
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", parts.hostname):
-        raise LegroomError(
-            f"--upstream needs an http or https address, not {parts.scheme}://{parts.hostname or ''}", hint
-        )
+        address = f"{parts.scheme}://{parts.hostname or ''}"
+        raise LegroomError(f"--upstream needs an http or https address, not {address}", hint)
     if "://" not in url and port is None:  # as likely a mistyped word as a host name
         raise LegroomError(f"--upstream {parts.hostname} has neither http:// nor a port, so it is not an address", hint)
     if port == 0:
@@ -97,10 +96,8 @@ def request_head(
     method: str, target: bytes, headers: Headers, upstream: Upstream, length: int | None, peer: str
 ) -> bytes:
     """The request line and headers sent to the server; `length` None: there is no body."""
-    lines = [
-        b"%b %b%b HTTP/1.1\r\nhost: %b\r\n"
-        % (method.encode(), upstream.base_path.encode(), target, upstream.host_header)
-    ]
+    parts = (method.encode(), upstream.base_path.encode(), target, upstream.host_header)
+    lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % parts]
     dropped = connection_headers(headers)
     is_authorized = False
     forwarded_for = peer.encode()
@@ -137,7 +134,7 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
-    """502 for a server that does not answer; Retry-After as for a pool that is not known yet."""
+    """A 502 response for a server that does not answer, with a Retry-After of 5 s."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER, None, 5)
 
 
@@ -206,13 +203,13 @@ class UpstreamConnection(asyncio.Protocol):
         return data
 
     def fail(self, refusal: Refusal) -> None:
-        """End the exchange without a (whole) response."""
+        """End the exchange without a whole response; `refusal` is sent to the client instead."""
         self.failure = self.failure or refusal
         self.transport.abort()
         self._wake_reader()
 
     def finish(self) -> None:
-        """Keep the connection for the next request if the response is complete, else close it."""
+        """Return the connection to the idle pool if the response is complete, else close it."""
         self.on_chunks = None
         if self.is_complete and self._is_reusable and not self.unsent and not self.transport.is_closing():
             self.is_used = True
@@ -367,6 +364,7 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def remove_idle(self, connection: UpstreamConnection) -> None:
+        """Forget an idle connection that the server closed."""
         if connection in self._idle:
             self._idle.remove(connection)
 

@@ -84,9 +84,7 @@ class EngineLimits:
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """The unit of shared prefixes; None where they may not be shared: without prefix caching, on several
-        data-parallel engines, and in hybrid models.
-        """
+        """The unit of shared prefixes; None without prefix caching, with several DP engines, and in hybrid models."""
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
             return None
@@ -95,7 +93,7 @@ class EngineLimits:
         return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
 
     def share_blocks(self, overcommit: float = 1.0) -> int | None:
-        """This process's share of all engines' blocks; None where they are unknown or there are none."""
+        """All engines' blocks times `overcommit`, divided by the API server processes; None where unknown."""
         if not self.known or self.cacheless:
             return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
@@ -128,10 +126,8 @@ class EngineLimits:
         elif other.known:  # a metrics page does not show drafts, nor, before 0.24, hybrid layers
             missing["extra_tokens"] = self.extra_tokens or other.extra_tokens
             length = self.max_model_len or other.max_model_len
-            if self.full_request_blocks is None and (other.block_size, other.max_model_len) == (
-                self.block_size,
-                length,
-            ):
+            is_alike = (other.block_size, other.max_model_len) == (self.block_size, length)
+            if self.full_request_blocks is None and is_alike:
                 missing["full_request_blocks"] = other.full_request_blocks
         return replace(self, **missing)
 
@@ -161,7 +157,7 @@ def limits_of_plan(plan: PlanDocument) -> EngineLimits:
 
 
 def read_limits(path: Path) -> EngineLimits:
-    """Limits from a plan's file."""
+    """The engine's limits from a file that `legroom plan --json` wrote."""
     return limits_of_plan(read_plan(str(path), _PLAN_FIELDS))
 
 
@@ -239,7 +235,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
 
 
 def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens of a sequence per block; the ranks of a context-parallel group share a block's tokens (0.11+)."""
+    """Tokens per KV block of one sequence, times the context-parallel ranks that share it (0.11+)."""
     reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
     size = _positive_int(getattr(cache, "block_size", None))
     return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)
@@ -282,7 +278,7 @@ def _media_limits(model: Any) -> Mapping[str, int] | None:
 
 
 def _bool_or_none(value: Any) -> bool | None:
-    """A flag's value, or its label on a metrics page."""
+    """A bool from a flag or from a metric label ("True", "False"); None for anything else."""
     return value if isinstance(value, bool) else {"True": True, "False": False}.get(str(value))
 
 

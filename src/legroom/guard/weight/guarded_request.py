@@ -39,10 +39,7 @@ class Weight(NamedTuple):
 def weight_of(
     demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens, exact_tokens: int | None = None
 ) -> Weight:
-    """The blocks of each prompt with its answer, times its copies.
-
-    Copies share the prompt's full blocks where the server caches prefixes.
-    """
+    """The most KV blocks of the request: each prompt with its answer, times `n`; `exact_tokens` if counted."""
     longest_len = limits.max_model_len or 0
     reserved_output, named_output = _output_tokens(demand, limits, policy, learnt)
     blocks = tokens = certain = longest = start = shared = 0
@@ -126,7 +123,7 @@ def need_of(
 
 
 def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> tuple[int, int]:
-    """Output tokens to reserve, and those that the request names."""
+    """Output tokens to reserve per sequence, and the max_tokens that the request names (0 without one)."""
     if not demand.generates:
         return 0, 0
     if demand.output_tokens is not None:
@@ -140,7 +137,7 @@ def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, lea
 
 
 def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
-    """Tokens of a prompt: the bound, the part that is certain, and the part that is in the request."""
+    """A prompt's tokens: the upper bound, the part known exactly, and the part sent in the request itself."""
     if prompt.exact:
         return prompt.tokens, prompt.tokens, prompt.tokens
     here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))
@@ -150,7 +147,7 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """Tokens that media may add; the model's context length until enough answers show what one takes."""
+    """Tokens that media may add; the model's context length until enough responses show what one item takes."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:

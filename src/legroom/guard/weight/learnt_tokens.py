@@ -30,6 +30,7 @@ class BoundedCache(Generic[V]):
         self._values: OrderedDict[Any, V] = OrderedDict()
 
     def get(self, key: Any) -> V | None:
+        """The key's value; None where it is missing or was dropped."""
         return self._values.get(key)
 
     def get_or_add(self, key: Any) -> V:
@@ -57,6 +58,7 @@ class RecentMaximum:
         self._previous = [0.0] * nth
 
     def add(self, value: float) -> None:
+        """Add a value to the current half of the window."""
         self.count += 1
         self._seen += 1
         if value > self._current[0]:
@@ -95,7 +97,7 @@ class Quantiles:
             self._previous, self._current, self._seen = self._current, [0] * len(self._EDGES), 0
 
     def at(self, share: float, prior: int = 0, prior_count: int = 0) -> int:
-        """The quantile as the upper edge of its bucket, with `prior` added as `prior_count` further values."""
+        """The quantile at `share`, rounded up to its bucket's edge; `prior` counts as `prior_count` more values."""
         total = sum(self._current) + sum(self._previous) + prior_count
         reached, wanted, counted = 0, share * total, not prior_count
         for edge, new, old in zip(self._EDGES, self._current, self._previous, strict=True):
@@ -126,7 +128,7 @@ class ModelTokens:
         self.outputs = Quantiles()
 
     def bound(self, text_bytes: int, ascii_only: bool, messages: int) -> int:
-        """The most tokens that this text can have."""
+        """The most prompt tokens that this many UTF-8 bytes in so many chat messages can have."""
         return math.ceil(text_bytes * self.ratio(ascii_only)) + self.template_tokens(messages)
 
     def ratio(self, ascii_only: bool) -> float:
@@ -171,7 +173,7 @@ PER_MILLE = 1000
 
 
 def prior_length(share: float, longest: int) -> int:
-    """A quantile of open-ended answers before any was seen: from 16 tokens on, each doubling is equally likely."""
+    """The quantile at `share` of answer lengths before any was seen: log-uniform from 16 tokens to `longest`."""
     shortest = min(16, longest)
     return max(1, round(shortest * math.pow(longest / max(1, shortest), share)))
 

@@ -31,7 +31,7 @@ _OUTPUT_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1
 
 
 def usage_in(chunk: bytes) -> tuple[int, int] | None:
-    """Prompt and output tokens, if this part of a response has them."""
+    """(prompt, output) tokens from the `usage` in this part of a response; None where it has none."""
     at = chunk.rfind(_USAGE_KEY)
     if at < 0:
         return None
@@ -79,7 +79,7 @@ class UsageLearner:
         return await self._tokenize(json.dumps(wanted, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
     def on_admitted(self, request: GuardedRequest) -> None:
-        """Count a streamed prompt in the background, if too few are known."""
+        """Have the server's tokenizer count a streamed prompt in the background, if too few counts are known."""
         demand = request.demand
         if not demand.streams or self._tokenize is None or self._sampling is not None or not is_countable(demand):
             return

@@ -7,25 +7,17 @@ from legroom.lint.expressions import COMPARED, Expression
 from legroom.lint.promql_reader import NO_LEVEL, Operand, operands, roles_in, roles_in_recorded, series_names
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-FULL_POOL = Rule(
-    "alert-full-pool",
-    "warning",
-    "An alert on a full KV cache alone",
+_WHY_FULL_POOL = (
     "A full pool is the healthy state of a busy server: blocks of finished requests stay until somebody needs them. "
-    "Pressure is a full pool while requests wait or are preempted (LR403).",
+    "Pressure is a full pool while requests wait or are preempted (LR403)."
 )
-NEVER = Rule(
-    "alert-never",
-    "error",
-    "A threshold that cannot be reached",
-    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs allows.",
+FULL_POOL = Rule("alert-full-pool", "warning", "An alert on a full KV cache alone", _WHY_FULL_POOL)
+_WHY_NEVER = "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs allows."
+NEVER = Rule("alert-never", "error", "A threshold that cannot be reached", _WHY_NEVER)
+_WHY_NO_TRAFFIC = (
+    "No request in five minutes is a quiet night, not a fault. No progress while requests run is one (LR908)."
 )
-NO_TRAFFIC = Rule(
-    "alert-no-traffic",
-    "warning",
-    "An alert on silence",
-    "No request in five minutes is a quiet night, not a fault. No progress while requests run is one (LR908).",
-)
+NO_TRAFFIC = Rule("alert-no-traffic", "warning", "An alert on silence", _WHY_NO_TRAFFIC)
 _LOAD = frozenset({"running", "waiting"})
 _PRESSURE = frozenset({"waiting", "preemptions", "queue_time", "swapped", "ttft", "e2e_latency", "inter_token"})
 _PRESSURE |= {"prompt_tokens_recomputed"}
@@ -39,27 +31,20 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
     """An alert that fires on a full KV cache alone, without asking for waiting or preempted requests."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _PRESSURE:
         return
-    for operand in operands(alert.text):
-        if (
-            "kv_use" in roles_in(operand.text, context)
-            and not operand.functions & NO_LEVEL
-            and _fires_above_level(operand)
-        ):
-            message = (
-                f"{_lead(alert)}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
-            )
-            suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
-            yield finding(FULL_POOL, alert.locate(0), message, suggestion)
-            return
+    levels = (operand for operand in operands(alert.text) if not operand.functions & NO_LEVEL)
+    if any("kv_use" in roles_in(operand.text, context) and _fires_above_level(operand) for operand in levels):
+        healthy = "which is healthy while nothing waits and nothing is preempted"
+        suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
+        yield finding(FULL_POOL, alert.locate(0), f"{_lead(alert)}fires on a full KV cache, {healthy}", suggestion)
 
 
 def _lead(alert: Expression) -> str:
-    """The alert's name and a space to start a message with; empty where it has no name."""
+    """The alert's name and a space, to start a message with; empty where it has no name."""
     return f"{alert.name} " if alert.name else ""
 
 
 def _fires_above_level(operand: Operand) -> bool:
-    """Whether the alert fires above a level. A sum above one is over many servers and counts the pools in use."""
+    """Whether the operand is a KV use above a level; a sum above 1 counts the pools of many servers instead."""
     adds_up = "sum" in operand.functions
     return any(
         comparison.operator in (">", ">=") and not (adds_up and comparison.number > 1 and not comparison.scaled)
@@ -97,7 +82,7 @@ def _threshold_out_of_range(expression: Expression, operand: Operand, context: C
 
 @checks(Expression, NO_TRAFFIC)
 def alert_without_traffic(alert: Expression, context: Context) -> Findings:
-    """`rate(success) == 0` without a condition that requests run."""
+    """An alert on `rate(success) == 0` that does not ask for running requests, so that an idle server fires it."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _LOAD:
         return
     progress = [operand for operand in operands(alert.text) if roles_in(operand.text, context) & _PROGRESS]

@@ -8,13 +8,11 @@ from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 from legroom.lint.server_plan import file_plan_of, refusal_of_server
 
-RULE = Rule(
-    "does-not-fit",
-    "error",
-    "A server that does not fit the GPU that its file asks for",
+_WHY = (
     "The plan of the file's own model, flags and GPU ends without room for a KV cache, or the release refuses the "
-    "flags: vLLM stops at the start.",
+    "flags: vLLM stops at the start."
 )
+RULE = Rule("does-not-fit", "error", "A server that does not fit the GPU that its file asks for", _WHY)
 
 
 @checks(StartedServer, RULE)

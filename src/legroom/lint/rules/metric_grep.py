@@ -10,12 +10,8 @@ from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RULE = Rule(
-    "metric-grep",
-    "error",
-    "A pattern that matches none of vLLM's series",
-    "The names have a colon after vllm; a pattern with an underscore finds nothing and looks like silence.",
-)
+_WHY = "The names have a colon after vllm; a pattern with an underscore finds nothing and looks like silence."
+RULE = Rule("metric-grep", "error", "A pattern that matches none of vLLM's series", _WHY)
 _NAME = re.compile(r"(?<![A-Za-z0-9_])vllm[_:][a-z0-9_]+")
 """Not `ray_vllm_...`, which is how Ray shows them."""
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
@@ -38,25 +34,17 @@ def grep_without_match(command: InvokedCommand, context: Context) -> Findings:
         # `vllm:a|vllm_a` matches either spelling, and a name that no series of vLLM starts with may be an exporter's.
         is_certain = unknown == names and all(map(context.has_series_with_prefix, rights.values()))
         for name, right in rights.items():
-            yield finding(
-                RULE,
-                command.locate(word.offset + max(word.raw.find(name), 0)),
-                f"no series of vLLM {context.release} has {name} in its name",
-                f"write {right}" if context.has_series_with_prefix(right) else "",
-                len(name),
-                is_certain=is_certain,
-            )
+            place = command.locate(word.offset + max(word.raw.find(name), 0))
+            message = f"no series of vLLM {context.release} has {name} in its name"
+            suggestion = f"write {right}" if context.has_series_with_prefix(right) else ""
+            yield finding(RULE, place, message, suggestion, len(name), is_certain=is_certain)
 
 
 def _grep_patterns(command: InvokedCommand) -> Iterator[Word]:
     """The patterns of -e, or the first argument that is not an option."""
     given = list(command.values_of("-e", "--regexp"))
-    words = given or [
-        word
-        for before, word in pairwise(command.words)
-        if not word.text.startswith("-") and not _takes_value(command, before)
-    ]
-    for word in words if given else words[:1]:
+    plain = ((before, word) for before, word in pairwise(command.words) if not word.text.startswith("-"))
+    for word in given or [word for before, word in plain if not _takes_value(command, before)][:1]:
         replacing = re.match(r"s(\W)(.*?)\1", word.text)
         yield word.with_text(replacing[2]) if replacing else word
 

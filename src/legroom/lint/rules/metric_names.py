@@ -20,25 +20,17 @@ from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, series_names, tokens
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
 
-HIDDEN = Rule(
-    "metric-hidden",
-    "warning",
-    "A deprecated series that is hidden by default",
-    "Before a metric is removed a release hides it: it appears only under --show-hidden-metrics-for-version.",
-)
-UNKNOWN = Rule(
-    "metric-unknown",
-    "error",
-    "A series that this vLLM release does not show",
+_WHY_HIDDEN = "Before a metric is removed a release hides it: it appears only under --show-hidden-metrics-for-version."
+HIDDEN = Rule("metric-hidden", "warning", "A deprecated series that is hidden by default", _WHY_HIDDEN)
+_WHY_UNKNOWN = (
     "An alert or a panel over a series that is not there never fires and stays empty. vLLM's names have a colon, and "
-    "several were renamed between releases.",
+    "several were renamed between releases."
 )
-FOREIGN = Rule(
-    "metric-foreign",
-    "warning",
-    "A series that is not one of vLLM's, under its prefix",
-    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
+UNKNOWN = Rule("metric-unknown", "error", "A series that this vLLM release does not show", _WHY_UNKNOWN)
+_WHY_FOREIGN = (
+    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there."
 )
+FOREIGN = Rule("metric-foreign", "warning", "A series that is not one of vLLM's, under its prefix", _WHY_FOREIGN)
 _VLLM_NAME = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 _KSERVE = "kserve_"
 """KServe's monitors of an LLMInferenceService put it before vLLM's names (config/monitoring/llmisvc)."""
@@ -130,7 +122,7 @@ def _is_certainly_wrong(
 
 
 def _may_be_native_histogram(expression: str) -> bool:
-    """Prometheus can convert every histogram to a native one, which has no buckets."""
+    """Whether the expression may read a native histogram, which Prometheus makes of any and has no buckets."""
     words = {token.text for token in tokens(expression)}
     return "le" not in words and any(word.startswith("histogram_") for word in words)
 
@@ -143,6 +135,7 @@ def is_series_of_exporter(expression: Expression) -> bool:
 
 @cache
 def _base_names() -> frozenset[str]:
+    """Every series name of any release, reduced by `_base_name`."""
     return frozenset(map(_base_name, all_exposed_names()))
 
 

@@ -9,12 +9,8 @@ from legroom.deployments.server_words import API_SERVERS
 from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
 
-RULE = Rule(
-    "module-unknown",
-    "error",
-    "A module of vLLM that does not exist",
-    "Python's names are case-sensitive: the command ends with 'No module named ...'.",
-)
+_WHY = "Python's names are case-sensitive: the command ends with 'No module named ...'."
+RULE = Rule("module-unknown", "error", "A module of vLLM that does not exist", _WHY)
 _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 """vLLM in any spelling; a plugin such as vllm_gaudi has its own modules."""
 

@@ -7,19 +7,15 @@ from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql_reader import Token, after_bracket, series_names, tokens
 from legroom.lint.rule import Context, Findings, Rule, checks, finding
 
-RATE_OF_GAUGE = Rule(
-    "promql-rate-of-gauge",
-    "error",
-    "The rate of a gauge",
+_WHY_RATE_OF_GAUGE = (
     "rate(), irate() and increase() take every fall of a series for a restart of the server. A gauge falls all the "
-    "time, so what comes out means nothing.",
+    "time, so what comes out means nothing."
 )
-NO_LE = Rule(
-    "promql-no-le",
-    "error",
-    "A quantile without its buckets",
-    "histogram_quantile() reads the label le. An aggregation that drops it leaves nothing to compute a quantile from.",
+RATE_OF_GAUGE = Rule("promql-rate-of-gauge", "error", "The rate of a gauge", _WHY_RATE_OF_GAUGE)
+_WHY_NO_LE = (
+    "histogram_quantile() reads the label le. An aggregation that drops it leaves nothing to compute a quantile from."
 )
+NO_LE = Rule("promql-no-le", "error", "A quantile without its buckets", _WHY_NO_LE)
 _RATES = ("rate", "irate", "increase")
 _AGGREGATIONS = ("sum", "avg", "max", "min", "count", "stddev", "stdvar", "group")
 _COUNTING = frozenset({"count", "count_over_time", "changes", "resets", "present_over_time", "timestamp"})
@@ -33,6 +29,7 @@ def _is_query(expression: Expression) -> bool:
 
 @checks(Expression, RATE_OF_GAUGE)
 def rate_of_gauge(expression: Expression, context: Context) -> Findings:
+    """A rate(), increase() or the like of a gauge."""
     stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":
@@ -65,12 +62,8 @@ def quantile_without_le(expression: Expression, context: Context) -> Findings:
             suggestion = f"write {dropped.text} by (le) (...)"
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
             # Prometheus can convert histograms to native ones, which have no buckets and no le.
-            place, length, is_certain = (
-                expression.locate(dropped.offset),
-                len(dropped.text),
-                series.text.endswith("_bucket"),
-            )
-            yield finding(NO_LE, place, message, suggestion, length, is_certain=is_certain)
+            place, is_certain = expression.locate(dropped.offset), series.text.endswith("_bucket")
+            yield finding(NO_LE, place, message, suggestion, len(dropped.text), is_certain=is_certain)
         elif type_of(series.text) and not series.text.endswith("_bucket"):
             family = series.text.removesuffix("_sum").removesuffix("_count")
             has_buckets = type_of(f"{family}_bucket") == "histogram"

@@ -8,25 +8,17 @@ from legroom.lint.promql_reader import NO_LEVEL, Comparison, Operand, Token, ope
 from legroom.lint.rule import Context, Findings, LintFinding, Rule, checks, finding
 from legroom.records import dataclass
 
-COUNTER_LEVEL = Rule(
-    "promql-counter-level",
-    "error",
-    "An alert on the level of a counter",
-    "A counter only grows until the server restarts: once it is above a number the alert stays on.",
+_WHY_COUNTER_LEVEL = "A counter only grows until the server restarts: once it is above a number the alert stays on."
+COUNTER_LEVEL = Rule("promql-counter-level", "error", "An alert on the level of a counter", _WHY_COUNTER_LEVEL)
+_WHY_UNITS = (
+    "vLLM's times are in seconds: a threshold in milliseconds is a thousand times too high, and is never reached."
 )
-UNITS = Rule(
-    "promql-units",
-    "error",
-    "Seconds compared with milliseconds",
-    "vLLM's times are in seconds: a threshold in milliseconds is a thousand times too high, and is never reached.",
-)
-RATIO = Rule(
-    "promql-ratio",
-    "error",
-    "A counter compared with a share",
+UNITS = Rule("promql-units", "error", "Seconds compared with milliseconds", _WHY_UNITS)
+_WHY_RATIO = (
     "Prefix-cache hits were a ratio from 0 to 1 once, and are counters of tokens now: hits have to be divided by "
-    "queries, each as a rate.",
+    "queries, each as a rate."
 )
+RATIO = Rule("promql-ratio", "error", "A counter compared with a share", _WHY_RATIO)
 _UNREACHED_S = {"inter_token": 5.0, "ttft": 100.0}
 """Latencies in seconds that no usable server has; a whole request may take up to 1000 s."""
 _MINUTES = (60, 120, 180, 240, 300, 480, 600, 900, 1200, 1500, 1800, 2400, 2700, 3000, 3600, 5400, 7200)
@@ -66,11 +58,12 @@ class _Compared:
 
     @property
     def divides(self) -> bool:
+        """Whether a quotient is compared."""
         return any(token.text == "/" for token in tokens(self.operand.text))
 
     @property
     def subtracts(self) -> bool:
-        """`x - x offset 5m` and other differences of counters, which also fall."""
+        """Whether a difference is compared, such as `x - x offset 5m`, which also falls."""
         return any(token.text == "-" for token in tokens(self.operand.text))
 
     @property
@@ -107,6 +100,7 @@ def _as_share(compared: _Compared) -> float:
 
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
+    """The finding where a ratio from 0 to 1 is compared with a percentage."""
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -129,6 +123,7 @@ def _compares_counter_value(compared: _Compared) -> bool:
 
 
 def _counter_level_finding(expression: Expression, compared: _Compared) -> LintFinding:
+    """The finding where a counter's ever-growing value is compared instead of its rate."""
     number, name = compared.comparison.number, compared.first_series
     place = expression.locate(compared.comparison.offset)
     suggestion = f"write increase({name}[...])"

@@ -13,18 +13,12 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
-START = Rule(
-    "start-too-short",
-    "warning",
-    "A start is called dead before it can be done",
-    "A probe or a timeout that is shorter than the load restarts the server forever.",
+_WHY_START = "A probe or a timeout that is shorter than the load restarts the server forever."
+START = Rule("start-too-short", "warning", "A start is called dead before it can be done", _WHY_START)
+_WHY_STOP = (
+    "--shutdown-timeout lets running requests end; a shorter grace period kills them, and may leave GPU memory held."
 )
-STOP = Rule(
-    "stop-too-short",
-    "warning",
-    "The kill comes before the drain is over",
-    "--shutdown-timeout lets running requests end; a shorter grace period kills them, and may leave GPU memory held.",
-)
+STOP = Rule("stop-too-short", "warning", "The kill comes before the drain is over", _WHY_STOP)
 _FASTEST_DISK_BYTES_S, _NVME_BYTES_S = 10e9, 2e9
 """An upper bound of what a server's disks read, and what one local NVMe drive reads."""
 _SHORTEST_START_S = IMPORT_S + SHORTEST_ENGINE_S

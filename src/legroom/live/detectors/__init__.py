@@ -50,7 +50,7 @@ DETECTORS: tuple[type[Detector], ...] = (
 
 
 def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
-    """One detector of each kind, for one server."""
+    """One detector of each kind, with these thresholds, for one server."""
     return tuple(kind(levels, plan) for kind in DETECTORS)
 
 
@@ -63,7 +63,7 @@ class Watcher:
         self.findings: tuple[DetectorFinding, ...] = ()
 
     def take(self, result: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
-        """Adds a scrape result and returns the current findings, most severe first."""
+        """Adds a scrape result to the window and returns the current findings, most severe first."""
         self.window.add(result)
         time_s = result.time_s if now_s is None else now_s
         updates = (detector.update(self.window, time_s) for detector in self.detectors)

@@ -101,7 +101,7 @@ class Detector(ABC):
         """The condition in the last scrape; None where the server does not report what is needed."""
 
     def _hold_of(self, given: Hold | str) -> Hold:
-        """The Hold of a threshold's name, or the given one."""
+        """The hold itself, or the one that the thresholds have under this name."""
         duration = getattr(self.levels, given) if isinstance(given, str) else given
         return duration if isinstance(duration, Hold) else Hold(1, duration)
 
@@ -155,7 +155,7 @@ class Detector(ABC):
         self._bad_scrapes = self._calm_scrapes = 0
 
     def finding(self, window: Window, now_s: float, condition: Condition) -> DetectorFinding:
-        """A finding that begins now."""
+        """A new finding of this detector for a bad condition, starting at `now_s`."""
         restart_helps = self.restart_helps if condition.restart_helps is None else condition.restart_helps
         return DetectorFinding(
             kind=self.kind,

@@ -35,15 +35,13 @@ class GpuNeighbour(Detector):
         taken_bytes = sample.others_bytes - self._least_bytes
         if taken_bytes < levels.neighbour_bytes:
             return GOOD
-        reason = (
-            f"other processes hold {human_bytes(sample.others_bytes)} of the GPUs that the workers run on, "
-            f"{human_bytes(taken_bytes)} more than before"
-        )
+        reason = f"other processes hold {human_bytes(sample.others_bytes)} of the GPUs that the workers run on, "
+        reason += f"{human_bytes(taken_bytes)} more than before"
         numbers = {"others_bytes": float(sample.others_bytes), "taken_bytes": float(taken_bytes)}
         return Condition(True, reason, numbers)
 
     def _update_minimum(self, others_bytes: int, now_s: float) -> None:
-        """Updates the minimum."""
+        """Lowers the minimum to `others_bytes`; raises it after growth that stopped 15 minutes ago."""
         if others_bytes > self._most_bytes:
             self._most_bytes, self._grown_s = others_bytes, now_s
         if now_s - self._grown_s > self.levels.neighbour_settled_s:

@@ -22,5 +22,5 @@ class HostMemoryCreep(MemoryCreep):
         return [(workers, "that the workers hold of the host"), (api, "that the API server holds of the host")]
 
     def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """None: the server does not report how much memory the host has."""
+        """Always None: the server does not report how much memory the host has."""
         return None

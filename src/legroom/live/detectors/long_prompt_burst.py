@@ -16,7 +16,7 @@ class LongPromptBurst(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Compares the last 30 s with the time before."""
+        """Compares the mean prompt length of the last 30 s with that of the time before."""
         levels = self.levels
         if not window.is_answering or not window.steps:
             return None
@@ -57,7 +57,7 @@ def _covers_seconds_before(window: Window, first: WindowStep, seconds: float) ->
 
 
 def _prompt_counts(steps: list[WindowStep]) -> tuple[float | None, float]:
-    """Prompt tokens and the number of prompts."""
+    """Prompt tokens (None where not reported) and the number of prompts over these steps."""
     shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
     count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)
     return (sum(shown) if shown else None), count

@@ -25,7 +25,7 @@ class MemoryBurst(Detector):
     _retries: float = 0.0
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Retries since the last scrape; a retry counts for a minute."""
+        """Bad for a minute after a PyTorch allocator retry that nothing else explains; None without telemetry."""
         sample, last = window.latest, self._last
         if not window.is_answering or sample is None or sample.alloc_retries is None or not sample.reserved_bytes:
             return None
@@ -37,10 +37,8 @@ class MemoryBurst(Detector):
             self._retried_s, self._retries = now_s, grown
         if self._retried_s is None or now_s - self._retried_s > self.levels.memory_burst_over_s:
             return GOOD
-        reason = (
-            f"PyTorch gave its cache back to the card to serve a step ({counted(self._retries, 'time')}), with "
-            f"{human_bytes(sample.allocated_bytes or 0)} in use between steps"
-        )
+        reason = f"PyTorch gave its cache back to the card to serve a step ({counted(self._retries, 'time')}), with "
+        reason += f"{human_bytes(sample.allocated_bytes or 0)} in use between steps"
         return Condition(True, reason, {"retries": self._retries, "reserved_bytes": float(sample.reserved_bytes)})
 
     def _is_explained(self, sample: Sample) -> bool:

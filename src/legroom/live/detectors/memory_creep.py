@@ -37,11 +37,11 @@ class MemoryCreep(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """The hours of a slope, and a gap."""
+        """The hours that a slope needs, plus the longest gap between points."""
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Computes the slope when a point was added."""
+        """Refits the slope of used memory when a point was added, else the last result; None without points."""
         since_s = window.restarts[-1] if window.restarts else 0.0
         points = _since_last_gap([point for point in window.points if point.time_s >= since_s])
         if not points:
@@ -71,10 +71,8 @@ class MemoryCreep(Detector):
         per_h = line.slope * _HOUR_S
         if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or not line.is_clear:
             return GOOD
-        reason = (
-            f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
-            f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
-        )
+        reason = f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
+        reason += f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
         numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
         left_h = self.hours_left(line, series[-1][1])
         if left_h is not None:
@@ -89,6 +87,6 @@ class MemoryCreep(Detector):
 
 
 def _since_last_gap(points: list[MemoryPoint]) -> list[MemoryPoint]:
-    """The points after the last gap."""
+    """The points after the last gap in time, across which no slope is fitted."""
     begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
     return points[begins[-1] :] if begins else points

@@ -33,7 +33,7 @@ class ComparedFigure:
 
 
 def compare_with_plan(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) -> tuple[ComparedFigure, ...]:
-    """The plan beside the engine whose pool deviates most; () where the plan has no pool."""
+    """Planned and reported figures of the engine whose KV pool deviates most; () where the plan has no pool."""
     tokens = _planned_tokens(plan)
     if tokens is None:
         return ()
@@ -41,7 +41,7 @@ def compare_with_plan(plan: PlanDocument, sample: Sample, levels: Thresholds = D
     engine = _most_deviating_engine(sample, tokens)
     figures: list[tuple[ComparedName, float, float | None]] = [
         ("num_blocks", plan.kv.num_blocks, engine.num_blocks if engine else None),
-        ("pool_tokens", tokens, _block_tokens(engine) if engine else None),
+        ("pool_tokens", tokens, _pool_tokens(engine) if engine else None),
         ("max_concurrency", plan.kv.max_concurrency, engine.max_concurrency if engine else None),
     ]
     rows = [
@@ -71,11 +71,11 @@ class PlanDrift(Detector):
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
         engine = _most_deviating_engine(window.latest, planned)
-        return self._drift(engine, self.plan, planned, window) if engine else None
+        return self._engine_condition(engine, self.plan, planned, window) if engine else None
 
-    def _drift(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
+    def _engine_condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
         """Bad where the engine's KV pool in tokens differs from the plan by more than is tolerated."""
-        tokens = _block_tokens(engine) or 0
+        tokens = _pool_tokens(engine) or 0
         deviation = tokens / planned - 1
         low, high = _tolerated_deviation(plan, self.levels)
         if low <= deviation <= high:
@@ -86,22 +86,20 @@ class PlanDrift(Detector):
             more = (
                 f"; {engine.max_concurrency:.1f} full-length requests at once instead of {plan.kv.max_concurrency:.1f}"
             )
-        reason = (
-            f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
-            f"({deviation:+.0%}){more}"
-        )
+        reason = f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
+        reason += f"({deviation:+.0%}){more}"
         numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": deviation}
         return Condition(True, reason, numbers, which, severity="warning" if deviation < 0 else "info")
 
 
 def _most_deviating_engine(sample: Sample, planned: float) -> EngineSample | None:
     """The engine whose KV pool differs most from the planned tokens; None where no engine shows its pool."""
-    shown = [engine for engine in sample.engines if _block_tokens(engine)]
-    return max(shown, key=lambda engine: abs((_block_tokens(engine) or 0) / planned - 1), default=None)
+    shown = [engine for engine in sample.engines if _pool_tokens(engine)]
+    return max(shown, key=lambda engine: abs((_pool_tokens(engine) or 0) / planned - 1), default=None)
 
 
-def _block_tokens(engine: EngineSample) -> int | None:
-    """Blocks times block size, as in the plan, whatever layer groups share them."""
+def _pool_tokens(engine: EngineSample) -> int | None:
+    """An engine's KV blocks times block size, as in the plan; None where not reported."""
     return (engine.num_blocks or 0) * (engine.block_size or 0) or None
 
 

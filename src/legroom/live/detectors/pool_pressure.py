@@ -14,7 +14,7 @@ class PoolPressure(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The first engine with a full pool in the last step."""
+        """Bad where, in the last step, an engine's KV pool was full and requests queued or were preempted."""
         if not window.is_answering or not window.steps:
             return None
         conditions = [
@@ -37,9 +37,7 @@ class PoolPressure(Detector):
         if preempted:
             pains.append(f"{counted(preempted, 'request')} were preempted in {engine.seconds:.0f} s")
         room = "" if use >= self.levels.pool_full_ratio else " and no room for one more like them"
-        reason = (
-            f"the KV pool{of} is {use:.0%} full{blocks} with {engine.running or 0:,.0f} running{room}, and "
-            f"{' and '.join(pains)}"
-        )
+        reason = f"the KV pool{of} is {use:.0%} full{blocks} with {engine.running or 0:,.0f} running{room}, and "
+        reason += f"{' and '.join(pains)}"
         numbers = {"kv_use": use, "running": engine.running or 0.0, "waiting": engine.queued, "preempted": preempted}
         return Condition(True, reason, numbers, which)

@@ -15,7 +15,7 @@ class PreemptionThrash(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Each engine over the last minute, because vLLM counts a preemption late."""
+        """The worst engine's share of recomputed tokens over a minute, because vLLM counts a preemption late."""
         if not window.is_answering:
             return None
         steps = window.recent(self.levels.preemption_over_s)
@@ -53,11 +53,7 @@ class PreemptionThrash(Detector):
 
 
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
-    """The share of computed tokens that were recomputed: counted by 0.16.0 to 0.19.1, else estimated.
-
-    The estimate takes a preempted request's context as the mean of the running ones. It is an upper bound: cached
-    blocks may survive.
-    """
+    """The share of computed tokens recomputed after preemptions, and how it is known: counted or an upper bound."""
     useful = sum(
         (step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0) for step in steps
     )

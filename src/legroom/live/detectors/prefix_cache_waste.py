@@ -17,7 +17,7 @@ class PrefixCacheWaste(Detector):
     situation = "prefix-cache"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Over five minutes, because a cache needs time to fill."""
+        """The prefix cache hit rate over five minutes, because a cache needs time to fill; None without queries."""
         levels = self.levels
         if not window.is_answering or window.latest is None or not window.steps:
             return None

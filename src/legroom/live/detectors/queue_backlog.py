@@ -16,7 +16,7 @@ class QueueBacklog(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Sums over the engines, because a request may go to any of them."""
+        """Waiting against running requests, summed over engines, because a request may go to any of them."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels

@@ -16,15 +16,14 @@ class SeveralServers(Detector):
 
     @property
     def warm_up_s(self) -> float:
-        """Switches before the first scrape are unknown."""
+        """The whole counting window: switches before the first scrape are unknown."""
         return self.levels.switch_over_s
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
+        """Bad where the process start time switched back and forth: several servers answer at one address."""
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]
         if len(switches) < self.levels.switch_least:
             return GOOD
-        reason = (
-            f"{len(switches)} times in {(now_s - switches[0]) / 60:.0f} min another process answered than before, "
-            "so no rates can be told: a load balancer stands in front"
-        )
+        reason = f"{len(switches)} times in {(now_s - switches[0]) / 60:.0f} min another process answered than before, "
+        reason += "so no rates can be told: a load balancer stands in front"
         return Condition(True, reason, {"switches": float(len(switches))})

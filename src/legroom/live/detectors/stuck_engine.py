@@ -18,7 +18,7 @@ class StuckEngine(Detector):
     begins_after = "stuck_hold"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The first engine without progress in the last step."""
+        """Bad for the first engine that runs requests without progress, or whose process is stopped."""
         if not window.is_answering:
             return None
         if window.latest is not None and window.latest.stopped_engines:
@@ -32,11 +32,8 @@ class StuckEngine(Detector):
         last = window.steps[-1]
         if last.total("running") is None or last.total("generation_tokens") is None:
             return None
-        stuck = [
-            self._engine_condition(engine, window)
-            for engine in last.engines
-            if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress
-        ]
+        running = (engine for engine in last.engines if (engine.running or 0.0) > 0 and not engine.asleep)
+        stuck = [self._engine_condition(engine, window) for engine in running if not engine.has_progress]
         return min(stuck, key=lambda condition: condition.severity == "warning", default=GOOD)
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import GOOD, Condition, Detector, counted
+from legroom.live.detectors.base import GOOD, Condition, Detector, Severity, counted
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
 
@@ -23,7 +23,7 @@ class Unreachable(Detector):
     """Two answers in a row."""
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Counts failures since the last sample."""
+        """Counts the scrapes that failed since the last one that succeeded."""
         if not window.failures:
             return GOOD
         last = window.failures[-1]
@@ -33,10 +33,6 @@ class Unreachable(Detector):
         running = f", with {counted(lost, 'request')} running" if lost else ""
         at_fault = last.kind in _SERVER_IS_AT_FAULT
         reason = f"{last.message} ({counted(len(window.failures), 'scrape')} in a row{before}{running})"
-        return Condition(
-            True,
-            reason,
-            {"failed_looks": float(len(window.failures)), "running_before": lost},
-            severity="critical" if at_fault and was_up else "warning",
-            restart_helps=at_fault and was_up,
-        )
+        numbers, is_dead = {"failed_looks": float(len(window.failures)), "running_before": lost}, at_fault and was_up
+        severity: Severity = "critical" if is_dead else "warning"
+        return Condition(True, reason, numbers, severity=severity, restart_helps=is_dead)

@@ -18,12 +18,9 @@ from typing import Any
 
 from legroom.home import store_path
 from legroom.live.journal.journal_records import (
-    DONE,
-    FAILED,
     OUTCOMES,
     PLANNED,
     STARTED,
-    UNDONE,
     UNFINISHED,
     VERSION,
     Action,
@@ -38,24 +35,7 @@ from legroom.live.journal.sample_store import JournalPoint, Retention, SampleSto
 from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "OUTCOMES",
-    "PLANNED",
-    "STARTED",
-    "UNDONE",
-    "UNFINISHED",
-    "Action",
-    "ActionStage",
-    "Incident",
-    "Journal",
-    "JournalPoint",
-    "JournalUnavailable",
-    "Note",
-    "Retention",
-    "journal_path",
-]
+__all__ = ["Journal", "JournalPoint", "Retention", "journal_path"]
 
 _ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
 _INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
@@ -95,6 +75,7 @@ class Journal:
         return cls(db, path, clock)
 
     def close(self) -> None:
+        """Closes the database; a second call does nothing."""
         with self._lock:
             self._db.close()
 
@@ -117,12 +98,9 @@ class Journal:
     ) -> int:
         """Opens an incident and returns its id. A second call with the same `key` returns the first one's."""
         values = (key, server, kind, masked(title), _to_json_text(detail), self._given_or_now(time_s))
+        columns = "key, server, kind, title, detail, opened_s"
         with self._write_transaction() as db:
-            db.execute(
-                "INSERT OR IGNORE INTO incidents (key, server, kind, title, detail, opened_s) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                values,
-            )
+            db.execute(f"INSERT OR IGNORE INTO incidents ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
             made = db.execute("SELECT changes()").fetchone()[0]
             query = "SELECT last_insert_rowid()" if made else "SELECT id FROM incidents WHERE key = ?"
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
@@ -137,39 +115,30 @@ class Journal:
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
         """Adds a note to an incident."""
+        values = (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {}))
         with self._write_transaction() as db:
-            db.execute(
-                "INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)",
-                (incident_id, self._given_or_now(time_s), masked(text), _to_json_text(detail or {})),
-            )
+            db.execute("INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)", values)
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
         """Closes an incident, unless it is closed already."""
+        update = "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL"
         with self._write_transaction() as db:
-            db.execute(
-                "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL",
-                (self._given_or_now(time_s), masked(outcome), incident_id),
-            )
+            db.execute(update, (self._given_or_now(time_s), masked(outcome), incident_id))
 
     def incidents(
         self, since_s: float | None = None, server: str | None = None, limit: int | None = None, open_only: bool = False
     ) -> tuple[Incident, ...]:
         """Incidents that were open at or after `since_s`, newest first, without notes and actions."""
-        wanted, values = ["1"], list[Any]()
-        if since_s is not None:
-            wanted.append("(closed_s IS NULL OR closed_s >= ?)")
-            values.append(since_s)
-        if server is not None:
-            wanted.append("server = ?")
-            values.append(server)
-        if open_only:
-            wanted.append("closed_s IS NULL")
-        query = (
-            f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE {' AND '.join(wanted)} "
-            "ORDER BY opened_s DESC, id DESC LIMIT ?"
-        )
+        wanted = {
+            "(closed_s IS NULL OR closed_s >= ?)": since_s,
+            "server = ?": server,
+            "closed_s IS NULL AND ?": open_only or None,
+        }
+        given = {condition: value for condition, value in wanted.items() if value is not None}
+        where = " AND ".join(given) or "1"
+        query = f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE {where} ORDER BY opened_s DESC, id DESC LIMIT ?"
         with self._read_transaction() as db:
-            rows = db.execute(query, (*values, -1 if limit is None else limit)).fetchall()
+            rows = db.execute(query, (*given.values(), -1 if limit is None else limit)).fetchall()
         return tuple(_incident_of_row(row) for row in rows)
 
     def incident(self, incident_id: int) -> Incident | None:
@@ -178,45 +147,36 @@ class Journal:
             row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
             if row is None:
                 return None
-            notes = db.execute(
-                "SELECT time_s, text, detail FROM notes WHERE incident_id = ? ORDER BY id", (incident_id,)
-            ).fetchall()
-            actions = self._select_actions("incident_id = ?", (incident_id,))
-        return _incident_of_row(
-            row, tuple(Note(time_s, text, json.loads(detail)) for time_s, text, detail in notes), actions
-        )
+            select = "SELECT time_s, text, detail FROM notes WHERE incident_id = ? ORDER BY id"
+            notes = tuple(Note(at_s, text, json.loads(more)) for at_s, text, more in db.execute(select, (incident_id,)))
+            return _incident_of_row(row, notes, self._select_actions("incident_id = ?", (incident_id,)))
 
     # Actions
 
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
         """Records a planned action, before it begins, and returns its id."""
+        values = (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail))
+        columns = 'incident_id, "group", name, state, begun_s, detail'
         with self._write_transaction() as db:
-            made = db.execute(
-                'INSERT INTO actions (incident_id, "group", name, state, begun_s, detail) VALUES (?, ?, ?, ?, ?, ?)',
-                (incident_id, group, name, PLANNED, self._given_or_now(None), _to_json_text(detail)),
-            )
+            made = db.execute(f"INSERT INTO actions ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
             return int(made.lastrowid or 0)
 
     def reach_stage(self, action_id: int, stage: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records a stage of an action. The first one sets its state to `started`."""
+        """Records that an action reached a stage (such as `drained`); the first sets its state to `started`."""
+        values = (action_id, self._given_or_now(None), stage, _to_json_text(detail or {}))
         with self._write_transaction() as db:
             db.execute("UPDATE actions SET state = ? WHERE id = ? AND state = ?", (STARTED, action_id, PLANNED))
-            db.execute(
-                "INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)",
-                (action_id, self._given_or_now(None), stage, _to_json_text(detail or {})),
-            )
+            db.execute("INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)", values)
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
         """Records an action's outcome. `done` may later become `undone`."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
+        update = "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?"
         with self._write_transaction() as db:
             row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
             merged = {**(json.loads(row[0]) if row else {}), **_masked_detail(detail or {})}
-            db.execute(
-                "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?",
-                (outcome, self._given_or_now(None), json.dumps(merged), action_id),
-            )
+            db.execute(update, (outcome, self._given_or_now(None), json.dumps(merged), action_id))
 
     def unfinished_actions(self) -> tuple[Action, ...]:
         """Actions without an outcome: legroom was killed during them."""
@@ -242,7 +202,7 @@ class Journal:
         actions = []
         for row in self._db.execute(query, tuple(values)).fetchall():
             reached = (
-                ActionStage(at_s, name, json.loads(detail)) for at_s, name, detail in self._db.execute(stages, row[:1])
+                ActionStage(at_s, name, json.loads(more)) for at_s, name, more in self._db.execute(stages, row[:1])
             )
             actions.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
         return tuple(actions)
@@ -332,6 +292,7 @@ class Journal:
             yield self._db
 
     def _given_or_now(self, given_s: float | None) -> float:
+        """The given Unix time, or the clock's."""
         return self._clock() if given_s is None else given_s
 
 
@@ -343,10 +304,9 @@ def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA synchronous = FULL")
     version = schema_version(db)
     if version > VERSION:
+        newer = f"a newer legroom (version {version} of its tables; this one knows {VERSION})"
         raise JournalUnavailable(
-            f"the journal {path} was written by a newer legroom (version {version} of its tables; "
-            f"this one knows {VERSION})",
-            "update legroom, or name another journal",
+            f"the journal {path} was written by {newer}", "update legroom, or name another journal"
         )
     migrate(db)
 

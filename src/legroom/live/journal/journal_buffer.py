@@ -136,10 +136,11 @@ class BufferedJournal:
         return True
 
     def _reopen(self, _: Journal | None = None) -> None:
+        """Opens the file anew; the argument is ignored, so that it can stand for a write."""
         self._open = Journal.open(self._path, busy_s=self._busy_s)
 
     def _write_or_drop(self, write: Write, entries: int) -> bool:
-        """False: to be tried again."""
+        """Writes, or drops a write of `entries` entries that fails for good; False where it is to be tried again."""
         try:
             return self._try_write(write)
         except Exception as error:  # a bug, which must not block the writes behind it
@@ -166,59 +167,46 @@ class JournalThread:
     """The thread that owns a buffered journal, for an event loop that must not block."""
 
     def __init__(self, path: Path) -> None:
-        self._journal = BufferedJournal(path)
+        self.buffer = BufferedJournal(path)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal")
-
-    @property
-    def problem(self) -> str | None:
-        """Why the journal cannot be written at present; None where it can."""
-        return self._journal.problem
-
-    @property
-    def waiting(self) -> int:
-        """The number of entries not yet written."""
-        return self._journal.waiting
-
-    @property
-    def lost(self) -> int:
-        """The number of entries dropped unwritten."""
-        return self._journal.lost
 
     async def call(self, call: Callable[[Journal], _Answer], /) -> _Answer:
         """The result of a call on the journal. Raises `JournalUnavailable`."""
-        return await self._run_in_thread(lambda: self._journal.call(call))
+        return await self._run_in_thread(lambda: self.buffer.call(call))
 
     def write(self, write: Write) -> None:
         """Queues a write."""
         with contextlib.suppress(RuntimeError):  # shutting down
-            self._executor.submit(self._journal.write, write).add_done_callback(_print_error)
+            self._executor.submit(self.buffer.write, write).add_done_callback(_print_error)
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
         """Queues samples."""
-        if samples or self.problem is not None:  # an empty write finds out whether the problem is over
-            self._executor.submit(self._journal.add_samples, samples).add_done_callback(_print_error)
+        if samples or self.buffer.problem is not None:  # an empty write finds out whether the problem is over
+            self._executor.submit(self.buffer.add_samples, samples).add_done_callback(_print_error)
 
     async def maintain(self) -> None:
-        await self._run_in_thread(self._journal.maintain)
+        await self._run_in_thread(self.buffer.maintain)
 
     def take_error(self) -> str | None:
         """The error of a dropped write since the last call."""
-        error_text, self._journal.error_text = self._journal.error_text, None
+        error_text, self.buffer.error_text = self.buffer.error_text, None
         return error_text
 
     def take_set_aside(self) -> str | None:
         """Where a damaged file was moved to since the last call."""
-        moved, self._journal.set_aside = self._journal.set_aside, None
+        moved, self.buffer.set_aside = self.buffer.set_aside, None
         return moved
 
     async def close(self) -> None:
-        await self._run_in_thread(self._journal.close)
+        await self._run_in_thread(self.buffer.close)
         self._executor.shutdown()
 
     async def _run_in_thread(self, work: Callable[[], _Answer]) -> _Answer:
+        """Runs the work in the journal's thread and awaits its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 def _print_error(done: Future[Any]) -> None:
+    """Prints the exception of a finished background write to stderr, if it has one."""
     if not done.cancelled() and done.exception() is not None:
         print(f"legroom: the journal's thread: {done.exception()!r}", file=sys.stderr)

@@ -143,13 +143,4 @@ class Incident:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of `legroom incidents --json` and of the sidecar's `/incidents`."""
-        return {
-            "id": self.id,
-            "server": self.server,
-            "kind": self.kind,
-            "title": self.title,
-            "opened_s": self.opened_s,
-            "closed_s": self.closed_s,
-            "outcome": self.outcome,
-            "detail": dict(self.detail),
-        }
+        return {name: value for name, value in vars(self).items() if name not in ("notes", "actions", "key")}

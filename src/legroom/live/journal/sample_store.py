@@ -101,12 +101,10 @@ class SampleStore:
         self._ids: dict[str, int] = {}
 
     def add(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
-        """Server, time and values of each. A second sample of the same server and millisecond replaces the first."""
+        """Stores (server, Unix time, values) rows; the last of the same server and millisecond stays."""
         marks = ", ".join("?" * (2 + len(FIELDS)))
-        self._db.executemany(
-            f"INSERT OR REPLACE INTO samples VALUES ({marks})",
-            [(self._server_id(server), int(time_s * 1000), *values) for server, time_s, values in rows],
-        )
+        values = [(self._server_id(server), int(time_s * 1000), *values) for server, time_s, values in rows]
+        self._db.executemany(f"INSERT OR REPLACE INTO samples VALUES ({marks})", values)
 
     def servers(self) -> dict[str, int]:
         """Server name -> id, sorted by name."""
@@ -130,20 +128,15 @@ class SampleStore:
         return tuple(_points_of_rows(rows))
 
     def _sample_rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
-        """Step, time and values. Samples that are not rolled up yet are rolled up here."""
+        """(step in s, Unix time, values...) rows at a step, rolled up here where not yet rolled up."""
+        within = "WHERE server_id = ? AND time_ms >= ? AND time_ms < ?"
         span = (server_id, since_ms, end_ms)
         if step_s == 0:
             columns = f"0, time_ms, {', '.join((*FIELDS, *GAUGES))}"
-            yield from self._db.execute(
-                f"SELECT {columns} FROM samples WHERE server_id = ? AND time_ms >= ? AND time_ms < ? ORDER BY time_ms",
-                span,
-            )
+            yield from self._db.execute(f"SELECT {columns} FROM samples {within} ORDER BY time_ms", span)
             return
-        stored = self._db.execute(
-            "SELECT * FROM rollups WHERE server_id = ? AND time_ms >= ? AND time_ms < ? AND step_s = ? "
-            "ORDER BY time_ms",
-            (*span, step_s),
-        )
+        query = f"SELECT * FROM rollups {within} AND step_s = ? ORDER BY time_ms"
+        stored = self._db.execute(query, (*span, step_s))
         next_ms = since_ms
         for row in stored:
             yield row[1:]
@@ -164,11 +157,9 @@ class SampleStore:
         """Deletes samples and roll-ups past their retention."""
         raw_ms = int((now_s - retention.raw_s) * 1000)
         self._db.execute("DELETE FROM samples WHERE server_id = ? AND time_ms < ?", (server_id, raw_ms))
+        delete = "DELETE FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms < ?"
         for step_s, kept_s in zip(ROLLUP_STEPS_S, (retention.minute_s, retention.ten_minutes_s), strict=True):
-            self._db.execute(
-                "DELETE FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms < ?",
-                (server_id, step_s, int((now_s - kept_s) * 1000)),
-            )
+            self._db.execute(delete, (server_id, step_s, int((now_s - kept_s) * 1000)))
 
     def _server_id(self, server: str) -> int:
         """The row id of the server's name, inserted where it is new."""
@@ -179,7 +170,7 @@ class SampleStore:
         return self._ids[server]
 
     def cache_ids(self) -> None:
-        """Called after a commit."""
+        """Keeps new servers' row ids in memory; call it after their insert was committed."""
         if len(self._ids) != self._db.execute("SELECT count(*) FROM servers").fetchone()[0]:
             self._ids = self.servers()
 

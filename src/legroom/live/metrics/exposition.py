@@ -74,10 +74,8 @@ _LABEL_SET = re.compile(rb'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?')
 class NotMetrics(LegroomError):
     """The response is not a vLLM's metrics."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(
-            message, hint or "give the address of vLLM's API server; its metrics are at /metrics", UNREACHABLE
-        )
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "give the address of vLLM's API server; its metrics are at /metrics", UNREACHABLE)
 
 
 class Slot(NamedTuple):
@@ -169,7 +167,7 @@ _Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
 
 
 def _newest_values(parts: _Parts) -> list[tuple[dict[str, str], float]]:
-    """The label sets and values under the newest name."""
+    """The label sets and values of the series' newest name, where a page has it under several."""
     newest = min((rank for rank, _ in parts.values()), default=0)
     return [(dict(labels), value) for labels, (rank, value) in parts.items() if rank == newest]
 
@@ -206,13 +204,10 @@ class _Page:
 
     def engine(self, key: tuple[str, str]) -> dict[str, Any]:
         """The fields collected for a (model, engine), created empty on first use."""
-        fields = self.engines.get(key)
-        if fields is None:
-            fields = self.engines[key] = {}
-        return fields
+        return self.engines.setdefault(key, {})
 
     def add(self, slot: Slot, labels: _Labels, value: float) -> None:
-        """Stores one value."""
+        """Stores one series' value in the field that `slot` names, of the engine, guard or server in `labels`."""
         part, field, rank = slot.part, slot.field, slot.rank
         self.series += 1
         if part in {"bucket", "sum", "count"}:
@@ -330,15 +325,18 @@ def _read_lines(page: _Page, lines: list[bytes]) -> None:
             page.add(slot, labels, value)
 
 
+_OTHER_FORMATS = {"a web page (HTML)": (b"<!doctype", b"<html", b"<head", b"<body", b"<?xml"), "JSON": (b"{", b"[")}
+"""The first bytes, in lower case, of answers that are no metrics."""
+
+
 def _refuse_other_formats(body: bytes) -> None:
     """Raises NotMetrics where the body is empty, HTML or XML, JSON, or binary."""
     start = body[:200].lstrip().lower()
     if not start:
         raise NotMetrics("the answer is empty")
-    if start.startswith((b"<!doctype", b"<html", b"<head", b"<body", b"<?xml")):
-        raise NotMetrics("the answer is a web page (HTML), not metrics")
-    if start.startswith((b"{", b"[")):
-        raise NotMetrics("the answer is JSON, not metrics")
+    for what, heads in _OTHER_FORMATS.items():
+        if start.startswith(heads):
+            raise NotMetrics(f"the answer is {what}, not metrics")
     if b"\0" in body[:200]:
         raise NotMetrics("the answer is binary, not metrics")
 
@@ -348,12 +346,10 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
     engines = []
     for key in sorted(page.engines):
         fields = page.engines[key]
-        for field in HISTOGRAMS:
-            buckets = fields.get(field)
-            if buckets is not None:
-                fields[field] = _histogram(buckets)
-                if fields[field] is None:
-                    page.note(f"the histogram of {field} is not whole: left out")
+        for field in (name for name in HISTOGRAMS if name in fields):
+            fields[field] = _histogram(fields[field])
+            if fields[field] is None:
+                page.note(f"the histogram of {field} is not whole: left out")
         fields |= _pool_size(page.configs, key) | _finished_counts(fields.pop("success", {}))
         engines.append(EngineSample(model=key[0], engine=key[1], **fields))
     start_s = page.server.pop("process_start_s", None)
@@ -371,7 +367,7 @@ def _build_sample(page: _Page, time_s: float, server: str) -> Sample:
 
 
 def _finished_counts(success: _Parts) -> dict[str, float]:
-    """Ended requests, and those that were aborted or failed."""
+    """Totals of ended requests, and of those aborted or failed, from `request_success` by finish reason."""
     counts: dict[str, float] = {}
     for labels, value in _newest_values(success):
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
@@ -383,14 +379,8 @@ def _finished_counts(success: _Parts) -> dict[str, float]:
 def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
     """The pool's size from the labels of `vllm:cache_config_info`: one row per server in V0, per engine in V1."""
     model, engine = key
-    config = next(
-        (
-            row
-            for row in configs
-            if ("engine" not in row or _engine_name(row) == engine) and row.get("model_name", model) == model
-        ),
-        None,
-    )
+    of_model = (row for row in configs if row.get("model_name", model) == model)
+    config = next((row for row in of_model if "engine" not in row or _engine_name(row) == engine), None)
     if config is None:
         return {}
     # Each row of a server's data-parallel engines names the blocks of all of them together (0.9+).
@@ -407,6 +397,7 @@ def _pool_size(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str,
 
 
 def _without_engine(config: dict[str, str]) -> dict[str, str]:
+    """The labels without the engine's number, to compare the rows of two engines."""
     return {name: value for name, value in config.items() if name != "engine"}
 
 

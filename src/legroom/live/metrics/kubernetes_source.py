@@ -102,11 +102,8 @@ def _running_pod(item: Any) -> Pod | None:
     status, meta = item.status, item.metadata
     if status.phase != "Running" or not status.pod_ip or meta.deletion_timestamp is not None:
         return None
-    ports = tuple(
-        (port.name or "", int(port.container_port))
-        for container in item.spec.containers
-        for port in container.ports or ()
-    )
+    listed = (port for container in item.spec.containers for port in container.ports or ())
+    ports = tuple((port.name or "", int(port.container_port)) for port in listed)
     return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
 
 

@@ -58,7 +58,7 @@ _SeriesByServer = dict[str, list[tuple[str, dict[str, str], float]]]
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Parsing thousands of servers makes 100,000 live objects, which every garbage collection would walk."""
+    """Context manager: no garbage collection, which would walk 100,000 live objects while parsing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -165,6 +165,7 @@ class PrometheusSource:
     async def _post_queries(
         self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
+        """The rows of several PromQL queries, posted at the same time."""
         return await _gather(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
@@ -229,8 +230,7 @@ class PrometheusSource:
     def _due_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
     ) -> list[tuple[float, str, float]]:
-        """The part of a large fleet that is polled now, longest due first. The cap spreads servers again after a pause,
-        when all are due at once."""
+        """Of the due servers those to poll now, longest due first; a cap spreads a large fleet after a pause."""
         passed_s, self._polled_s = max(time_s - self._polled_s, 0.0), time_s
         if not apart_s or passed_s >= apart_s:
             return due
@@ -241,14 +241,16 @@ class PrometheusSource:
     def _missing_servers(
         self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float
     ) -> list[ScrapeResult]:
-        """One failure per failed scrape. A target that Prometheus no longer lists was removed and has not failed."""
+        """A failure for each server whose scrape failed; a target Prometheus no longer lists was removed."""
         self._targets |= is_up.keys() & present.keys()
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
             polls = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
             if polls > _FORGET_AFTER_POLLS:
-                self._forget_server(server)
+                self._targets.discard(server)
+                for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
+                    kept.pop(server, None)
                 continue
             if server in self._targets and server not in is_up:
                 continue
@@ -260,11 +262,6 @@ class PrometheusSource:
             why = "its last scrape failed (up is 0)" if is_down else "Prometheus has no current figures of it"
             failures.append(ScrapeFailure(time_s, server, "unreachable", f"{server}: {why}"))
         return failures
-
-    def _forget_server(self, server: str) -> None:
-        self._targets.discard(server)
-        for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
-            kept.pop(server, None)
 
     async def query(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
         """The label sets and values of any instant query."""
@@ -339,6 +336,7 @@ def _timestamped_series() -> str:
 
 
 def _selector(names: str, matchers: str) -> str:
+    """The PromQL selector for series whose name matches `names`, with these label matchers."""
     more = f",{matchers}" if matchers else ""
     return f'{{__name__=~"{names}"{more}}}'
 

@@ -54,7 +54,7 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """None without observations."""
+        """Sum over count of the observations; None without any."""
         return self.sum / self.count if self.count > 0 else None
 
     def since(self, older: Histogram | None) -> Histogram | None:
@@ -222,7 +222,7 @@ class Sample:
 
     @property
     def kv_use(self) -> float | None:
-        """Mean KV use, weighted by pool size."""
+        """Mean KV cache use (0 to 1) of the engines, weighted by pool size; None where not reported."""
         known = [(e.kv_use, e.num_blocks or 0) for e in self.engines if e.kv_use is not None]
         if not known:
             return None
@@ -233,7 +233,7 @@ class Sample:
 
     @property
     def kv_use_max(self) -> float | None:
-        """KV use of the fullest engine."""
+        """KV cache use (0 to 1) of the fullest engine; None where not reported."""
         return max((e.kv_use for e in self.engines if e.kv_use is not None), default=None)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.endpoint import Endpoint, masked_url
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
 from legroom.live.metrics.sample import FailureKind, Sample, ScrapeFailure, ScrapeResult
-from legroom.memo import Memo
 
 if TYPE_CHECKING:
     import ssl
@@ -140,20 +140,14 @@ def _tls_reason(error: Exception) -> str:
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or type(cause).__name__)
 
 
-_contexts: Memo[ssl.SSLContext | bool] = Memo(64)
-
-
 def ssl_argument(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
-    """aiohttp's `ssl` argument. Contexts are cached, because making one reads the whole CA store."""
-    if not verify_tls:
-        return False
-    if ca_file is None:
-        return True
-    return _contexts.get((), (ca_file,), lambda: _ssl_context(ca_file))
+    """aiohttp's `ssl` argument: whether to verify, or the context of a CA file."""
+    return _ssl_context(ca_file) if verify_tls and ca_file is not None else verify_tls
 
 
+@lru_cache(64)
 def _ssl_context(ca_file: str) -> ssl.SSLContext:
-    """A TLS context that trusts the CAs of a PEM file; raises LegroomError where it cannot be read."""
+    """A TLS context that trusts the CAs of a PEM file; LegroomError where unreadable. Cached, as it is slow."""
     import ssl  # only for https
 
     try:

@@ -37,7 +37,7 @@ from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sam
 
 
 def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
-    """The series and values of a sample."""
+    """(series in Prometheus's text format, value) for every value of a sample."""
     pools = Counter((engine.model, *_pool_labels(engine).items()) for engine in sample.engines)
     for engine in sample.engines:
         yield from _engine_series(engine)
@@ -71,6 +71,7 @@ def _series_name(role: str, base: str, **extra: str) -> str:
 
 
 def _base_labels(engine: EngineSample) -> str:
+    """The engine's `model_name` and `engine` labels in Prometheus's text format."""
     return f"engine={_quoted_label(engine.engine)},model_name={_quoted_label(engine.model)}"
 
 
@@ -133,6 +134,7 @@ class Recorder:
         self._write_line(_HEADER)
 
     def _write_line(self, line: dict[str, Any]) -> None:
+        """Appends one JSON object as a line."""
         with self._write_errors():
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
@@ -186,6 +188,7 @@ class Recorder:
         return line
 
     def close(self) -> None:
+        """Flushes and closes the file; raises LegroomError where that fails."""
         with self._write_errors():
             self._file.close()
 

@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from legroom.live.metrics.sample import (
@@ -56,7 +57,7 @@ class EngineStep(EngineSample):
 
     @property
     def queued(self) -> float:
-        """Requests that wait for blocks or a place in the batch."""
+        """Requests waiting at the end of the step for blocks or a place in the batch."""
         return self.waiting_for_capacity if self.waiting_for_capacity is not None else self.waiting or 0.0
 
     @property
@@ -67,7 +68,7 @@ class EngineStep(EngineSample):
 
     @property
     def peak_kv_use(self) -> float:
-        """The higher KV use of start and end: it dips between a preemption and the next prefill."""
+        """The higher KV use (0 to 1) of the step's start and end; it dips after a preemption."""
         return max(self.kv_use or 0.0, self.kv_use_before or 0.0)
 
     def has_no_room(self, full_ratio: float) -> bool:
@@ -89,12 +90,8 @@ class EngineStep(EngineSample):
         """Whether any metric of the engine changed."""
         if any(getattr(self, counter) for counter in COUNTERS):
             return True
-        pairs = (
-            (self.kv_use, self.kv_use_before),
-            (self.running, self.running_before),
-            (self.waiting, self.waiting_before),
-        )
-        return self.restarted or any(new != old for new, old in pairs)
+        names = ("kv_use", "running", "waiting")
+        return self.restarted or any(getattr(self, name) != getattr(self, f"{name}_before") for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ class MemoryPoint:
 
 
 def _increase(new: float | None, old: float | None, restarted: bool) -> float | None:
-    """The increase of a counter between two samples; its value after a restart."""
+    """A counter's increase between two samples; `new` itself after a restart, None where not reported."""
     if new is None:
         return None
     if restarted:
@@ -207,8 +204,11 @@ class Window:
             self.last_scrape_s = result.time_s
             self.failures.clear()
             return
-        if self.last_scrape_s is not None and result.time_s <= self.last_scrape_s:
-            self._reset_after_clock_jump(result)
+        if self.last_scrape_s is not None and result.time_s <= self.last_scrape_s:  # the clock jumped
+            for kept in (self.steps, self.failures, self.restarts, self.crashes, self.switches, self.points):
+                kept.clear()
+            if self.latest is not None:
+                self.latest = replace(self.latest, time_s=result.time_s)
         self.last_scrape_s = result.time_s
         if isinstance(result, ScrapeFailure):
             self.failures.append(result)
@@ -230,13 +230,6 @@ class Window:
         self.latest = result
         self._guards |= {guard.api_server: guard for guard in result.guards}
         self._add_memory_point(result)
-
-    def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
-        """Clears all that is kept, for a result not later than the last; the latest sample stays."""
-        for kept in (self.steps, self.failures, self.restarts, self.crashes, self.switches, self.points):
-            kept.clear()
-        if self.latest is not None:
-            self.latest = replace(self.latest, time_s=result.time_s)
 
     def _step_to(self, sample: Sample) -> WindowStep | None:
         """The step from the last sample to this one; None where they are too far apart."""
@@ -314,15 +307,8 @@ class Window:
 
     def recent(self, seconds: float) -> list[WindowStep]:
         """The steps of the last `seconds`, oldest first."""
-        if not self.steps:
-            return []
-        from_s = self.steps[-1].time_s - seconds
-        kept = []
-        for step in reversed(self.steps):
-            if step.time_s <= from_s:
-                break
-            kept.append(step)
-        return kept[::-1]
+        from_s = self.steps[-1].time_s - seconds if self.steps else 0.0
+        return list(takewhile(lambda step: step.time_s > from_s, reversed(self.steps)))[::-1]
 
     def increase(self, field: str, seconds: float) -> float | None:
         """A counter's increase over the last `seconds`; None where it is not reported."""
@@ -331,12 +317,9 @@ class Window:
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
         """A counter's increase per second over the last `seconds`."""
-        grown = spent_s = 0.0
-        for step in self.recent(seconds):
-            growth = step.total(field)
-            if growth is not None:
-                grown, spent_s = grown + growth, spent_s + step.seconds
-        return grown / spent_s if spent_s > 0 else None
+        grown = [(value, step.seconds) for step in self.recent(seconds) if (value := step.total(field)) is not None]
+        spent_s = sum(step_s for _, step_s in grown)
+        return sum(growth for growth, _ in grown) / spent_s if spent_s > 0 else None
 
     def histogram(self, field: str, seconds: float = 60.0) -> Histogram | None:
         """A histogram of the last `seconds`, summed over engines."""
@@ -354,7 +337,7 @@ class Window:
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Prefix-cache hits per query; the V0 gauge where there are no counters."""
+        """Prefix-cache hits per query (0 to 1) over `seconds`; the V0 gauge where there are no counters."""
         queried = self.increase("prefix_queries", seconds)
         if queried:
             return min((self.increase("prefix_hits", seconds) or 0.0) / queried, 1.0)

@@ -22,8 +22,7 @@ from legroom.vllm.traits import built_encoders, is_pooling
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start: torch.compile times kernels on a copy of the embedding (seen in 0.26),
-    which a model with encoders looks up before its compiled graph."""
+    """The activation peak of a first start, where torch.compile autotunes on a copy of the embedding."""
     warm = activation(model, settings, gpu, pp_rank)
     encoders = built_encoders(settings.given, model, known_release(settings.release))
     if not is_compiled(settings) or pp_rank or encoders:
@@ -33,7 +32,7 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     beside = 2 * settings.max_num_batched_tokens * model.hidden_size * width
     cold = max(warm.bytes, table + beside)
     how = "compiling: a copy of the embedding + 2 x hidden of every token"
-    return estimated(cold, cold - _spread(cold), cold + _spread(cold), (Term("first start", cold, how),))
+    return estimated(cold, cold - _half_band(cold), cold + _half_band(cold), (Term("first start", cold, how),))
 
 
 def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
@@ -65,19 +64,19 @@ def element_bytes(settings: EngineSettings) -> int:
 
 
 def cublas_workspace(gpu: Gpu) -> int:
-    """Torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
+    """Bytes of torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
     return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
 
 
 @cached(PROFILE_RUN)
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """Peak of the profile run above the weights, with a warm compile cache."""
+    """The profile run's peak of temporary tensors above the weights, with a warm compile cache."""
     scratch = expert_scratch(model, settings, gpu)
     encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
     kept = scratch.kept_elements * element_bytes(settings)
-    at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
-    at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
+    at_forward, forward_terms = _forward_peak(model, settings, gpu, pp_rank)
+    at_sampling, how = _sampling_peak(model, settings, gpu, pp_rank)
     # A multimodal model reads the batch's embeddings from a persistent buffer, a text model allocates them.
     is_buffered = encoder is not None and not is_compiled(settings) and settings.engine != "V0"
     buffered = settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings) if is_buffered else 0
@@ -102,7 +101,7 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     slack = _reserved_slack(peak, settings)
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
-    spread = max(_spread(peak), doubt) + slack // 2
+    spread = max(_half_band(peak), doubt) + slack // 2
     sample = sampling(model, settings, gpu)
     saved_by_flashinfer = sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
     least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
@@ -151,8 +150,8 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
 
 
-def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
-    """The peak of the forward pass over this stage's layers."""
+def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
+    """Peak bytes of the forward pass over this stage's layers, and the terms that make it up."""
     width, tokens = element_bytes(settings), settings.max_num_batched_tokens
     scratch = expert_scratch(model, settings, gpu)
     best = 0
@@ -180,14 +179,14 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
 
 
 def _states_for_draft(settings: EngineSettings) -> int:
-    """Hidden states that the model keeps for an EAGLE head: measured in eager mode, the minimum where compiled."""
+    """How many hidden states per token the model keeps for an EAGLE head; the minimum where compiled."""
     method = draft_method(settings.given.speculative_config)
     states: int = constants()["eager"]["draft_states"].get(method, 0)
     return min(states, EAGLE3_STATES) if is_compiled(settings) else states
 
 
 def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
-    """Bytes live at this moment for max_num_batched_tokens; `passing`: elements live inside the experts only."""
+    """Live bytes at one layer's peak for max_num_batched_tokens; `passing`: elements live inside the experts only."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
@@ -198,8 +197,7 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
 
 
 def _indexer_logits(model: Model, settings: EngineSettings) -> int:
-    """The largest logits of DeepSeek-V4's indexer, which the profile run allocates from 0.20 on; GLM-5's measured start
-    has none."""
+    """Bytes of the largest logits of DeepSeek-V4's indexer in the profile run (0.20+); 0 for other models."""
     mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
     indexed = any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers)
     if not indexed or known_release(settings.release).before("0.20.0"):
@@ -218,7 +216,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 
 
-def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
+def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
     """Bytes of hidden states, logits and sampler on the last pipeline stage, and their terms in words."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
@@ -237,7 +235,7 @@ def _quantizes_activations(model: Model) -> bool:
     return scheme.dynamic_activations or scheme.static_activations
 
 
-def _spread(peak: int) -> int:
+def _half_band(peak: int) -> int:
     """Half the error band of the activation peak, from the residuals of the fit."""
     band = constants()["activation_band"]
     return int(peak * band["relative"]) + int(band["fixed_mib"] * MIB)

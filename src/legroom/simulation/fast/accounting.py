@@ -26,7 +26,7 @@ def double_sample_width(sim):
 
 @compilable
 def sample(sim, first_step, steps, used):
-    """Update the maxima of the samples that cover these steps."""
+    """Update the samples of `steps` steps from `first_step` on: most `used` blocks, running, waiting."""
     state, samples = sim.state[0], sim.samples
     last = first_step + steps - 1
     while last // state.sample_width >= MAX_SAMPLES:
@@ -41,7 +41,7 @@ def sample(sim, first_step, steps, used):
 
 @compilable
 def record_step(sim, rules):
-    """Add the current step to the totals."""
+    """Add the step just run to the replay's totals: tokens, blocks, running and waiting requests."""
     state = sim.state[0]
     used = rules.usable_blocks - state.free_uncached - state.free_cached
     state.steps += 1
@@ -76,19 +76,19 @@ def record_decode_steps(sim, rules, steps):
 
 @compilable
 def expert_read_seconds(cost, tokens):
-    """Seconds to read the experts that any of the tokens chooses."""
+    """Seconds to read the weights of the experts that any of `tokens` tokens is routed to."""
     return cost.experts * (1.0 - cost.idle**tokens)
 
 
 @compilable
 def kv_read_seconds(cost, stored, running):
-    """Seconds to read the cache: windows hold no more than their length of each request."""
+    """Seconds to read the KV cache: `stored` tokens, with sliding-window layers capped at `running` windows."""
     return cost.kv_token * stored + cost.window_token * min(stored, cost.window * running)
 
 
 @compilable
 def min_host_seconds(cost, tokens, running):
-    """Seconds that the host needs to launch a step, however little the GPU has to do."""
+    """Seconds the host takes to launch a step's kernels, a lower bound of the step time."""
     if tokens <= running:
         return cost.host + cost.host_request * running
     return cost.launch_captured if tokens <= cost.captured else cost.launch
@@ -96,7 +96,7 @@ def min_host_seconds(cost, tokens, running):
 
 @compilable
 def step_seconds(cost, tokens, stored, running):
-    """Seconds of one step: the slower of computing and reading memory."""
+    """Seconds of a step with `tokens` new and `stored` cached tokens of `running` requests: compute or reads."""
     compute = cost.token * tokens
     if tokens > running > 0:
         # A prompt token attends on average to the tokens its request holds, less half of the new ones.
@@ -125,7 +125,7 @@ def decode_steps_seconds(cost, running, stored, steps):
 
 @compilable
 def slower_of_steps_seconds(even, read, growth, steps):
-    """Sum over `steps` of the slower of `even` and a `read` that grows by `growth` a step."""
+    """Sum over `steps` of max(even, read + i * growth) seconds for step i."""
     turn = -1.0
     if even > read:
         turn = float(steps)
@@ -156,7 +156,7 @@ def steps_until_pool_full(sim, rules, max_steps):
 
 @compilable
 def steps_until_arrival(sim, rules, cost, max_steps):
-    """Steps that begin before the next request arrives; at most `max_steps`."""
+    """Decode steps that start before the next request arrives; at most `max_steps`."""
     state = sim.state[0]
     if state.next_arrival >= rules.num_requests:
         return max_steps

@@ -15,29 +15,8 @@ from collections.abc import Callable, Iterator
 from operator import add
 from typing import Any, NamedTuple
 
-from legroom.simulation.fast import step_kernel
+from legroom.simulation.fast import rows, step_kernel
 from legroom.simulation.fast.jit import compiled
-from legroom.simulation.fast.rows import (
-    ALL_BLOCKS,
-    MAX_SAMPLES,
-    NONE,
-    REJECTED,
-    WAITING,
-    CellRow,
-    ExtentRow,
-    HoldRow,
-    NumberRow,
-    RequestRow,
-    Rules,
-    SampleRow,
-    Sim,
-    StateRow,
-    StepCost,
-    column,
-    fill,
-    numbers,
-    rows,
-)
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline, admissible_requests
 from legroom.simulation.trace import NO_PREFIX, Trace, stream_tokens
@@ -75,20 +54,20 @@ class _ContentStreams:
         return known[place]
 
     def streams_of_request(self, r: int) -> tuple[int, int, int, int]:
-        """(prefix, prefix blocks, boundary, suffix) of one request."""
+        """Request `r`'s prefix stream, its whole blocks, the stream of the block it ends in, and the suffix's."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
         few: tuple[int, ...] = ()
         if self.trace.prompt_lens[r] <= _FEW:
             prompt = [self.prefix_token(group, i) for i in range(prefix_len)]
-            return NONE, 0, NONE, self.stream_number((*prompt, *self.own_tokens(r, own)))
+            return rows.NONE, 0, rows.NONE, self.stream_number((*prompt, *self.own_tokens(r, own)))
         if own == 0:
-            return group, prefix_len // self.block_size, NONE, self.stream_number((group, prefix_len, ()))
+            return group, prefix_len // self.block_size, rows.NONE, self.stream_number((group, prefix_len, ()))
         if own <= _FEW:
             prefix_len, few = self.extend_prefix(group, prefix_len, self.own_tokens(r, own))
-        suffix = self.stream_number((group, prefix_len, few)) if own <= _FEW else NONE
+        suffix = self.stream_number((group, prefix_len, few)) if own <= _FEW else rows.NONE
         left = self.block_size - prefix_len % self.block_size
-        boundary = NONE
+        boundary = rows.NONE
         if group != NO_PREFIX and left <= _FEW and left < own:
             meeting = few[:left] if few else self.own_tokens(r, left)
             place, meeting = self.extend_prefix(group, prefix_len, meeting)
@@ -103,7 +82,7 @@ class _ContentStreams:
         return tuple(stream_tokens("U" + self.trace.id_of(r), count))
 
     def extend_prefix(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Own tokens that happen to continue the prefix count as prefix."""
+        """Prefix length and the tokens left after those of `own` that happen to continue the prefix."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own
@@ -112,8 +91,8 @@ class _ContentStreams:
 def shared_contents(trace: Trace, block_size: int) -> SharedContents:
     """Which prefixes and own contents of the requests can fill equal blocks."""
     count = len(trace)
-    prefix, prefix_blocks = [NONE] * count, [0] * count
-    boundary, suffix = [NONE] * count, [NONE] * count
+    prefix, prefix_blocks = [rows.NONE] * count, [0] * count
+    boundary, suffix = [rows.NONE] * count, [rows.NONE] * count
     streams = _ContentStreams(trace, block_size)
     for r, (group, prompt_len) in enumerate(zip(trace.prefix_groups, trace.prompt_lens, strict=True)):
         if group == NO_PREFIX and prompt_len > _FEW:
@@ -126,7 +105,8 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
         "boundary": boundary,
         "suffix": suffix,
         "shared_blocks": [
-            ALL_BLOCKS if suffix[r] != NONE else prefix_blocks[r] + (boundary[r] != NONE) for r in range(count)
+            rows.ALL_BLOCKS if suffix[r] != rows.NONE else prefix_blocks[r] + (boundary[r] != rows.NONE)
+            for r in range(count)
         ],
     }
     return SharedContents(columns, len(trace.prefix_names) + len(streams.streams))
@@ -135,16 +115,16 @@ def shared_contents(trace: Trace, block_size: int) -> SharedContents:
 def _drop_unshared(
     trace: Trace, prefix: list[int], prefix_blocks: list[int], boundary: list[int], suffix: list[int]
 ) -> None:
-    """Content that only one request has belongs to no stream."""
+    """Set to NONE, in these columns, every stream that only one request has: it is never a cache hit."""
     readers, twins = Counter(prefix), Counter(suffix)
     # A prefix that begins another one is read by the readers of both.
     readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
     readers.update(group for group, (parent, _) in enumerate(trace.prefix_parents) if parent != NO_PREFIX)
     for r, group in enumerate(prefix):
-        if suffix[r] != NONE and twins[suffix[r]] == 1:
-            suffix[r] = NONE
-        if group != NONE and readers[group] == 1 and suffix[r] == NONE:
-            prefix[r], prefix_blocks[r], boundary[r] = NONE, 0, NONE
+        if suffix[r] != rows.NONE and twins[suffix[r]] == 1:
+            suffix[r] = rows.NONE
+        if group != rows.NONE and readers[group] == 1 and suffix[r] == rows.NONE:
+            prefix[r], prefix_blocks[r], boundary[r] = rows.NONE, 0, rows.NONE
 
 
 Progress = Callable[[float], None]
@@ -152,7 +132,7 @@ Progress = Callable[[float], None]
 
 _TURNS_PLAIN, _TURNS_COMPILED = 2_000, 200_000
 _FEWEST_TOKENS_A_BLOCK = 4
-_NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
+_NO_COST = rows.StepCost(0.0, 0.0, 0.0, 0.0)
 
 
 def can_replay(settings: SchedulerSettings) -> bool:
@@ -173,7 +153,7 @@ class FastReplay:
     """One replay over rows; `use_numba` selects the compiled kernel."""
 
     def __init__(
-        self, trace: Trace, settings: SchedulerSettings, cost: StepCost | None = None, use_numba: bool = False
+        self, trace: Trace, settings: SchedulerSettings, cost: rows.StepCost | None = None, use_numba: bool = False
     ) -> None:
         self.trace, self.settings, self.use_numba = trace, settings, use_numba
         self.cost = cost or _NO_COST
@@ -185,36 +165,36 @@ class FastReplay:
         self.rules = _kernel_rules(trace, settings, contents.num_streams)
         self.sim = self._initial_sim(contents.columns)
         if self.rejections:
-            states = [WAITING if is_accepted else REJECTED for is_accepted in accepted]
-            fill(self.sim.requests, "state", states, use_numba)
+            states = [rows.WAITING if is_accepted else rows.REJECTED for is_accepted in accepted]
+            rows.fill(self.sim.requests, "state", states, use_numba)
 
-    def _initial_sim(self, contents: dict[str, list[int]]) -> Sim:
+    def _initial_sim(self, contents: dict[str, list[int]]) -> rows.Sim:
         """The kernel's tables before the first step: all blocks free, no request scheduled."""
         rules, numba = self.rules, self.use_numba
         seqs = rules.max_num_seqs + 1
         longest = max(map(add, self.trace.prompt_lens, self.trace.output_lens))
-        return Sim(
+        return rows.Sim(
             state=self._state_row(),
             requests=self._request_rows(contents),
-            extents=self._spare_rows(ExtentRow, "after", self.max_extents),
-            cells=self._spare_rows(CellRow, "following", self.max_extents),
-            holds=self._spare_rows(HoldRow, "below", 2 * self.max_extents),
-            samples=rows(SampleRow, MAX_SAMPLES, numba),
-            running=numbers(seqs, numba),
-            finish_order=numbers(seqs, numba),
-            prefills=numbers(seqs, numba),
-            chunks=numbers(seqs, numba),
-            finishing=numbers(seqs, numba),
-            decodes_by_phase=numbers(rules.block_size, numba),
-            shared_decodes_by_phase=numbers(rules.block_size, numba),
-            hits=numbers(cdiv(longest, rules.block_size), numba),
-            first_cells=numbers(rules.first_own_stream + len(self.trace), numba),
+            extents=self._spare_rows(rows.ExtentRow, "after", self.max_extents),
+            cells=self._spare_rows(rows.CellRow, "following", self.max_extents),
+            holds=self._spare_rows(rows.HoldRow, "below", 2 * self.max_extents),
+            samples=rows.rows(rows.SampleRow, rows.MAX_SAMPLES, numba),
+            running=rows.numbers(seqs, numba),
+            finish_order=rows.numbers(seqs, numba),
+            prefills=rows.numbers(seqs, numba),
+            chunks=rows.numbers(seqs, numba),
+            finishing=rows.numbers(seqs, numba),
+            decodes_by_phase=rows.numbers(rules.block_size, numba),
+            shared_decodes_by_phase=rows.numbers(rules.block_size, numba),
+            hits=rows.numbers(cdiv(longest, rules.block_size), numba),
+            first_cells=rows.numbers(rules.first_own_stream + len(self.trace), numba),
             streams=self._stream_rows(),
         )
 
     def _stream_rows(self) -> Any:
-        """For each prefix group its parent group and the parent's length in whole blocks, flattened."""
-        streams = numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
+        """For each prefix group its parent group and the prefix shared with it in blocks, as one flat list."""
+        streams = rows.numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
         for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
             streams[2 * group] = parent
             streams[2 * group + 1] = parent_len // self.rules.block_size
@@ -222,23 +202,18 @@ class FastReplay:
 
     def _state_row(self) -> Any:
         """The kernel's counters at the start, as a table of one row."""
-        rules, state = self.rules, rows(StateRow, 1, self.use_numba)
-        for name, value in (
-            ("free_uncached", rules.usable_blocks),
-            ("spare_extent", 1),
-            ("spare_cell", 1),
-            ("spare_hold", 1),
-            ("sample_width", 1),
-        ):
-            fill(state, name, [value], self.use_numba)
+        rules, state = self.rules, rows.rows(rows.StateRow, 1, self.use_numba)
+        rows.fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
+        for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
+            rows.fill(state, name, [1], self.use_numba)
         return state
 
     def _request_rows(self, contents: dict[str, list[int]]) -> Any:
         """One row for each request of the trace, in trace order, with `contents` as further columns."""
         trace, numba = self.trace, self.use_numba
-        requests = rows(RequestRow, len(trace), numba)
+        requests = rows.rows(rows.RequestRow, len(trace), numba)
         priority_ranks = _priority_ranks(trace)
-        by_priority_rank = numbers(len(trace), False)
+        by_priority_rank = rows.numbers(len(trace), False)
         for r, priority_rank in enumerate(priority_ranks):
             by_priority_rank[priority_rank] = r
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
@@ -252,13 +227,13 @@ class FastReplay:
             **contents,
         }
         for name, values in columns.items():
-            fill(requests, name, values, numba)
+            rows.fill(requests, name, values, numba)
         return requests
 
-    def _spare_rows(self, kind: type[NumberRow], link: str, count: int) -> Any:
+    def _spare_rows(self, kind: type[rows.NumberRow], link: str, count: int) -> Any:
         """Row 0, which stands for none, and `count` unused rows, each linked to the next by the field `link`."""
-        made = rows(kind, count + 1, self.use_numba)
-        fill(made, link, [0, *range(2, count + 1)], self.use_numba)
+        made = rows.rows(kind, count + 1, self.use_numba)
+        rows.fill(made, link, [0, *range(2, count + 1)], self.use_numba)
         return made
 
     def run(self, progress: Progress | None = None) -> Timeline:
@@ -269,19 +244,20 @@ class FastReplay:
         try:
             while replay(self.sim, self.rules, self.cost, turns):
                 if progress:
-                    progress(self._total("finished") / len(self.trace))
+                    progress(self._tally_field("finished") / len(self.trace))
         except KeyboardInterrupt:
             interrupted = True
-        if self._total("failed"):
+        if self._tally_field("failed"):
             raise NeedsStepByStepReplay
         return self._timeline(interrupted)
 
-    def _total(self, name: str) -> int:
-        """The field of `Tally` with this name, from the simulated state."""
-        return int(column(self.sim.state, name, self.use_numba)[0])
+    def _tally_field(self, name: str) -> int:
+        """One total of the replay (a field of `Tally`), read from the kernel's state."""
+        return int(rows.column(self.sim.state, name, self.use_numba)[0])
 
     def _column(self, name: str) -> Any:
-        return column(self.sim.requests, name, self.use_numba)
+        """One field of all requests, in trace order, read from the kernel's tables."""
+        return rows.column(self.sim.requests, name, self.use_numba)
 
     def _timeline(self, interrupted: bool) -> Timeline:
         """The result of the replay; `interrupted` marks it as incomplete."""
@@ -291,7 +267,7 @@ class FastReplay:
         return Timeline(
             self.settings,
             trace,
-            Tally(**{name: self._total(name) for name in Tally.__dataclass_fields__}),
+            Tally(**{name: self._tally_field(name) for name in Tally.__dataclass_fields__}),
             first_sched,
             self._column("first_token"),
             self._column("finish"),
@@ -301,26 +277,22 @@ class FastReplay:
             self.rejections,
             Clocks(*(self._column(name) for name in ("sched_s", "token_s", "finish_s"))) if trace.in_seconds else None,
             interrupted,
-            self._total("step"),
+            self._tally_field("step"),
         )
 
     def _samples(self) -> Iterator[PoolSample]:
         """The recorded pool samples in order of steps; those that no step reached are left out."""
-        width = self._total("sample_width")
+        width = self._tally_field("sample_width")
         points = [
-            column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
+            rows.column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
         ]
         for i, (used, running, waiting, preempted) in enumerate(zip(*points, strict=True)):
-            if used != NONE:
+            if used != rows.NONE:
                 yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
 def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedContents) -> int:
-    """The most extents that a replay can need: each has a block or more.
-
-    In a pool that holds the whole trace nothing is evicted or preempted: every request leaves the blocks that it shares
-    and one extent of its own.
-    """
+    """An upper bound of the extents (runs of equal blocks) that a replay needs, which sizes the kernel's table."""
     if not settings.enable_prefix_caching:
         return 0
     lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
@@ -330,9 +302,9 @@ def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedCont
     return len(blocks) + sum(map(min, blocks, contents.columns["shared_blocks"]))
 
 
-def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -> Rules:
+def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -> rows.Rules:
     """The scheduler settings as the kernel's numbers."""
-    return Rules(
+    return rows.Rules(
         usable_blocks=settings.usable_blocks,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,

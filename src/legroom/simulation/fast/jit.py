@@ -17,7 +17,7 @@ _compiled: dict[str, Any] = {}
 
 
 def compilable(function: _Function) -> _Function:
-    """Register a function for `compiled`; the function itself stays plain Python."""
+    """Decorator: register a kernel function for Numba (see `compiled`); the function itself stays plain Python."""
     assert isinstance(function, types.FunctionType)
     _compilable.append(function)
     return function

@@ -14,7 +14,7 @@ from legroom.simulation.fast.rows import ALL_BLOCKS, NONE
 
 @compilable
 def link_after(extents, place, extent):
-    """Put an extent into the free queue behind `place`."""
+    """Insert an extent (a run of blocks) into the free queue behind the extent `place`."""
     following = extents[place].after
     extents[place].after = extent
     extents[extent].before = place
@@ -24,7 +24,7 @@ def link_after(extents, place, extent):
 
 @compilable
 def unlink(extents, extent):
-    """Remove an extent from the free queue."""
+    """Remove an extent (a run of blocks) from the free queue."""
     before, after = extents[extent].before, extents[extent].after
     extents[before].after = after
     extents[after].before = before
@@ -32,7 +32,7 @@ def unlink(extents, extent):
 
 @compilable
 def content_at(sim, rules, r, k):
-    """The stream that block `k` of a request belongs to, and the block at which the request leaves that stream."""
+    """The token stream that fills block `k` of request `r`, and the block at which `r` leaves that stream."""
     request, streams = sim.requests[r], sim.streams
     if k >= request.prefix_blocks:
         if k == request.prefix_blocks and request.boundary != NONE:
@@ -48,7 +48,7 @@ def content_at(sim, rules, r, k):
 
 @compilable
 def add_cell(sim, stream, start, end, previous):
-    """A cell of `stream` behind the cell `previous`, or before all others where that is 0."""
+    """Add blocks `start` to `end` of `stream` to the prefix cache, behind cell `previous` (0: first)."""
     state, cells = sim.state[0], sim.cells
     cell = state.spare_cell
     state.spare_cell = cells[cell].following
@@ -66,7 +66,7 @@ def add_cell(sim, stream, start, end, previous):
 
 @compilable
 def add_copy(sim, cell, refs):
-    """An extent with the content of a cell. Of equal contents the one cached first is found first."""
+    """Add an extent that holds a cell's blocks, with `refs` references; of equal ones the first is found."""
     state, extents, last = sim.state[0], sim.extents, sim.cells[cell].last_copy
     extent = state.spare_extent
     state.spare_extent = extents[extent].after
@@ -109,7 +109,7 @@ def drop_copy(sim, extent):
 
 @compilable
 def split_cell(sim, cell, at):
-    """Divide a cell and its copies at block `at`. A copy keeps its number for the later part, evicted first."""
+    """Divide a cached cell and its extents at block `at`; an extent keeps its number for the later part."""
     cells, extents = sim.cells, sim.extents
     later = add_cell(sim, cells[cell].stream, at, cells[cell].end, cell)
     extent = cells[cell].first_copy
@@ -128,7 +128,7 @@ def split_cell(sim, cell, at):
 
 @compilable
 def push_hold(sim, r, extent, start):
-    """Note that a request holds an extent from block `start` on."""
+    """Record that request `r` holds this extent, from the request's block `start` on."""
     state, request, holds = sim.state[0], sim.requests[r], sim.holds
     hold = state.spare_hold
     if hold == 0:
@@ -163,7 +163,7 @@ def take_free_blocks(sim, count):
 
 @compilable
 def find_cache_hit(sim, rules, r):
-    """Cached blocks from the start of the request, and how many of them a running request holds."""
+    """Cached blocks from the start of request `r`, and how many of them running requests hold."""
     state, cells, extents = sim.state[0], sim.cells, sim.extents
     most = (sim.requests[r].tokens - 1) // rules.block_size
     hit = used = state.num_hits = 0
@@ -186,7 +186,7 @@ def find_cache_hit(sim, rules, r):
 
 @compilable
 def hold_cached_blocks(sim, r, hit):
-    """Hold the blocks that `find_cache_hit` found."""
+    """Add request `r`'s references to the first `hit` cached blocks of its prompt."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     for i in range(state.num_hits):
         extent = sim.hits[i]
@@ -236,7 +236,7 @@ def cache_blocks(sim, rules, r, blocks):
 
 @compilable
 def free_blocks(sim, rules, r, cached_blocks):
-    """Free every block of a request, the last one first; `cached_blocks` of them can be found later."""
+    """Free every block of request `r`, the last first; its first `cached_blocks` stay in the prefix cache."""
     state, request, extents, cells = sim.state[0], sim.requests[r], sim.extents, sim.cells
     # Content that no other request has is added to the cache here: nobody could have found it before.
     cache_blocks(sim, rules, r, cached_blocks)

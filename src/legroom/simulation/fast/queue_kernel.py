@@ -79,7 +79,7 @@ def remove_running(sim, r):
 
 @compilable
 def last_step(sim, r):
-    """The step in which a decoding request samples its last token."""
+    """The step number in which the decoding request `r` samples its last token."""
     request = sim.requests[r]
     return request.total - 2 - request.step_offset
 
@@ -103,7 +103,7 @@ def finish_index(sim, r):
 
 @compilable
 def start_decoding(sim, rules, r, base):
-    """Add `r` to the requests that decode, from the next step on."""
+    """Add `r` to the decoding requests from the next step on; `base`: computed tokens less the step number."""
     state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
     decodes = state.num_decodes
     request.step_offset = base
@@ -135,7 +135,7 @@ def stop_decoding(sim, rules, r):
 
 @compilable
 def remove_from(listed, size, r):
-    """Remove `r` from the first `size` numbers of a list and close the gap."""
+    """Remove the number `r` from the first `size` entries of the list and close the gap."""
     place = 0
     while listed[place] != r:
         place += 1
@@ -145,7 +145,7 @@ def remove_from(listed, size, r):
 
 @compilable
 def sort_finishing(sim):
-    """Sort the finishing requests by running order; there are few."""
+    """Sort the requests that finish in this step by their order in the running list."""
     state, requests = sim.state[0], sim.requests
     for i in range(1, state.num_finishing):
         r = sim.finishing[i]

@@ -113,7 +113,7 @@ class NumberRow:
 
 
 def _row_type(name: str, fields: str, starts_at_none: str = "") -> type[NumberRow]:
-    """A row type; field names are separated by spaces, as in `collections.namedtuple`."""
+    """A row class with integer fields (names separated by spaces); those in `starts_at_none` start at NONE."""
     body = {"__slots__": (*fields.split(), *starts_at_none.split()), "starts_at_none": tuple(starts_at_none.split())}
     return type(name, (NumberRow,), body)
 
@@ -159,7 +159,7 @@ _FLOATS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
 
 
 def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
-    """`count` rows in their initial state."""
+    """`count` rows in their initial state: a NumPy structured array where compiled, else a list."""
     if not compiled:
         return [kind() for _ in range(count)]
     import numpy as np
@@ -180,7 +180,7 @@ def numbers(count: int, compiled: bool) -> Any:
 
 
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
-    """Set one field of the first rows."""
+    """Set `field` of the first rows of the table to `values`, in order."""
     if compiled:
         import numpy as np
 

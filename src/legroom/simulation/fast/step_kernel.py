@@ -93,13 +93,13 @@ def cache_shared_blocks(sim, rules, r, tokens):
 
 @compilable
 def num_certain_tokens(sim, rules, r, computed):
-    """Tokens of a decoding request that are known when the step that computes one more is scheduled."""
+    """Tokens of `r` certain to be computed when its next step is scheduled; fewer with batches in flight."""
     return max(sim.requests[r].computed, computed) if rules.batches_in_flight else computed + 1
 
 
 @compilable
 def preemption_victim(sim, rules):
-    """The last running request, or the one of the lowest priority."""
+    """The running request to preempt: the last one, or under priority scheduling the least important."""
     requests, running, size = sim.requests, sim.running, sim.state[0].num_running
     chosen = running[size - 1]
     if rules.by_priority:
@@ -111,7 +111,7 @@ def preemption_victim(sim, rules):
 
 @compilable
 def prefill_chunk(sim, r, threshold, budget):
-    """Tokens that a prefilling request gets in this step."""
+    """Prompt tokens that `r` computes in this step, within `budget` and the long-prefill threshold."""
     wanted = sim.requests[r].tokens - sim.requests[r].computed
     if 0 < threshold < wanted:
         wanted = threshold
@@ -358,7 +358,7 @@ def collect_finishing(sim, rules):
 
 @compilable
 def free_finishing(sim, rules):
-    """Free the requests whose last token is known."""
+    """Remove the finishing requests from the running list and free their blocks."""
     state, requests = sim.state[0], sim.requests
     for i in range(state.num_finishing):
         r = sim.finishing[i]
@@ -446,7 +446,7 @@ def num_decode_only_steps(sim, rules, cost):
 
 @compilable
 def replay(sim, rules, cost, turns):
-    """Run up to `turns` events. True while requests are left."""
+    """Run up to `turns` turns (one step, or a run of decode-only steps). True while requests are left."""
     state = sim.state[0]
     for _ in range(turns):
         if state.failed:

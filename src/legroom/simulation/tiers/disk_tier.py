@@ -96,6 +96,7 @@ class DiskBackedTier(HostTier):
 
     @property
     def has_work(self) -> bool:
+        """Whether chunks are being copied to or from files."""
         return bool(self.jobs)
 
     @property
@@ -107,6 +108,7 @@ class DiskBackedTier(HostTier):
         return min(ends, default=None)
 
     def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
+        """As `HostTier.lookup`; a chunk that is only a file is PENDING until read, RETRY until looked up."""
         self._poll()
         answer = super().lookup(key, places, access)
         if answer is not LookupResult.MISS:
@@ -128,6 +130,7 @@ class DiskBackedTier(HostTier):
     def prepare_store(
         self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess
     ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
+        """As `HostTier.prepare_store`, after the file copies that have ended are completed."""
         self._poll()
         prepared = super().prepare_store(keys, places, access)
         if prepared is not None and prepared[0]:
@@ -135,6 +138,7 @@ class DiskBackedTier(HostTier):
         return prepared
 
     def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
+        """As `HostTier.complete_store`, and start writing the chunks to files."""
         super().complete_store(keys, access)
         self._pin(keys)
         self._submit(FileJob(list(keys), True, access))
@@ -152,11 +156,13 @@ class DiskBackedTier(HostTier):
         self._lookups.answer_pending(self._file_at_s, self.now_s)
 
     def end_request(self, access: ChunkAccess) -> None:
+        """As `HostTier.end_request`, and forget the request's file lookups."""
         super().end_request(access)
         access.is_finished = True
         self._drop_answers(access)
 
     def file_tally(self) -> FileTally:
+        """Chunks copied to and from files so far, and the seconds that took."""
         return FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
 
     def _submit(self, job: FileJob) -> None:
@@ -193,5 +199,5 @@ class DiskBackedTier(HostTier):
 
 
 def host_tier(settings: TierSettings) -> HostTier:
-    """The tier that the settings describe."""
+    """A `HostTier`, or a `DiskBackedTier` where the settings have files behind it."""
     return HostTier(settings) if settings.disk_s_per_chunk is None else DiskBackedTier(settings)

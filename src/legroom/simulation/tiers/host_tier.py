@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from legroom.errors import LegroomError
@@ -27,21 +28,16 @@ class LruPolicy:
         self._order[key] = None
 
     def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
-        """Evict exactly `count` chunks that `may_leave`, or none if there are too few."""
-        leaving: list[ChunkKey] = []
-        for key in self._order:
-            if may_leave(key):
-                leaving.append(key)
-                if len(leaving) == count:
-                    break
-        else:
+        """Evict exactly `count` chunks for which `may_leave` is true; None, evicting nothing, if there are too few."""
+        leaving = list(islice(filter(may_leave, self._order), count))
+        if len(leaving) < count:
             return None
         for key in leaving:
             del self._order[key]
         return leaving
 
     def on_miss(self, missed: Sequence[ChunkKey]) -> None:
-        """A request stores these chunks, which the tier does not hold."""
+        """Called when a request stores chunks that the tier does not hold; LRU ignores it."""
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
         # The last chunk first: the start of a prompt is most likely shared.
@@ -67,11 +63,13 @@ class ArcPolicy(LruPolicy):
         self._evicted_again: OrderedDict[ChunkKey, None] = OrderedDict()
 
     def insert(self, key: ChunkKey) -> None:
+        """Add a stored chunk to the list of chunks used once."""
         self._once[key] = None
         self._evicted_once.pop(key, None)
         self._evicted_again.pop(key, None)
 
     def on_miss(self, missed: Sequence[ChunkKey]) -> None:
+        """Move the target size in favour of the list from which a missed chunk was evicted recently."""
         once, again = self._evicted_once, self._evicted_again
         for key in reversed(missed):
             if key in once:
@@ -82,6 +80,7 @@ class ArcPolicy(LruPolicy):
                 again.move_to_end(key)
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
+        """A request ended that used `keys`: those it `reused` move to the list of chunks used again."""
         for key in reversed(keys):
             if key in inserted:
                 # Being stored is no second use.
@@ -95,6 +94,7 @@ class ArcPolicy(LruPolicy):
                 self._again.move_to_end(key)
 
     def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
+        """Evict exactly `count` chunks by ARC's target sizes; None, evicting nothing, if too few `may_leave`."""
         once, again = filter(may_leave, self._once), filter(may_leave, self._again)
         size = len(self._once)
         leaving: list[tuple[ChunkKey, bool]] = []
@@ -184,7 +184,7 @@ class ChunkAccess:
             self.positions[key] = places[key]
 
     def reuse(self, keys: Iterable[ChunkKey]) -> None:
-        """Reading back a chunk that the request stored itself is no reuse."""
+        """Note chunks loaded from the tier, except those that this request stored itself."""
         self.reused.update(key for key in keys if key not in self.inserted)
 
 
@@ -210,7 +210,7 @@ class Link(Generic[Job]):
         self._queue: deque[tuple[Job, float]] = deque()
 
     def submit(self, job: Job, num_blocks: int, now_s: float) -> float:
-        """The time at which the copy will be done."""
+        """Queue a copy of `num_blocks` blocks behind those under way; the time in seconds at which it ends."""
         took = num_blocks * self.s_per_block
         self.busy_s += took
         self._free_at_s = max(self._free_at_s, now_s) + took
@@ -218,7 +218,7 @@ class Link(Generic[Job]):
         return self._free_at_s
 
     def end_of(self, jobs: Container[Job], now_s: float) -> float:
-        """When the last of `jobs` is done."""
+        """The time in seconds when the last of `jobs` ends; `now_s` where none of them is under way."""
         return max((end for job, end in self._queue if job in jobs), default=now_s)
 
     @property
@@ -254,7 +254,7 @@ class HostTier:
 
     @property
     def next_event_s(self) -> float | None:
-        """When the next of those copies ends."""
+        """The time in seconds when the next copy to or from the disk tier ends; None without one."""
         return None
 
     def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
@@ -306,7 +306,7 @@ class HostTier:
         return missing, evicted
 
     def _missing_and_ready(self, keys: Sequence[ChunkKey]) -> tuple[list[ChunkKey], list[ChunkKey]]:
-        """Chunks to store, and chunks that can be read."""
+        """Of `keys` the chunks to store (offered often enough), and those that can be read already."""
         offers = self._offers
         if offers is not None:
             self._count_offers(keys, offers)
@@ -316,7 +316,7 @@ class HostTier:
         return missing, [key for key in keys if self.readers.get(key, WRITING) != WRITING]
 
     def _count_offers(self, keys: Sequence[ChunkKey], offers: OrderedDict[ChunkKey, int]) -> None:
-        """Count how often each chunk was offered, without evicting the counts of this offer."""
+        """Count in `offers` how often each chunk was offered, in a bounded LRU table that keeps `keys`."""
         known = {key for key in keys if key in offers}
         for key in keys:
             if key in known:
@@ -355,11 +355,11 @@ class HostTier:
                 self.num_idle += 1
 
     def file_tally(self) -> FileTally | None:
-        """None without a disk tier."""
+        """Chunks copied to and from files; None for a tier without files."""
         return None
 
     def end_schedule(self) -> None:
-        """Called when a step is scheduled, before its stores."""
+        """Called after a step is scheduled and before its stores; only a tier with files acts on it."""
 
     def end_request(self, access: ChunkAccess) -> None:
         """Report the chunks that the request used to the eviction policy, in prompt order."""

@@ -48,7 +48,7 @@ class TransferWorker:
         """Time that steps waited for flushes."""
 
     def begin_step(self, plan: TransferPlan, now_s: float) -> float:
-        """Submit the due copies and wait for those that the step depends on; the time at which the step can run."""
+        """Submit the step's copies and wait for those it depends on; returns the time in seconds when it can run."""
         self._deferred += [job for job in plan.stores if job in plan.flushes]
         for job in self._deferred:
             self.store_link.submit(job, job.num_blocks, now_s)
@@ -68,7 +68,7 @@ class TransferWorker:
 
     @property
     def next_event_s(self) -> float | None:
-        """When the next copy ends; 0 where one waits to be submitted."""
+        """The time in seconds when the next copy ends; 0 where one waits to be submitted, None without copies."""
         if self._deferred:
             return 0.0
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
@@ -137,6 +137,7 @@ class KvOffload:
         return bool(self.jobs) or self.tier.has_work
 
     def add(self, request: Request) -> None:
+        """Start tracking the chunks of a new request."""
         self._states[request] = OffloadState()
 
     def find_hit(self, request: Request, num_computed: int) -> int | None:
@@ -243,7 +244,7 @@ class KvOffload:
             self._reused_blocks.update(block_ids)
 
     def _offer(self, request: Request, state: OffloadState, num_computed: int, *, is_finished: bool = False) -> None:
-        """Offer the chunks that became full to the tier."""
+        """Offer the tier the request's chunks that became full by `num_computed` tokens, and store those it takes."""
         tokens = min(num_computed, request.num_tokens)
         if self.settings.prompt_only:
             tokens = min(tokens, request.num_prompt_tokens)

@@ -67,7 +67,7 @@ def _unlimited_tier(
 
 
 def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
-    """One point of a curve; a module function, so that it can be pickled."""
+    """Replay the task's trace with a tier of `num_chunks` chunks: its hit ratio (picklable, for executors)."""
     trace, settings, tier, cost = task
     tier = replace(tier, num_chunks=num_chunks)
     return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(trace, settings, tier, cost=cost)))
@@ -80,7 +80,7 @@ def tier_hit_ratio(replayed: TieredTimeline) -> float:
 
 
 def chunks_for_hit_share(curve: tuple[CurvePoint, ...], share: float) -> int | None:
-    """Chunks that reach this share of all hits, interpolated."""
+    """The tier size in chunks that reaches `share` of the curve's maximum hits, interpolated; None without hits."""
     if not curve or not curve[-1].hit_ratio:
         return None
     wanted = share * curve[-1].hit_ratio
@@ -110,9 +110,11 @@ class TierReport:
         return tier_hit_ratio(self.replayed)
 
     def bytes_of(self, blocks: int) -> int:
+        """The bytes of so many GPU blocks of KV cache."""
         return blocks * self.replayed.tier.block_bytes
 
     def tier_bytes(self, num_chunks: int) -> int:
+        """The bytes of so many chunks of the tier."""
         return self.bytes_of(num_chunks * self.replayed.tier.blocks_per_chunk)
 
     @property
@@ -125,26 +127,26 @@ class TierReport:
 
     @property
     def break_even_bytes_s(self) -> float | None:
-        """The copy rate below which recomputing is faster than loading."""
+        """Bytes per second of copying below which recomputing is faster than loading; None without step times."""
         recompute_s = self.recompute_s
         loaded = self.bytes_of(self.replayed.tally.loaded_blocks)
         return loaded / recompute_s if recompute_s and loaded else None
 
     @property
     def is_slower_than_recomputing(self) -> bool | None:
-        """None where copies or steps take no time."""
+        """Whether loading takes longer than recomputing would; None where copies or steps take no time."""
         load_s, recompute_s = self.replayed.load_busy_s, self.recompute_s
         return load_s > recompute_s if load_s and recompute_s else None
 
     @property
     def first_tokens_s(self) -> tuple[list[float], list[float]] | None:
-        """Times to first token with and without the tier."""
+        """Sorted times to first token in seconds with and without the tier; None where the trace counts steps."""
         if self.without.clocks is None:
             return None
         return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]
 
     def _size_for_most_hits(self) -> dict[str, Any] | None:
-        """The size that reaches `HIT_SHARE`; None without a curve or without hits."""
+        """JSON of the tier size that reaches `HIT_SHARE` of all possible hits; None without a curve or hits."""
         enough = chunks_for_hit_share(self.curve, HIT_SHARE)
         if enough is None:
             return None
@@ -199,8 +201,5 @@ class TierReport:
         }
         if self.first_tokens_s:
             for name, waits in zip(("with", "without"), self.first_tokens_s, strict=True):
-                document[f"first_token_s_{name}"] = {
-                    "p50": round(percentile(waits, 0.5), 4),
-                    "p99": round(percentile(waits, 0.99), 4),
-                }
+                document[f"first_token_s_{name}"] = {f"p{p}": round(percentile(waits, p / 100), 4) for p in (50, 99)}
         return document

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.simulation.block_pool import Block
@@ -50,15 +51,18 @@ class TieredScheduler(Scheduler):
         """Blocks that a step in flight may still write, with the number of that step."""
 
     def add_request(self, request: Request) -> None:
+        """Queue a request and track its chunks for the tier."""
         super().add_request(request)
         self.offload.add(request)
 
     @property
     def has_requests(self) -> bool:
+        """Whether a request is running, waiting or loading from the tier."""
         return super().has_requests or bool(len(self.holding)) or bool(self._finished) or self.offload.has_work
 
     @property
     def num_waiting(self) -> int:
+        """Requests that wait, those loading from the tier included."""
         return len(self.waiting) + len(self.holding)
 
     def pop_unschedulable(self) -> Request | None:
@@ -67,6 +71,7 @@ class TieredScheduler(Scheduler):
         return self.holding.pop() if len(self.holding) else super().pop_unschedulable()
 
     def schedule(self) -> SchedulerOutput:
+        """As `Scheduler.schedule`, and plan the step's copies to and from the tier."""
         output = super().schedule()
         for request in output.sampling:
             self._prefilling.pop(request, None)
@@ -94,6 +99,7 @@ class TieredScheduler(Scheduler):
         super()._free(request)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int, threshold: int) -> None:
+        """Admit loaded requests first, then waiting ones; one with chunks in the tier begins loading instead."""
         kept: list[Request] = []
         deferred: list[Request] = []
         while budget > 0 and len(self.running) < self.settings.max_num_seqs:
@@ -132,7 +138,7 @@ class TieredScheduler(Scheduler):
             budget -= used
         for queue, skipped in ((self.holding, kept), (self.waiting, deferred)):
             for request in reversed(skipped):
-                queue.prepend(request)
+                queue.add(request, first=True)
 
     def _begin_load(
         self, request: Request, output: SchedulerOutput, hit: Hit, num_hit_tokens: int, num_loadable: int
@@ -159,7 +165,7 @@ class TieredScheduler(Scheduler):
         return True
 
     def _num_blocks_to_come(self, request: Request) -> int:
-        """Blocks that the request still needs for all of its present tokens."""
+        """Blocks that the request still needs to hold all tokens it has now."""
         tokens = min(request.num_tokens, self.settings.max_model_len)
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
@@ -227,15 +233,8 @@ class TierReplay(StepByStepReplay):
 
     scheduler: TieredScheduler
 
-    def __init__(
-        self,
-        trace: Trace,
-        settings: SchedulerSettings,
-        tier: TierSettings,
-        on_step: StepSink | None = None,
-        cost: StepCost | None = None,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, tier: TierSettings, *replay: Any) -> None:
+        """`replay` are the arguments of `StepByStepReplay`."""
         self.tier = tier
         self.worker = TransferWorker(tier)
         self.ended: deque[list[TransferJob]] = deque()
@@ -244,7 +243,7 @@ class TierReplay(StepByStepReplay):
         self.idle_steps = 0
         self.chunks_read_before = 0
         """Chunks read back from files when a request last ran."""
-        super().__init__(trace, settings, on_step, cost, progress)
+        super().__init__(*replay)
 
     def _make_scheduler(self) -> Scheduler:
         return TieredScheduler(self.settings, self.tier)
@@ -329,7 +328,7 @@ def simulate_with_tier(
     """Replay `trace` through vLLM's scheduling and offloading decisions."""
     trace = trace.checked()
     check_cost(trace, cost)
-    replay = TierReplay(trace, settings, tier, on_step, cost, progress)
+    replay = TierReplay(tier, trace, settings, on_step, cost, progress)
     timeline = replay.run()
     worker = replay.worker
     return TieredTimeline(

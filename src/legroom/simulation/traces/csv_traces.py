@@ -29,7 +29,7 @@ class CsvFormat:
         return all(name.lower() in first for name in self.columns)
 
     def read(self, lines: Iterable[str], name: str) -> Trace:
-        """Arrivals count from the first request."""
+        """The trace of a CSV file; arrivals are in seconds since the first request."""
         trace = Trace(name, in_seconds=True)
         start: float | None = None
         for line, (time, prompt, output) in self._numbered_rows(lines, name):
@@ -66,7 +66,7 @@ def _token_count(cell: str, column: str, file: str, line: int) -> int:
         raise LegroomError(f"{file}, line {line}: {column} is {cell!r}, not a number") from None
 
 
-def _timestamp(text: str) -> float:
+def _timestamp_s(text: str) -> float:
     """Unix seconds of an ISO date and time, which is read as UTC."""
     # Azure writes seven digits of a second; Python reads six.
     whole, _, fraction = text.partition(".")
@@ -75,7 +75,7 @@ def _timestamp(text: str) -> float:
     return moment.replace(tzinfo=UTC).timestamp() + (float(f"0.{digits}") if digits else 0.0)
 
 
-AZURE = CsvFormat(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _timestamp, "{!r} is not a date and time", False)
+AZURE = CsvFormat(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _timestamp_s, "{!r} is not a date and time", False)
 BURSTGPT = CsvFormat(
     ("Timestamp", "Request tokens", "Response tokens"),
     float,

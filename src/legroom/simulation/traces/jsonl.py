@@ -13,13 +13,13 @@ _HINT = 'a line looks like {"arrival": 0.5, "prompt_len": 800, "output_len": 120
 
 
 def looks_like(head: str) -> bool:
-    """Whether the first line is an object with one of the fields, so that a missing field is named."""
+    """Whether the file's first line is a JSON object with at least one field of this trace format."""
     first = head.lstrip().split("\n", 1)[0]
     return first.startswith("{") and any(f'"{name}"' in first for name in ("prompt_len", "output_len", "arrival_step"))
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """`arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`, and optional fields."""
+    """The trace of JSON lines with `arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`."""
     trace = Trace(name)
     clocks: set[str] = set()
     decode = json.JSONDecoder().decode

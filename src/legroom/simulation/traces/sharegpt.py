@@ -19,7 +19,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """All requests arrive at once: the file has no times."""
+    """A request per conversation (its first two turns), lengths estimated; all arrive at once."""
     try:
         conversations = json.loads("".join(lines))
     except json.JSONDecodeError as error:

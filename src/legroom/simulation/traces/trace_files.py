@@ -23,7 +23,7 @@ class Reader(Protocol):
         """Whether a file that begins with `head` has this format."""
 
     def read(self, lines: Iterable[str], name: str) -> Trace:
-        """The requests of the file."""
+        """The requests of the file's lines; `name` stands for the file in errors."""
 
 
 FORMATS: dict[str, Reader] = {
@@ -42,7 +42,7 @@ _MAX_DOCUMENT_BYTES = GIB
 
 
 def read_trace(path: str, format_name: str | None = None, limit: int | None = None) -> Trace:
-    """The requests of a file; `limit` reads only that many lines."""
+    """The requests of a trace file, its format detected where None; `limit` reads only that many lines."""
     if limit is not None and limit < 1:
         raise LegroomError(f"--limit {limit} leaves nothing to read", "give 1 or more")
     try:
@@ -84,7 +84,7 @@ def _read_open_file(file: TextIO, path: str, size: int, format_name: str | None,
 
 
 def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
-    """Refuse at once a file that would be refused after minutes of reading."""
+    """Raise for a file so large that reading would fail after minutes: too many lines or one huge document."""
     if is_one_document and size > _MAX_DOCUMENT_BYTES:
         raise LegroomError(
             f"{path} is one JSON document of {size / GIB:.1f} GiB",

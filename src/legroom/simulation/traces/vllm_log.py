@@ -22,7 +22,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """Output lengths are `max_tokens`: the log does not show how many tokens were generated."""
+    """The requests that vLLM logged; output lengths are `max_tokens`, as the log has no generated counts."""
     trace = Trace(name, in_seconds=True)
     start: float | None = None
     for line in lines:

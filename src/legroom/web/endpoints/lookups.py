@@ -6,7 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.flags import Kind
+from legroom.facts.flags import Kind, choices, default, flags_of
+from legroom.facts.releases import known_releases, latest
+from legroom.facts.releases import release as known_release
 
 _TYPES: dict[Kind, str] = {
     **dict.fromkeys(("switch", "bool", "optbool"), "boolean"),
@@ -30,7 +32,7 @@ def models(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus(request: dict[str, Any]) -> dict[str, Any]:
-    """As `legroom gpus --json`."""
+    """The known GPUs, as `legroom gpus --json` prints them."""
     from legroom.facts.gpus import all_gpus, gpu_names
 
     names = gpu_names()
@@ -39,16 +41,11 @@ def gpus(request: dict[str, Any]) -> dict[str, Any]:
 
 def releases(request: dict[str, Any]) -> dict[str, list[str]]:
     """The vLLM releases that legroom knows, newest first."""
-    from legroom.facts.releases import known_releases
-
     return {"releases": list(reversed(known_releases()))}
 
 
 def flags(request: dict[str, Any]) -> dict[str, Any]:
     """Every flag of a release; those that change memory come first."""
-    from legroom.facts.flags import choices, default, flags_of
-    from legroom.facts.releases import latest
-    from legroom.facts.releases import release as known_release
     from legroom.vllm.args import ServeArgs
 
     release = known_release(request["vllm"]) if request.get("vllm") else latest()

@@ -8,7 +8,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import latest, release
 from legroom.isolation import GivenModel, isolated
+from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom plan --json`; `"advice": false` skips the search for fixes, which can take seconds.
-    With `language` it has the sentences of `legroom plan` as `words`; with `want` it is the search for a setting."""
+    """As `legroom plan --json`; `advice` false skips fixes, `language` adds sentences, `want` searches a setting."""
     from legroom.planning.plan_json import plan_json
     from legroom.render.plan_text import plan_words, search_words
 
@@ -48,7 +49,6 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
     """`legroom models --gpu` for the named models: the best checkpoint of each that fits, and what lacks least."""
     from legroom.facts.bundled import find
     from legroom.facts.gpus import gpu
-    from legroom.facts.releases import latest, release
     from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.sweeps import ProcessExecutor
@@ -66,7 +66,6 @@ def card(request: dict[str, Any]) -> dict[str, Any]:
 def math(request: dict[str, Any]) -> dict[str, Any]:
     """The terms of every part, as `legroom plan --explain-math` prints them."""
     from legroom.render.plan_parts import certainty_text, layout_parts
-    from legroom.units import human_bytes
 
     planned = plan_of_request(request, advice=False)
     names = ("part", "title", "meaning", "bytes", "kind", "lines")
@@ -88,16 +87,12 @@ def _math_line(label: str, amount: str, how: str) -> str:
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom size --json`."""
-    from legroom.planning.search_space import CapacityGoal, counts_up_to
-    from legroom.planning.sizing import named_gpus, size_json, size_models
+    from legroom.api.size_report import size_deployment
 
     with deployment_of_request(request) as deployment:
         context = request.get("context") or deployment.args.max_model_len or 4096
-        goal = CapacityGoal(context, float(request.get("concurrency") or 1), counts_up_to(request.get("max_gpus") or 8))
-        rows = size_models(
-            [deployment.args.model], deployment.release, deployment.args, goal, named_gpus(request.get("cards"))
-        )
-        return size_json(tuple(rows), goal, deployment.release)
+        most = request.get("max_gpus") or 8
+        return size_deployment(deployment, context, request.get("concurrency"), most, request.get("cards")).json()
 
 
 def machine_of_request(request: dict[str, Any]) -> Machine:
@@ -110,7 +105,6 @@ def machine_of_request(request: dict[str, Any]) -> Machine:
 
 def upgrade(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom upgrade --json`; `vllm` is the release that runs today, `to` the other one."""
-    from legroom.facts.releases import release
     from legroom.planning.upgrades.release_upgrade import upgrade as compare_releases
     from legroom.render.plan_parts import headline
 

@@ -21,7 +21,7 @@ _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
 
 
 def server_scaling_policy(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
-    """The scaling thresholds of the plan and the start time. Pods with their own volume download at every start."""
+    """The scaling policy from the planned concurrency and start time, with the download where pods repeat it."""
     start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
@@ -50,45 +50,37 @@ def scaler_manifest(server: ExportedServer, settings: ClusterSettings, over: Nod
     """The HorizontalPodAutoscaler or, unless the scaler is `hpa`, the KEDA ScaledObject of the server."""
     policy = server_scaling_policy(server, settings)
     # The scaleTargetRef: the LeaderWorkerSet of a server over several nodes, else the Deployment.
-    scale_target = (
-        {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": group_name(server)}
-        if over.nodes > 1
-        else {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
-    )
+    scale_target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
+    if over.nodes > 1:
+        about = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+        scale_target = {**about, "name": group_name(server)}
     return (_hpa if settings.scaler == "hpa" else _keda_scaled_object)(server, settings, policy, scale_target)
 
 
 def _keda_scaled_object(
     server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
+    """The KEDA ScaledObject with Prometheus triggers on waiting requests and KV cache use."""
     waiting, use = scaling_queries(server, settings)
+    unchanged = {"failureThreshold": 3, "replicas": policy.least, "behavior": "currentReplicasIfHigher"}
+    queued = _keda_trigger("waiting", waiting, str(policy.waiting_target), settings)
+    full = _keda_trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings)
     spec = {
         "scaleTargetRef": target,
         "pollingInterval": SYNC_S,
         "minReplicaCount": policy.least,
         "maxReplicaCount": policy.most,
-        "fallback": Commented(
-            "Without answers from Prometheus nothing is changed.",
-            {"failureThreshold": 3, "replicas": policy.least, "behavior": "currentReplicasIfHigher"},
-        ),
+        "fallback": Commented("Without answers from Prometheus nothing is changed.", unchanged),
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _scaling_behavior(policy)}},
-        "triggers": [
-            Commented(policy.sentence(), _keda_trigger("waiting", waiting, str(policy.waiting_target), settings)),
-            _keda_trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings),
-        ],
+        "triggers": [Commented(policy.sentence(), queued), full],
     }
     return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(server, settings), spec)
 
 
 def _keda_trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
     """A Prometheus trigger of type AverageValue; a query without a series counts as a failure, not as 0."""
-    no_answer = Commented("No series is no answer, not a load of 0.", "false")
-    about = {
-        "serverAddress": settings.prometheus_url,
-        "query": query,
-        "threshold": threshold,
-        "ignoreNullValues": no_answer,
-    }
+    about: dict[str, Any] = {"serverAddress": settings.prometheus_url, "query": query, "threshold": threshold}
+    about["ignoreNullValues"] = Commented("No series is no answer, not a load of 0.", "false")
     return {"type": "prometheus", "name": name, "metricType": "AverageValue", "metadata": about}
 
 
@@ -96,60 +88,38 @@ def _hpa(
     server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
 ) -> dict[str, Any]:
     """An autoscaling/v2 HPA on two external metrics, requests waiting and KV cache use, as averages per replica."""
-    levels = ((_WAITING_NAME, str(policy.waiting_target)), (_KV_NAME, f"{round(policy.kv_target_ratio * 1000)}m"))
-    metrics: list[Any] = [
-        {
-            "type": "External",
-            "external": {
-                "metric": {"name": name, "selector": {"matchLabels": {"model_name": server.name}}},
-                "target": {"type": "AverageValue", "averageValue": level},
-            },
-        }
-        for name, level in levels
-    ]
+    levels = {_WAITING_NAME: str(policy.waiting_target), _KV_NAME: f"{round(policy.kv_target_ratio * 1000)}m"}
+    metrics: list[Any] = []
+    for name, level in levels.items():
+        metric = {"name": name, "selector": {"matchLabels": {"model_name": server.name}}}
+        average = {"type": "AverageValue", "averageValue": level}
+        metrics.append({"type": "External", "external": {"metric": metric, "target": average}})
     metrics[0] = Commented(policy.sentence(), metrics[0])
-    spec = {
-        "scaleTargetRef": target,
-        "minReplicas": policy.least,
-        "maxReplicas": policy.most,
-        "metrics": metrics,
-        "behavior": _scaling_behavior(policy),
-    }
+    replicas = {"minReplicas": policy.least, "maxReplicas": policy.most}
+    spec = {"scaleTargetRef": target, **replicas, "metrics": metrics, "behavior": _scaling_behavior(policy)}
     return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(server, settings), spec)
 
 
 def _scaling_behavior(policy: ScalingPolicy) -> dict[str, Any]:
     """The `behavior` of an HPA: at most doubled per period upwards, one pod at a time downwards."""
-    return {
-        "scaleUp": Commented(
-            "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
-            "were added serve: their queue does not count twice.",
-            {
-                "stabilizationWindowSeconds": policy.up_window_s,
-                "policies": [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}],
-            },
-        ),
-        "scaleDown": Commented(
-            "One by one, and only what was not needed for twice as long as it takes to start.",
-            {
-                "stabilizationWindowSeconds": policy.down_window_s,
-                "policies": [{"type": "Pods", "value": 1, "periodSeconds": policy.down_period_s}],
-            },
-        ),
-    }
+    why_up = "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
+    why_up += "were added serve: their queue does not count twice."
+    why_down = "One by one, and only what was not needed for twice as long as it takes to start."
+    double = [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}]
+    one = [{"type": "Pods", "value": 1, "periodSeconds": policy.down_period_s}]
+    up = {"stabilizationWindowSeconds": policy.up_window_s, "policies": double}
+    down = {"stabilizationWindowSeconds": policy.down_window_s, "policies": one}
+    return {"scaleUp": Commented(why_up, up), "scaleDown": Commented(why_down, down)}
 
 
 def prometheus_adapter_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """Helm values of prometheus-adapter that make the two metrics of the HorizontalPodAutoscaler."""
-    waiting, use = scaling_queries(server, settings)
-    name = server.name  # a label has no slash, which a model's name often has
-    rules = [
-        {
-            "seriesQuery": f'{{__name__=~"^vllm:.*",model_name="{server.served_name}"}}',
-            "resources": {"namespaced": False},
-            "name": {"as": as_},
-            "metricsQuery": f'label_replace({query}, "model_name", "{name}", "", "")',
-        }
-        for as_, query in ((_WAITING_NAME, waiting), (_KV_NAME, use))
-    ]
+    # A label has no slash, which a model's name often has, so `model_name` becomes the server's name.
+    series = f'{{__name__=~"^vllm:.*",model_name="{server.served_name}"}}'
+    queries = dict(zip((_WAITING_NAME, _KV_NAME), scaling_queries(server, settings), strict=True))
+    relabelled = {
+        name: f'label_replace({query}, "model_name", "{server.name}", "", "")' for name, query in queries.items()
+    }
+    base = {"seriesQuery": series, "resources": {"namespaced": False}}
+    rules = [{**base, "name": {"as": name}, "metricsQuery": query} for name, query in relabelled.items()]
     return {"rules": {"default": False, "external": rules}}

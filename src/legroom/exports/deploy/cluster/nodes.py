@@ -68,14 +68,12 @@ class NodeSpread:
         return f"{self.nodes} nodes share the ranks."
 
     def leader_flags(self) -> tuple[CommentedFlag, ...]:
-        """The additional flags of the first pod."""
+        """The multi-node vLLM flags of the first pod, beyond those all pods have."""
         if self.ray:
             return ()
         if not self.engines_per_node:
-            return (
-                _commented_flag("The first node of the group.", "--node-rank", "0"),
-                _commented_flag(_OWN_WHY, "--master-addr", _OWN),
-            )
+            first = _commented_flag("The first node of the group.", "--node-rank", "0")
+            return first, _commented_flag(_OWN_WHY, "--master-addr", _OWN)
         rank: tuple[CommentedFlag, ...] = ()
         if self.external:
             rank = (_commented_flag("Its copy.", "--data-parallel-rank", "0"),)
@@ -84,7 +82,7 @@ class NodeSpread:
         return (_commented_flag(_OWN_WHY, "--data-parallel-address", _OWN), _RPC, *rank)
 
     def worker_flags(self) -> tuple[CommentedFlag, ...]:
-        """The additional flags of every other pod."""
+        """The multi-node vLLM flags of every pod but the first, beyond those all pods have."""
         if self.ray:
             return ()
         headless = () if self.answers_everywhere else (_HEADLESS,)
@@ -110,6 +108,7 @@ class NodeSpread:
 
 
 def _commented_flag(why: str, flag: str, *values: str) -> CommentedFlag:
+    """A flag with its values and the comment `why`."""
     return CommentedFlag(Phrase(flag, values), why)
 
 
@@ -160,10 +159,8 @@ def _split_over_nodes(
         return _with_phrase_in_command(plan, added), NodeSpread(copies // local, engines_per_node=local)
     nodes = math.ceil(ranks / gpus_per_node)
     if copies > 1:
-        raise LegroomError(
-            f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them",
-            f"leave out --data-parallel-size and say --replicas {copies}",
-        )
+        why = f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them"
+        raise LegroomError(why, f"leave out --data-parallel-size and say --replicas {copies}")
     _check_gpus_divide_among_nodes(ranks, nodes)
     _check_release_has_flag("--nnodes", plan)
     return _with_phrase_in_command(plan, Phrase("--nnodes", (str(nodes),))), NodeSpread(nodes)
@@ -184,6 +181,7 @@ def _check_release_has_flag(flag: str, plan: PlanDocument) -> None:
 
 
 def _with_phrase_in_command(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
+    """The plan with this flag added to or replaced in its command."""
     return replace(plan, command=(*plan.command, *phrase.words))
 
 
@@ -201,11 +199,7 @@ def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[st
 
 
 def _collective_timeouts(server: ExportedServer, engine_ranks: int) -> Iterator[CommentedFlag]:
-    """Longer collective timeouts: the first node that has loaded waits for the last.
-
-    They also hold while it serves. There the multiprocessing executor ends a step that hangs
-    (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS); an engine of one rank has none unless it is asked for.
-    """
+    """Flags for longer torch.distributed timeouts: the first node that has loaded waits for the last."""
     load_s = math.ceil((server.times.download_s + server.times.checkpoint_read_s) / 60) * 60
     for flag, default_s in _COLLECTIVES:
         if load_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:

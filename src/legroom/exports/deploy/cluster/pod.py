@@ -34,7 +34,11 @@ USER_ID = 1000
 NAMED_USER = Commented(
     "PyTorch names a folder by the user, who is in no list of the image.", {"name": "USER", "value": "vllm"}
 )
-_READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+READ_ONLY_CONTAINER = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 """The security context of a container under the Pod Security Standard `restricted`, with a read-only root."""
 
 
@@ -61,7 +65,7 @@ class ClusterSettings:
 
     @property
     def own_volumes(self) -> bool:
-        """Whether a new pod starts with an empty volume."""
+        """Whether each new pod starts with an empty cache volume and downloads the weights again."""
         return self.cache in ("pod", "kept")
 
     @property
@@ -71,6 +75,7 @@ class ClusterSettings:
 
     @property
     def journal_folder(self) -> str:
+        """The container folder of the sidecar's journal."""
         return containers.JOURNAL.replace("/root", self.home_folder, 1)
 
 
@@ -80,7 +85,7 @@ def pod_labels(server: ExportedServer) -> dict[str, str]:
 
 
 def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") -> dict[str, Any]:
-    """The metadata of an object other than a pod."""
+    """Name, namespace and labels of a Kubernetes object other than a pod; by default the server's name."""
     where = {"namespace": settings.namespace} if settings.namespace else {}
     return {"name": name or server.name, **where, "labels": pod_labels(server)}
 
@@ -125,13 +130,11 @@ def node_selector(server: ExportedServer) -> dict[str, Any]:
 
 
 def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The spec of a pod. `first` replaces the server's own container."""
+    """The spec of a pod: containers, volumes, node selector, grace period; `first` replaces its main container."""
     links = "A Service called vllm would set VLLM_PORT, which vLLM reads as its own."
     grace = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
-    pod: dict[str, Any] = {
-        "enableServiceLinks": Commented(links, False),
-        "terminationGracePeriodSeconds": Commented(grace, pre_stop_s(server) + server.times.stop_s),
-    }
+    pod: dict[str, Any] = {"enableServiceLinks": Commented(links, False)}
+    pod["terminationGracePeriodSeconds"] = Commented(grace, pre_stop_s(server) + server.times.stop_s)
     if settings.restricted:
         pod["automountServiceAccountToken"] = Commented("It asks nothing of the API server.", False)
         pod["securityContext"] = {
@@ -153,8 +156,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
 def container(
     server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag] = (), wrapper: str = ""
 ) -> dict[str, Any]:
-    """The server's container. `more` are flags of its rank in a group of pods; `wrapper` is a shell line around its
-    command."""
+    """The server's container; `more`: flags of its rank, `wrapper`: a shell line around the command."""
     why, pre_stop = _pre_stop_hook(server)
     return {
         **_command_and_env(server, settings, more, wrapper),
@@ -171,10 +173,8 @@ def worker_container(
 ) -> dict[str, Any]:
     """The container of a headless worker, which takes no requests and so has no port and no HTTP probe."""
     stop_s = pre_stop_s(server) + server.times.drain_s
-    why = (
-        "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
-        "which need every rank."
-    )
+    why = "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
+    why += "which need every rank."
     return {
         **_command_and_env(server, settings, more, wrapper),
         "resources": resource_requests(server),
@@ -195,7 +195,7 @@ def _command_and_env(
     if env := [*env_entries(server, settings, bool(more))]:
         program["env"] = env
     if settings.restricted:
-        program["securityContext"] = _READ_ONLY
+        program["securityContext"] = READ_ONLY_CONTAINER
     return program
 
 
@@ -234,11 +234,10 @@ def resource_requests(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
-    limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
-    return {
-        "requests": Commented(f"A core for each process that is always busy. {host.sentence()}.", asked),
-        "limits": {"memory": Commented(limit, f"{host.limit_bytes // GIB}Gi"), **cards},
-    }
+    why = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
+    limits = {"memory": Commented(why, f"{host.limit_bytes // GIB}Gi"), **cards}
+    busy = f"A core for each process that is always busy. {host.sentence()}."
+    return {"requests": Commented(busy, asked), "limits": limits}
 
 
 def health_probes(server: ExportedServer) -> dict[str, Any]:
@@ -246,18 +245,17 @@ def health_probes(server: ExportedServer) -> dict[str, Any]:
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
     tries = server.times.limit_s // PROBE_PERIOD_S
     startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
+    alive = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6}
+    why = "A minute without an answer: a busy event loop must not be taken for a dead server."
     return {
         "startupProbe": Commented(f"First start: {server.times.sentence()}.", startup),
-        "livenessProbe": Commented(
-            "A minute without an answer: a busy event loop must not be taken for a dead server.",
-            {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
-        ),
+        "livenessProbe": Commented(why, alive),
         "readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
     }
 
 
 def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
-    """A comment and the shell line of the preStop hook."""
+    """A comment and the shell line of the preStop hook, which drains the server."""
     leaving = "Routers learn that the pod is leaving; then"
     if server.options.guard:
         why = f"{leaving} the guard refuses new requests while running ones finish."
@@ -269,7 +267,7 @@ def _pre_stop_hook(server: ExportedServer) -> tuple[str, str]:
 
 
 def pre_stop_s(server: ExportedServer) -> int:
-    """The longest time that the preStop hook takes."""
+    """The most seconds that the preStop hook takes."""
     drains_here = server.options.guard or not server.drains_itself
     return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
 
@@ -317,20 +315,19 @@ def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
 
 
 def _sidecar_container(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The container of `legroom watch --daemon` beside the server."""
+    config = {"name": _WATCH_VOLUME, "mountPath": _WATCH_FOLDER, "readOnly": True}
     watch: dict[str, Any] = {
         "name": "legroom-watch",
         "image": containers.image(server),
         "command": ["legroom", "watch", "--daemon", "--config", f"{_WATCH_FOLDER}/{_WATCH_FILE}"],
         "ports": [Commented("Its /metrics.", {"name": WATCH_PORT_NAME, "containerPort": WATCH_PORT})],
-        "volumeMounts": [
-            _journal_mount(server, settings),
-            {"name": _WATCH_VOLUME, "mountPath": _WATCH_FOLDER, "readOnly": True},
-        ],
+        "volumeMounts": [_journal_mount(server, settings), config],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
     if settings.restricted:
         watch["env"] = [{"name": "HOME", "value": settings.home_folder}]
-        watch["securityContext"] = _READ_ONLY
+        watch["securityContext"] = READ_ONLY_CONTAINER
     return watch
 
 
@@ -339,23 +336,18 @@ def sidecar_config_map(server: ExportedServer, settings: ClusterSettings) -> dic
     lines = ['host = "0.0.0.0"', "", "[[servers]]", f'url = "{server.address.url}"']
     if server.address.tls:
         lines.append("verify_tls = false")
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(server, settings, f"{server.name}-watch"),
-        "data": {_WATCH_FILE: "\n".join(lines) + "\n"},
-    }
+    about = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(server, settings, f"{server.name}-watch")}
+    return {**about, "data": {_WATCH_FILE: "\n".join(lines) + "\n"}}
 
 
 def _journal_mount(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """The volume mount of the sidecar's journal, in the cache volume where there is one: incidents outlive the pod."""
+    journal = {"mountPath": settings.journal_folder}
     if server.local_model:
-        return {"name": "legroom", "mountPath": settings.journal_folder}
-    if settings.cache == "shared":
-        # Pods that share a volume must not share a journal.
-        kept = {"name": "cache", "subPathExpr": "legroom/$(HOSTNAME)"}
-        return {**kept, "mountPath": settings.journal_folder}
-    return {"name": "cache", "subPath": "legroom", "mountPath": settings.journal_folder}
+        return {"name": "legroom", **journal}
+    # Pods that share a volume must not share a journal.
+    path = {"subPathExpr": "legroom/$(HOSTNAME)"} if settings.cache == "shared" else {"subPath": "legroom"}
+    return {"name": "cache", **path, **journal}
 
 
 def check_restricted_pod_security(server: ExportedServer, on_node: Sequence[str]) -> None:
@@ -363,7 +355,5 @@ def check_restricted_pod_security(server: ExportedServer, on_node: Sequence[str]
     if server.port < 1024:
         raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")
     if on_node:
-        raise LegroomError(
-            f"{on_node[0]} is mounted from the node, which the Pod Security Standard `restricted` does not allow",
-            "put it on a volume or into the image, or leave out --restricted",
-        )
+        why = f"{on_node[0]} is mounted from the node, which the Pod Security Standard `restricted` does not allow"
+        raise LegroomError(why, "put it on a volume or into the image, or leave out --restricted")

@@ -28,8 +28,7 @@ _SUFFIX = "-nodes"
 
 
 def group_name(server: ExportedServer) -> str:
-    """The name of the LeaderWorkerSet. It differs from the server's, because the set creates a headless Service of its
-    own name."""
+    """The LeaderWorkerSet's name; not the server's, as the set creates a headless Service of its own name."""
     most = _LONGEST_NAME - len(_SUFFIX)
     if len(server.name) <= most:
         return f"{server.name}{_SUFFIX}"
@@ -40,28 +39,21 @@ def group_name(server: ExportedServer) -> str:
 def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The LeaderWorkerSet manifest of a server over several nodes: one pod per node, restarted as a group."""
     first = container(server, settings, over.leader_flags())
-    leader = {"metadata": _with_role_label(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
+    restart = "Ranks that lost one of them wait for it forever: the whole group starts anew."
     template = {
         "size": Commented("Pods of a group, one on each node.", over.nodes),
-        "restartPolicy": Commented(
-            "Ranks that lost one of them wait for it forever: the whole group starts anew.", "RecreateGroupOnPodRestart"
-        ),
-        "leaderTemplate": leader,
+        "restartPolicy": Commented(restart, "RecreateGroupOnPodRestart"),
+        "leaderTemplate": _pod_template(pod_metadata(server), LEADER, pod_spec(server, settings, first)),
         "workerTemplate": _worker_template(server, settings, over),
         **_claim_templates(server, settings),
     }
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
+    together = "All pods at once: the first becomes ready only when the others have joined it."
+    rollout = Commented("One group after another, without spare nodes.", {"maxUnavailable": 1, "maxSurge": 0})
     spec: dict[str, Any] = {
         **replicas,
-        "startupPolicy": Commented(
-            "All pods at once: the first becomes ready only when the others have joined it.", "LeaderCreated"
-        ),
-        "rolloutStrategy": {
-            "type": "RollingUpdate",
-            "rollingUpdateConfiguration": Commented(
-                "One group after another, without spare nodes.", {"maxUnavailable": 1, "maxSurge": 0}
-            ),
-        },
+        "startupPolicy": Commented(together, "LeaderCreated"),
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rollout},
         "leaderWorkerTemplate": template,
     }
     return manifest(
@@ -70,7 +62,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
 
 
 def _claim_templates(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """Volume claims that outlive a pod: the whole group restarts with any of its pods, and would download again."""
+    """The set's volume claim templates, which outlive pods: a group restart would download the weights again."""
     if settings.cache != "kept" or server.local_model:
         return {}
     claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
@@ -86,11 +78,11 @@ def _worker_template(server: ExportedServer, settings: ClusterSettings, over: No
     else:
         own = worker_container(headless(server), settings, over.worker_flags(), over.worker_shell_wrapper)
         spec_of = _without_watch(server)
-    return {"metadata": _with_role_label(about, WORKER), "spec": pod_spec(spec_of, settings, own)}
+    return _pod_template(about, WORKER, pod_spec(spec_of, settings, own))
 
 
 def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
-    """Comments about settings that depend on the cluster."""
+    """Head comments: how to keep a group in one rack or network, and that its volumes outlive it."""
     yield (
         "To keep a group on nodes of one rack or network, annotate the set with "
         "leaderworkerset.sigs.k8s.io/exclusive-topology and the label by which your nodes tell it."
@@ -101,8 +93,9 @@ def leader_worker_set_remarks(server: ExportedServer, settings: ClusterSettings)
         yield f"When it is deleted its volumes stay: kubectl delete pvc{where} -l {label}"
 
 
-def _with_role_label(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:
-    return {**about, "labels": {**about["labels"], **role}}
+def _pod_template(about: dict[str, Any], role: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
+    """A pod template from metadata (`about`), the label of its `role`, and the pod's spec."""
+    return {"metadata": {**about, "labels": {**about["labels"], **role}}, "spec": spec}
 
 
 def _without_watch(server: ExportedServer) -> ExportedServer:
@@ -120,10 +113,8 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     """The RayCluster manifest: vLLM runs on the head, and the other nodes are one worker group of fixed size."""
     # The container of the head, which waits for the GPUs of the other nodes: vLLM fails where Ray has too few.
     cards = server.gpus * over.nodes
-    wait = (
-        "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
-        f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
-    )
+    wait = "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
+    wait += f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
     head = container(server, settings)
     head["command"] = ["/bin/bash", "-c", f'{_START} && python3 -c "{wait}" && exec "$0" "$@"', *head["command"]]
     worker = worker_container(server, settings, ())
@@ -133,27 +124,20 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
     why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
     always_true_probes = {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
     worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **always_true_probes}
+    ranks = pod_spec(_without_watch(server), settings, _with_host_ip(worker))
     others = {
         "groupName": "ranks",
-        "replicas": over.nodes - 1,
-        "minReplicas": over.nodes - 1,
-        "maxReplicas": over.nodes - 1,
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), over.nodes - 1),
         "rayStartParams": {},
-        "template": {
-            "metadata": _with_role_label(pod_metadata(server, scraped=False), WORKER),
-            "spec": pod_spec(_without_watch(server), settings, _with_host_ip(worker)),
-        },
+        "template": _pod_template(pod_metadata(server, scraped=False), WORKER, ranks),
     }
     about = metadata(server, settings)
-    about["annotations"] = Commented(
-        "The pods' own commands, into which KubeRay puts its `ray start`.", {"ray.io/overwrite-container-cmd": "true"}
-    )
+    why = "The pods' own commands, into which KubeRay puts its `ray start`."
+    about["annotations"] = Commented(why, {"ray.io/overwrite-container-cmd": "true"})
+    leader = pod_spec(server, settings, _with_host_ip(head))
     group = {
         "rayStartParams": {"dashboard-host": "0.0.0.0"},
-        "template": {
-            "metadata": _with_role_label(pod_metadata(server), LEADER),
-            "spec": pod_spec(server, settings, _with_host_ip(head)),
-        },
+        "template": _pod_template(pod_metadata(server), LEADER, leader),
     }
     return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
 
