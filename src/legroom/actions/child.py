@@ -89,7 +89,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as a shell reports it: 128 plus the signal's number after a kill. None while it runs."""
+        """The exit code as a shell reports it (128 + signal after a kill); None while it runs."""
         if self.status is None:
             return None
         code = os.waitstatus_to_exitcode(self.status)
@@ -126,8 +126,7 @@ class Child:
         self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
-        """Kills its engines, so that the API server answers running requests with an error and exits. Returns whether
-        there were any."""
+        """Kill its engine processes, so that the API server fails running requests and exits; False without any."""
         return self.pid is not None and kill_engines(self.pid) > 0
 
     def has_stopped_engine(self) -> bool:
@@ -166,14 +165,10 @@ class Child:
     def _parse_keeper_line(self, line: str) -> None:
         """Stores what the keeper reports: PID, exit status, all processes gone, or the errno of a failed start."""
         what, _, value = line.partition(" ")
-        if what == "pid":
-            self.pid = int(value)
-        elif what == "exit":
-            self.status = int(value)
-        elif what == "gone":
+        if what == "gone":
             self.gone = True
-        elif what == "failed":
-            self._refusal = int(value)
+        elif field := {"pid": "pid", "exit": "status", "failed": "_refusal"}.get(what):
+            setattr(self, field, int(value))
 
     def _send_to_keeper(self, text: str) -> None:
         """Sends one line to the keeper; a keeper that has died is ignored."""
@@ -199,9 +194,8 @@ def kill_engines(server: int) -> int:
     table = process_table()
     engines = engines_below(server, table)
     if has_several_api_servers(server, table):
-        engines = {
-            pid: start for pid, start in engines.items() if not is_coordinator(pid) and not engines_below(pid, table)
-        }
+        workers = (pid for pid in engines if not is_coordinator(pid) and not engines_below(pid, table))
+        engines = {pid: engines[pid] for pid in workers}
     return sum(send_signal(pid, start, signal.SIGKILL) for pid, start in engines.items())
 
 

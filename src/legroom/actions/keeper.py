@@ -38,8 +38,7 @@ def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str])
         signal.signal(number, signal.SIG_IGN)
     server = _execute_server(words, control)
     if server:
-        # Redirects the keeper's output to /dev/null, so that the pipes close when the server's processes have
-        # ended.
+        # With the keeper's output at /dev/null, the pipes close when the server's processes have ended.
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)

@@ -62,28 +62,25 @@ class Workload:
     async def override_place(self) -> platform.Override:
         """The container's arguments and environment in the workload."""
         container = self._server_container(await self._read_manifest())
-        self._words(container)
-        before = {"args": container.get("args"), "command": container.get("command"), "env": container.get("env")}
-        return platform.Override(
-            f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}", json.dumps(before)
-        )
+        self._argument_words(container)
+        before = {name: container.get(name) for name in ("args", "command", "env")}
+        place = f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}"
+        return platform.Override(place, json.dumps(before))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Patches the container. Kubernetes starts the rollout at once, and the following restart joins it."""
         container = self._server_container(await self._read_manifest())
-        field, words = self._words(container)
+        field, words = self._argument_words(container)
         changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
         env = {entry["name"]: entry for entry in container.get("env") or []}
         if change.env:
             env |= {name: {"name": name, "value": value} for name, value in change.env.items() if value is not None}
             dropped = [name for name, value in change.env.items() if value is None]
-            changed["env"] = [
-                *(entry for name, entry in env.items() if name not in dropped),
-                *({"name": name, "$patch": "delete"} for name in dropped),
-            ]
+            changed["env"] = [entry for name, entry in env.items() if name not in dropped]
+            changed["env"] += [{"name": name, "$patch": "delete"} for name in dropped]
         await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
-    def _words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
+    def _argument_words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
         """The field with the arguments (`args` or `command`) and its words. Raises where they lack vLLM's flags."""
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
@@ -98,8 +95,7 @@ class Workload:
         before = json.loads(override.before or "{}")
         changed = {
             "name": override.place.rpartition("/")[2],
-            "args": before.get("args"),
-            "command": before.get("command"),
+            **{name: before.get(name) for name in ("args", "command")},
         }
         changed["env"] = [*before["env"], {"$patch": "replace"}] if before.get("env") is not None else None
         await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
@@ -187,10 +183,9 @@ class KubernetesLease:
                 raise
             made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
             return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
-        if lease.spec.holder_identity not in (None, "", holder) and not (
-            lease.spec.renew_time is None
-            or bool(lease.spec.renew_time + datetime.timedelta(seconds=lease.spec.lease_duration_seconds or 0) < now)
-        ):
+        lasts = datetime.timedelta(seconds=lease.spec.lease_duration_seconds or 0)
+        has_expired = lease.spec.renew_time is None or bool(lease.spec.renew_time + lasts < now)
+        if lease.spec.holder_identity not in (None, "", holder) and not has_expired:
             return False
         lease.spec = spec  # the API server refuses an outdated resourceVersion
         return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
@@ -241,10 +236,8 @@ def _template_annotations(template: dict[str, Any]) -> dict[str, str]:
 
 def _template_identity(template: dict[str, Any]) -> str:
     """A digest of images, commands and env, with the restart annotation: changes with each rollout."""
-    parts = [
-        [container.get("image"), container.get("command"), container.get("args"), container.get("env")]
-        for container in template["spec"]["containers"]
-    ]
+    names = ("image", "command", "args", "env")
+    parts = [[container.get(name) for name in names] for container in template["spec"]["containers"]]
     annotations = _template_annotations(template)
     restarted = annotations.get(RESTARTED_BY, "") + annotations.get("kubectl.kubernetes.io/restartedAt", "")
     return f"{restarted or 'first'}@{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"

@@ -52,7 +52,7 @@ class GuardDrain:
         await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
-        """Running and waiting requests of the guard."""
+        """Running and waiting requests that the guard counts."""
         status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
@@ -63,13 +63,11 @@ class GuardDrain:
         import aiohttp
 
         url = f"{self.url.rstrip('/')}/-/legroom/{path}"
-        headers = {"Authorization": f"Bearer {self.token}"}
+        headers, tls = {"Authorization": f"Bearer {self.token}"}, ssl_argument(self.verify_tls, self.ca_file)
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=QUERY_TIMEOUT_S)) as session,
-                session.request(
-                    method, url, json=body, headers=headers, ssl=ssl_argument(self.verify_tls, self.ca_file)
-                ) as answer,
+                session.request(method, url, json=body, headers=headers, ssl=tls) as answer,
             ):
                 if answer.status == 404:
                     raise ActionFailed("the guard has no drain endpoint", "start it with LEGROOM_GUARD_TOKEN set")
@@ -123,9 +121,8 @@ class CommandDrain:
         await run_checked(["/bin/sh", "-c", self.close_command], "the drain command", timeout_s=self.timeout_s)
 
     async def end(self) -> None:
-        await run_checked(
-            ["/bin/sh", "-c", self.open_command], "the command that ends a drain", timeout_s=self.timeout_s
-        )
+        words = ["/bin/sh", "-c", self.open_command]
+        await run_checked(words, "the command that ends a drain", timeout_s=self.timeout_s)
 
     async def in_flight(self) -> float | None:
         return None

@@ -120,10 +120,8 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
     warnings = [remark for server in servers for remark in server.remarks]
     if idle_gpus and len(servers) == 1 and plans:
         used = plans[0].args.gpus_needed
-        warnings.append(
-            f"It is given {used + idle_gpus} GPUs and uses {used}: lower the limit, or raise --tensor-parallel-size or "
-            "--data-parallel-size."
-        )
+        raised = "raise --tensor-parallel-size or --data-parallel-size"
+        warnings.append(f"It is given {used + idle_gpus} GPUs and uses {used}: lower the limit, or {raised}.")
     return warnings
 
 
@@ -259,13 +257,8 @@ class VerdictCache:
             self._plans += 1
             if self._plans % _PLANS_PER_MEMO_RESET == 0:
                 Memo.forget_everything()
-            return plan_verdict(
-                manifest,
-                self._options.default_gpu,
-                search="single_change",
-                hub=self._options.hub,
-                search_until_s=started_s + _SINGLE_CHANGE_SEARCH_S,
-            )
+            gpu, hub, until_s = self._options.default_gpu, self._options.hub, started_s + _SINGLE_CHANGE_SEARCH_S
+            return plan_verdict(manifest, gpu, search="single_change", hub=hub, search_until_s=until_s)
 
         verdict = await asyncio.get_running_loop().run_in_executor(self._planner, plan)
         self._store(key, verdict)

@@ -59,6 +59,9 @@ _FAILED_OPEN = {
     "overload": "too many other objects",
 }
 _BEING_SEARCHED = "Flags that fix it are being searched for: the answer to the next try has them."
+_COUNTED_OUTCOMES = {"does_not_fit": "would_refuse", "tight": "warned", "fits": "allowed"}
+_COUNTED_OUTCOMES |= {name: name for name in ("not_understood", "no_server")}
+"""The outcome of a verdict -> that of an allowed review."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +95,17 @@ class GateMetrics:
         self.failed_open = self._counter("failed_open", "Objects allowed without a verdict.", reason=_FAILED_OPEN)
         self.cache = self._counter("cache", "Lookups in the verdict cache.", result=("hit", "miss"))
         self.bad_request = self._counter("bad_request", "Bodies that were no AdmissionReview, or too large.")
-        self.answered_before_search = self._counter(
-            "answered_before_search", "Answers given while fixes for the object were still searched for."
-        )
+        about = "Answers given while fixes for the object were still searched for."
+        self.answered_before_search = self._counter("answered_before_search", about)
         self.searches_dropped = self._counter("searches_dropped", "Searches for fixes not started: the queue is full.")
         self.certificate_reloads = self._counter("certificate_reloads", "Certificates reloaded.")
-        self.certificate_reload_failures = self._counter(
-            "certificate_reload_failures", "Certificates that could not be loaded; the old one stays in use."
-        )
-        self.decision_seconds = Histogram(
-            "legroom_gate_decision_seconds",
-            "Time from the last byte of the request to the answer.",
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-            registry=self._registry,
-        )
-        self.certificate_expiry = Gauge(
-            "legroom_gate_certificate_expiry_timestamp_seconds",
-            "When the certificate in use expires.",
-            registry=self._registry,
-        )
+        about = "Certificates that could not be loaded; the old one stays in use."
+        self.certificate_reload_failures = self._counter("certificate_reload_failures", about)
+        name, about = "legroom_gate_decision_seconds", "Time from the last byte of the request to the answer."
+        buckets = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+        self.decision_seconds = Histogram(name, about, buckets=buckets, registry=self._registry)
+        name, about = "legroom_gate_certificate_expiry_timestamp_seconds", "When the certificate in use expires."
+        self.certificate_expiry = Gauge(name, about, registry=self._registry)
 
     def _counter(self, name: str, documentation: str, **labels: Any) -> Counter:
         """A counter in which every value of its label exists from the start."""
@@ -226,17 +221,11 @@ class GateApp:
         sentences = verdict.sentences
         if not verdict.is_searched and not verdict.has_fixes:
             sentences = (*sentences, _BEING_SEARCHED)
-        match verdict.outcome:
-            case "does_not_fit" if mode == "enforce":
-                return "refused", review_response(request.uid, False, " ".join(sentences))
-            case "does_not_fit":
-                return "would_refuse", review_response(request.uid, True, warnings=sentences)
-            case "not_understood":
-                return "not_understood", review_response(request.uid, True, warnings=sentences)
-            case "tight":
-                return "warned", review_response(request.uid, True, warnings=sentences)
-            case outcome:
-                return "no_server" if outcome == "no_server" else "allowed", review_response(request.uid, True)
+        if verdict.outcome == "does_not_fit" and mode == "enforce":
+            return "refused", review_response(request.uid, False, " ".join(sentences))
+        counted = _COUNTED_OUTCOMES[verdict.outcome]
+        is_quiet = verdict.outcome in ("fits", "no_server")
+        return counted, review_response(request.uid, True, warnings=() if is_quiet else sentences)
 
     def _fail_open(self, request: AdmissionRequest, reason: str) -> tuple[str, bytes]:
         """Admit an object that got no verdict, with the reason as a warning."""
@@ -265,9 +254,8 @@ class CertificateFiles:
 
     def fingerprint(self) -> tuple[object, ...]:
         """Changes when the files do; Kubernetes updates a mounted Secret by swapping a link."""
-        return tuple(
-            (info.st_mtime_ns, info.st_ino, info.st_size) for info in (self.certificate.stat(), self.key.stat())
-        )
+        both = (self.certificate.stat(), self.key.stat())
+        return tuple((info.st_mtime_ns, info.st_ino, info.st_size) for info in both)
 
     def server_context(self) -> ssl.SSLContext:
         """A context for TLS 1.2 and later, or a `LegroomError` where the files cannot be loaded."""

@@ -65,11 +65,9 @@ def probe_card(python: str, *, ranks: int = 1, with_vllm: bool = True, served: S
         _check_card(results_by_name, python, output)
         cards = results_by_name["card"].get("count", ranks)
         if ranks > cards:
-            raise LegroomError(
-                f"--ranks {ranks} needs {ranks} GPUs on this machine, and torch sees {cards}",
-                "run it where they are, or leave --ranks out: what one card takes is measured without",
-                UNREACHABLE,
-            )
+            why = f"--ranks {ranks} needs {ranks} GPUs on this machine, and torch sees {cards}"
+            hint = "run it where they are, or leave --ranks out: what one card takes is measured without"
+            raise LegroomError(why, hint, UNREACHABLE)
         if with_vllm:
             output = _run_script([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
             results_by_name = _read_results(results)
@@ -132,11 +130,8 @@ def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, o
         raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
     card = results_by_name.get("card")
     if card is None:
-        raise LegroomError(
-            f"{python} could not be asked: {output or 'it said nothing'}",
-            "name the Python that has vLLM: legroom probe --python /path/to/python",
-            UNREACHABLE,
-        )
+        hint = "name the Python that has vLLM: legroom probe --python /path/to/python"
+        raise LegroomError(f"{python} could not be asked: {output or 'it said nothing'}", hint, UNREACHABLE)
     if "error" in card:
         raise LegroomError(f"the GPU could not be asked: {card['error']}", "is another program using it?", UNREACHABLE)
 
@@ -154,12 +149,12 @@ def _probe_outcome(
     others = card.get("others_bytes")
     if others:
         problems.append("other processes hold memory of the card; the context was measured beside them")
+    directions = ("host_to_device", "device_to_host", "device_to_device", "pageable_to_device")
+    rates: dict[str, Any] = {f"{name}_bytes_s": copies.get(f"{name}_bytes_s") for name in directions}
     record = CardRecord(
         name=card["name"],
         total_bytes=card["total_bytes"],
-        driver=card.get("driver", ""),
-        cuda=card.get("cuda", ""),
-        torch=card.get("torch", ""),
+        **{name: card.get(name, "") for name in ("driver", "cuda", "torch")},
         vllm=started.get("vllm", ""),
         seen=time.strftime("%Y-%m-%d", time.gmtime()),
         context_bytes=card.get("context_bytes"),
@@ -171,10 +166,7 @@ def _probe_outcome(
         small_segment_bytes=allocator.get("one_byte", {}).get("reserved_bytes"),
         large_segment_bytes=allocator.get("large", {}).get("reserved_bytes"),
         graph_node_bytes=results_by_name.get("graphs", {}).get("node_bytes"),
-        host_to_device_bytes_s=copies.get("host_to_device_bytes_s"),
-        device_to_host_bytes_s=copies.get("device_to_host_bytes_s"),
-        device_to_device_bytes_s=copies.get("device_to_device_bytes_s"),
-        pageable_to_device_bytes_s=copies.get("pageable_to_device_bytes_s"),
+        **rates,
         pinned_bytes=host.get("pinned_bytes"),
         pin_refused=host.get("refused"),
     )

@@ -201,9 +201,8 @@ def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
     import psutil
 
     if not (_PROC / "self/fd").exists():
-        raise LegroomError(
-            "what holds memory is read from /proc, which this system does not have", "vLLM runs on Linux"
-        )
+        why = "what holds memory is read from /proc, which this system does not have"
+        raise LegroomError(why, "vLLM runs on Linux")
     peers = socket_peers()
     opened = {int(folder.name): _OpenFiles.of_process(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
     owners: dict[int, set[int]] = {}
@@ -261,15 +260,11 @@ class _OpenFiles:
         output = {targets.get(name, "") for name in ("0", "1", "2")}
         shared = {target for target in targets.values() if target.startswith("/dev/shm/")}
         shared |= {line[line.index("/dev/shm/") :] for line in mapped.splitlines() if "/dev/shm/" in line}
-        return _OpenFiles(
-            tuple(
-                int(match[1]) for name in targets.values() if name not in output and (match := _SOCKET.fullmatch(name))
-            ),
-            frozenset(path.removesuffix(" (deleted)") for path in shared),
-            "/vllm/" in mapped,
-            True,
-            read_link(str(folder / "ns/net")) in ("", read_link("/proc/self/ns/net")),
-        )
+        matches = (_SOCKET.fullmatch(name) for name in targets.values() if name not in output)
+        sockets = tuple(int(match[1]) for match in matches if match)
+        files = frozenset(path.removesuffix(" (deleted)") for path in shared)
+        in_our_network = read_link(str(folder / "ns/net")) in ("", read_link("/proc/self/ns/net"))
+        return _OpenFiles(sockets, files, "/vllm/" in mapped, True, in_our_network)
 
 
 def read_link(path: str) -> str:
@@ -341,18 +336,11 @@ def _shared_memory_segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
             with contextlib.suppress(OSError):
                 if entry.is_file(follow_symlinks=False):
                     seen = entry.stat(follow_symlinks=False)
-                    ours = os.getuid() in (0, seen.st_uid) and not seen.st_mode & 0o077
-                    segments.append(
-                        SharedMemorySegment(
-                            entry.path,
-                            seen.st_size,
-                            seen.st_blocks * 512,
-                            seen.st_ino,
-                            seen.st_mtime,
-                            ours,
-                            "" if os.getuid() in (0, seen.st_uid) else _user_name(seen.st_uid),
-                        )
-                    )
+                    may_read = os.getuid() in (0, seen.st_uid)
+                    ours, owner = may_read and not seen.st_mode & 0o077, "" if may_read else _user_name(seen.st_uid)
+                    size, inode, modified_s = seen.st_blocks * 512, seen.st_ino, seen.st_mtime
+                    made = SharedMemorySegment(entry.path, seen.st_size, size, inode, modified_s, ours, owner)
+                    segments.append(made)
     return tuple(sorted(segments, key=lambda segment: segment.path))
 
 

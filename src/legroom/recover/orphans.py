@@ -85,13 +85,8 @@ def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
         elif _SERVER.search(process.title) and process.is_python and process.loads_vllm:
             yield _server_holder(snapshot, process, gpu_bytes)
         elif gpu_bytes:
-            yield Holder(
-                "in use",
-                process.title or process.name,
-                "a living process that is not a part of vLLM",
-                process,
-                gpu_bytes=gpu_bytes,
-            )
+            reason = "a living process that is not a part of vLLM"
+            yield Holder("in use", process.title or process.name, reason, process, gpu_bytes=gpu_bytes)
 
 
 def _server_holder(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
@@ -146,13 +141,8 @@ def _state_with_python_parent(
     snapshot: MachineSnapshot, top: ProcessInfo, above: ProcessInfo
 ) -> tuple[HolderState, str, int]:
     """A Python parent has started it, unless it is a supervisor as PID 1 without a connection to it."""
-    if (
-        above.pid == 1
-        and snapshot.knows_peers
-        and above.is_readable
-        and above.pid not in top.peers
-        and not (_SERVER.search(above.title) or above.loads_vllm)
-    ):
+    is_apart = snapshot.knows_peers and above.is_readable and above.pid not in top.peers
+    if above.pid == 1 and is_apart and not (_SERVER.search(above.title) or above.loads_vllm):
         return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
     return "in use", f"belongs to {_process_name(snapshot, above.pid)}, which lives", top.pid
 
@@ -168,15 +158,11 @@ def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
 
 def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
     """PIDs that the driver lists and /proc does not."""
+    reason = "the driver names it, but no such process can be seen: another container's, or one just gone"
     for card in snapshot.gpus:
         for pid, used in card.processes:
             if pid not in snapshot.processes:
-                yield Holder(
-                    "unseen",
-                    f"PID {pid} on GPU {card.index}",
-                    "the driver names it, but no such process can be seen: another container's, or one just gone",
-                    gpu_bytes=used or 0,
-                )
+                yield Holder("unseen", f"PID {pid} on GPU {card.index}", reason, gpu_bytes=used or 0)
 
 
 def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterator[Holder]:
@@ -226,8 +212,6 @@ def _vllm_origin(segment: SharedMemorySegment) -> str:
 
 def _is_ring_buffer(length: int) -> bool:
     """Whether a length is that of a ShmRingBuffer: chunks of whole MiB, each with 2 to 65 bytes of flags."""
-    spare = length % MIB
-    return any(
-        spare % chunks == 0 and 2 <= spare // chunks <= 65 and (length - spare) // MIB % chunks == 0 and length > MIB
-        for chunks in _RING_CHUNKS
-    )
+    spare, whole_mib = length % MIB, length // MIB
+    possible = (chunks for chunks in _RING_CHUNKS if spare % chunks == 0 and whole_mib % chunks == 0)
+    return length > MIB and any(2 <= spare // chunks <= 65 for chunks in possible)

@@ -93,11 +93,9 @@ def _read_trace_file(text: str, count: int) -> Trace:
     from legroom.simulation.traces.trace_files import read_trace
 
     if not Path(text).exists():
-        raise LegroomError(
-            f"--load {text!r} is neither a load nor a file",
-            f"say {', '.join(PRESETS)}, lengths such as 512/128, a mix such as 'prompt=lognormal(800,0.5) output=100', "
-            "or name a trace",
-        )
+        mix = "a mix such as 'prompt=lognormal(800,0.5) output=100'"
+        hint = f"say {', '.join(PRESETS)}, lengths such as 512/128, {mix}, or name a trace"
+        raise LegroomError(f"--load {text!r} is neither a load nor a file", hint)
     # Reads only the requests that are sent, and some lines for headers.
     return read_trace(text, None, count + 16)
 
@@ -248,17 +246,8 @@ class LoadMonitor:
         if self._memory and at - self._memory_at >= _MEMORY_INTERVAL_S:
             self._memory_at, memory = at, self._memory.read()
         self.last = sample
-        self.samples.append(
-            LoadSample(
-                at,
-                sample.kv_use_max,
-                sample.running or 0,
-                sample.waiting or 0,
-                sample.preemptions,
-                memory,
-                self._open_requests(),
-            )
-        )
+        running, waiting, own = sample.running or 0, sample.waiting or 0, self._open_requests()
+        self.samples.append(LoadSample(at, sample.kv_use_max, running, waiting, sample.preemptions, memory, own))
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:
@@ -284,9 +273,8 @@ def memory_reader(url: str) -> MemoryReader | None:
     server_pids = frozenset(pids)
     cards = [card for card in nvml_devices() if any(pid in server_pids for pid, _ in card.processes)]
     if cards:
-        return MemoryReader(
-            "GPU memory (NVML)", lambda: bytes_on_gpus_of(server_pids), sum(card.total_bytes for card in cards)
-        )
+        total_bytes = sum(card.total_bytes for card in cards)
+        return MemoryReader("GPU memory (NVML)", lambda: bytes_on_gpus_of(server_pids), total_bytes)
     return MemoryReader("resident memory of its processes", lambda: _resident_bytes(pids))
 
 

@@ -88,9 +88,8 @@ class Preflight:
 def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: str | None = None) -> Preflight:
     """Check a server's flags against the node; a `LegroomError` where it has no GPU."""
     if not node.gpus and node.hidden_gpus:
-        raise LegroomError(
-            f"CUDA_VISIBLE_DEVICES hides all {node.hidden_gpus} GPUs of this container", _HIDDEN_HINT, UNREACHABLE
-        )
+        hidden = f"CUDA_VISIBLE_DEVICES hides all {node.hidden_gpus} GPUs of this container"
+        raise LegroomError(hidden, _HIDDEN_HINT, UNREACHABLE)
     if not node.gpus:
         raise LegroomError(_NO_GPU, _NO_GPU_HINT, UNREACHABLE)
     needed = max(args.gpus_needed, 1)
@@ -102,13 +101,8 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
     limit = host_memory or (str(node.memory_limit_bytes) if node.memory_limit_bytes else None)
     fullest = max(node.gpus[:needed], key=lambda card: card.used_bytes)
     plan = make_plan(args, release, _machine_of_card(fullest, there, limit))
-    checks = (
-        _gpu_check(node, needed),
-        _memory_check(plan, fullest),
-        *_driver_checks(node, release),
-        *_shm_checks(plan, node, needed),
-    )
-    return Preflight(node, checks, plan)
+    checks = (_gpu_check(node, needed), _memory_check(plan, fullest))
+    return Preflight(node, (*checks, *_driver_checks(node, release), *_shm_checks(plan, node, needed)), plan)
 
 
 def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
@@ -153,11 +147,8 @@ def _driver_checks(node: NodeState, release: Release) -> Iterator[NodeCheck]:
     if not node.driver or oldest is None:
         return
     if driver_is_older(node.driver, oldest):
-        yield NodeCheck(
-            "driver",
-            "warning",
-            f"driver {node.driver} is older than {oldest}, which CUDA {build.cuda} of vLLM {release} was made for",
-        )
+        made_for = f"which CUDA {build.cuda} of vLLM {release} was made for"
+        yield NodeCheck("driver", "warning", f"driver {node.driver} is older than {oldest}, {made_for}")
     else:
         yield NodeCheck("driver", "ok", f"driver {node.driver} serves CUDA {build.cuda}")
 
@@ -168,12 +159,9 @@ def _shm_checks(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]
     if there is None or needed < 2:
         return
     if there <= _DOCKER_SHM_BYTES:
-        yield NodeCheck(
-            "shm",
-            "failure",
-            f"/dev/shm has {human_bytes(there)}, and {needed} ranks talk through it: "
-            f"mount an emptyDir with medium Memory of {gib(wanted, 0)}",
-        )
+        fix = f"mount an emptyDir with medium Memory of {gib(wanted, 0)}"
+        text = f"/dev/shm has {human_bytes(there)}, and {needed} ranks talk through it: {fix}"
+        yield NodeCheck("shm", "failure", text)
     elif there < wanted:
         yield NodeCheck("shm", "warning", f"/dev/shm has {human_bytes(there)}, and {gib(wanted, 0)} may be used")
     else:

@@ -44,10 +44,8 @@ class ServerRefusal:
             return cls(status, body)
         if not isinstance(error, dict):
             return cls(status, str(error))
-        code = error.get("code")
-        return cls(
-            status, str(error.get("message", body)), code if isinstance(code, str) and not code.isdecimal() else ""
-        )
+        code, message = error.get("code"), str(error.get("message", body))
+        return cls(status, message, code if isinstance(code, str) and not code.isdecimal() else "")
 
     @property
     def is_unserved(self) -> bool:
@@ -174,15 +172,9 @@ class ServerClient:
         """One streamed completion of exactly `output_len` tokens."""
         import aiohttp
 
-        body = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": output_len,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        exact = {"max_tokens": output_len, "temperature": 0, "ignore_eos": True}
+        body = {"model": model, "prompt": prompt, **exact, **stream}
         started_s = time.monotonic()
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
@@ -190,9 +182,8 @@ class ServerClient:
                     return _refused_outcome(response.status, await response.text(errors="replace"))
                 return await _read_stream(response, started_s)
         except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
-            return RequestOutcome(
-                error="a line of the stream is too long to be read", total_s=time.monotonic() - started_s
-            )
+            too_long = "a line of the stream is too long to be read"
+            return RequestOutcome(error=too_long, total_s=time.monotonic() - started_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _failed_outcome(error, started_s)
 
@@ -221,39 +212,34 @@ class ServerClient:
             async with self.session.request(method, self.url + path, json=body, timeout=limit) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise LegroomError(
-                f"{self.url}{path} did not answer: {_error_reason(error)}", "is it up?", UNREACHABLE
-            ) from None
+            problem = f"{self.url}{path} did not answer: {_error_reason(error)}"
+            raise LegroomError(problem, "is it up?", UNREACHABLE) from None
         if response.status in (401, 403):
-            raise ApiKeyMissing(
-                f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
-            )
+            hint = "give --api-key or OPENAI_API_KEY"
+            raise ApiKeyMissing(f"{self.url} wants an API key ({response.status})", hint, UNREACHABLE)
         if response.status != 200:
             kind = RouteMissing if response.status in (404, 405, 501) else LegroomError
             raise kind(f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE)
         try:
             return json.loads(text) if parse else text
         except ValueError:
-            raise LegroomError(
-                f"{self.url}{path} did not answer with JSON", "is this an OpenAI-compatible server?"
-            ) from None
+            hint = "is this an OpenAI-compatible server?"
+            raise LegroomError(f"{self.url}{path} did not answer with JSON", hint) from None
 
 
 def _error_reason(error: Exception) -> str:
     """Why a request got no answer, in words for the user."""
     import aiohttp
 
-    if isinstance(error, TimeoutError):
-        return "it took too long"
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "the host name is not known"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "its certificate is not trusted (--insecure takes any)"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "TLS failed: does it speak https?"
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
         return "nothing listens there"
-    return type(error).__name__
+    reasons: dict[type[Exception], str] = {
+        TimeoutError: "it took too long",
+        aiohttp.ClientConnectorDNSError: "the host name is not known",
+        aiohttp.ClientConnectorCertificateError: "its certificate is not trusted (--insecure takes any)",
+        aiohttp.ClientSSLError: "TLS failed: does it speak https?",
+    }
+    return next((why for kind, why in reasons.items() if isinstance(error, kind)), type(error).__name__)
 
 
 async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> RequestOutcome:

@@ -62,11 +62,10 @@ class Verification:
 
 def _load_json(run: LoadRun) -> dict[str, Any]:
     """Totals, peaks, each answered request and each sample of the load."""
-    good = [outcome for outcome in run.outcomes if outcome.ok]
+    good, samples = [outcome for outcome in run.outcomes if outcome.ok], [asdict(sample) for sample in run.samples]
+    shown = ("first_token_s", "total_s", "prompt_tokens", "output_tokens")
     return {
-        "name": run.name,
-        "requests": run.requests,
-        "concurrency": run.concurrency,
+        **{name: getattr(run, name) for name in ("name", "requests", "concurrency")},
         "answered": len(good),
         "failed": len(run.failed),
         "errors": sorted({outcome.error for outcome in run.failed}),
@@ -78,13 +77,8 @@ def _load_json(run: LoadRun) -> dict[str, Any]:
         "peak_kv_use": run.peak_kv_use,
         "peak_running": max((sample.running for sample in run.samples), default=0),
         "peak_waiting": max((sample.waiting for sample in run.samples), default=0),
-        "requests_s": [
-            {name: getattr(outcome, name) for name in ("first_token_s", "total_s", "prompt_tokens", "output_tokens")}
-            for outcome in good
-        ],
-        "samples": [
-            {name: value for name, value in asdict(sample).items() if name != "own_requests"} for sample in run.samples
-        ],
+        "requests_s": [{name: getattr(outcome, name) for name in shown} for outcome in good],
+        "samples": [{name: sample[name] for name in sample if name != "own_requests"} for sample in samples],
     }
 
 

@@ -62,10 +62,8 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
     """Verify a server. Ctrl-C ends the open requests and returns the results so far."""
     endpoint(request.url)  # fails on a malformed address before anything else
     if not is_loopback(request.url) and not request.load_remote:
-        raise LegroomError(
-            "the server is not on this machine, and a verification loads it as far as it goes",
-            "say --yes-load-remote if nobody else depends on it now",
-        )
+        why = "the server is not on this machine, and a verification loads it as far as it goes"
+        raise LegroomError(why, "say --yes-load-remote if nobody else depends on it now")
     read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
     return asyncio.run(_run_verification(request, progress or (lambda share: None)))
 
@@ -104,17 +102,9 @@ class VerificationRun:
                 task.uncancel()
             if self.load is None:
                 self.checks.append(Check("load", False, "interrupted before it began"))
-        source = self.memory.source if self.memory else ""
-        return Verification(
-            self.server.url,
-            self.served,
-            self.pool,
-            tuple(self.checks),
-            self.load,
-            source,
-            tuple(self.notes),
-            self.interrupted,
-        )
+        source, checks, notes = self.memory.source if self.memory else "", tuple(self.checks), tuple(self.notes)
+        url, interrupted = self.server.url, self.interrupted
+        return Verification(url, self.served, self.pool, checks, self.load, source, notes, interrupted)
 
     async def _run_steps(self) -> None:
         """Runs health, plan, completion, full-context and load checks in turn, up to the first failed request."""
@@ -161,9 +151,8 @@ class VerificationRun:
             refused_ids = outcome.error
             outcome = await self.server.measure_tokens_per_word(self.served.model)
             if outcome.ok:
-                self.notes.append(
-                    f"the server takes no token ids ({refused_ids}): lengths are those of text, about 2 % short"
-                )
+                text = "lengths are those of text, about 2 % short"
+                self.notes.append(f"the server takes no token ids ({refused_ids}): {text}")
         tokens = "1 token" if outcome.output_tokens == 1 else f"{outcome.output_tokens} tokens"
         text = f"{tokens} in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
         self.checks.append(Check("completion", outcome.ok, text))
@@ -226,9 +215,8 @@ class VerificationRun:
         load = load.first(requests)
         if cut := sum(each.was_cut for each in load.requests):
             known = self.served is not None and self.served.max_model_len
-            limit = (
-                f"the context of {context:,} tokens" if known else f"{context:,} tokens, as its context is not known"
-            )
+            unknown = f"{context:,} tokens, as its context is not known"
+            limit = f"the context of {context:,} tokens" if known else unknown
             self.notes.append(f"{cut} of {requests} requests were cut to {limit}")
         self.memory = memory_reader(self.server.url) if is_loopback(request.url) else None
         self.load = await LoadSender(self, load, min(concurrency, requests)).run()
@@ -236,10 +224,8 @@ class VerificationRun:
         self.checks += load_checks(self.load, load, self.pool, context, request.limits, memory)
         if self.load.preemptions and self.pool:
             holds = safe_concurrency(load, self.pool, context, requests)
-            self.notes.append(
-                f"{holds} of these requests at a time always fit this pool: --max-num-seqs {holds} never preempts, and "
-                "legroom plan finds the flags for a larger one"
-            )
+            fit = f"{holds} of these requests at a time always fit this pool: --max-num-seqs {holds} never preempts"
+            self.notes.append(f"{fit}, and legroom plan finds the flags for a larger one")
         if self.interrupted:
             raise asyncio.CancelledError
 
@@ -257,11 +243,9 @@ class VerificationRun:
         """The outcome of one completion; an error past the deadline of the verification."""
         assert self.served is not None
         left_s = self.deadline_s - time.monotonic()
-        prompt = (
-            token_ids(request, self.server.vocabulary, seed)
-            if self.server.accepts_token_ids
-            else self.server.text_of(request.prompt_len)
-        )
+        prompt: list[int] | str = self.server.text_of(request.prompt_len)
+        if self.server.accepts_token_ids:
+            prompt = token_ids(request, self.server.vocabulary, seed)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await self.server.complete(self.served.model, prompt, request.output_len)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -91,23 +92,12 @@ class BlackBoxRecorder:
             oldest = self._recent[0]
             if not self._earlier or oldest.time_s - self._earlier[-1].time_s >= _MINUTE_S:
                 self._earlier.append(oldest)
-        self._recent.append(
-            MemoryReading(
-                round(now_s, 1),
-                device.allocated_bytes,
-                device.reserved_bytes,
-                device.peak_allocated_bytes,
-                device.largest_free_bytes,
-                device.used_bytes,
-                device.non_torch_bytes,
-                device.others_bytes,
-                device.host_rss_bytes,
-                device.host_pinned_bytes,
-            )
-        )
+        shared = {name: getattr(device, name) for name in MemoryReading.__dataclass_fields__ if hasattr(device, name)}
+        host = {"rss_bytes": device.host_rss_bytes, "pinned_bytes": device.host_pinned_bytes}
+        self._recent.append(MemoryReading(round(now_s, 1), **shared, **host))
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """PyTorch's allocator calls this in the thread whose request it is about to refuse."""
+        """Record a refused request; PyTorch's allocator calls this in the thread that made it."""
         try:
             frames = list(stack.with_callers(sys._getframe(1)))
             request = FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
@@ -116,19 +106,14 @@ class BlackBoxRecorder:
             _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
-        """vLLM logged an out-of-memory error: add its text to the record of it, or make one now."""
+        """Add the text of an out-of-memory error that vLLM logged to its record, or record it now."""
         try:
             if worker_rank() is None:
                 return  # the engine core logs its workers' errors again
             wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
-            request = FailedRequest(
-                int(wanted[1]) if wanted else None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS]
-            )
-            if (
-                self._last is not None
-                and time.time() - self._last[0] < _SAME_FAILURE_S
-                and self._is_last_failure(request)
-            ):
+            wanted_bytes, text = int(wanted[1]) if wanted else None, masked(str(error))[:_MESSAGE_CHARS]
+            request = FailedRequest(wanted_bytes, type(error).__name__, text)
+            if self._is_last_failure(request):
                 return
             frames = _frames_of(error)
             self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
@@ -137,7 +122,8 @@ class BlackBoxRecorder:
 
     def _is_last_failure(self, request: FailedRequest) -> bool:
         """Whether the last record is of the same failure; the text is then added to it."""
-        assert self._last is not None
+        if self._last is None or time.time() - self._last[0] >= _SAME_FAILURE_S:
+            return False
         written_s, record, path = self._last
         if record.request is None or record.trigger != "out_of_memory":
             return False
@@ -185,18 +171,16 @@ class BlackBoxRecorder:
             if cuda is not None:
                 number = cuda.current_device() if device is None else device
                 allocator = _result_or_none(lambda: allocator_state(cuda, number, with_blocks=True))
-                record = replace(
-                    record, allocator=allocator, card=_card_memory(cuda, number, allocator, free_bytes, limit_bytes)
-                )
+                card = _card_memory(cuda, number, free_bytes, limit_bytes)
+                record = replace(record, allocator=allocator, card=card)
             path = self._write_record(record)
             self._last = time.time(), record, path
 
     def _write_record(self, record: BlackBox) -> Path | None:
         """The file written, in the first folder that takes it; None where none did and it was only logged."""
         text = _bounded_json(record)
-        name = (
-            f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.time_s))}-{os.getpid()}-{self._written}.json"
-        )
+        at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(record.time_s))
+        name = f"{PREFIX}{at}-{os.getpid()}-{self._written}.json"
         for folder in _record_folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -237,9 +221,7 @@ def _host_memory() -> WorkerHostMemory:
     return replace(read_host_memory(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
-def _card_memory(
-    cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
-) -> CardMemory:
+def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> CardMemory:
     """Total, free, own and other processes' bytes of the GPU, and a limit below the total; None where unknown."""
     use = _result_or_none(card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
@@ -256,14 +238,8 @@ def _card_memory(
 
 def _frames_of(error: BaseException) -> list[FrameType]:
     """The frames that the error passed, innermost first, then their callers."""
-    trace = error.__traceback__
-    if trace is None:
-        return []
-    raised = []
-    while trace is not None:
-        raised.append(trace.tb_frame)
-        trace = trace.tb_next
-    return [*reversed(raised), *stack.with_callers(raised[0].f_back)]
+    raised = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [*reversed(raised), *stack.with_callers(raised[0].f_back)] if raised else []
 
 
 def _record_folders() -> Iterator[Path]:
@@ -310,9 +286,8 @@ def _log_line(record: BlackBox) -> str:
     if request is not None:
         request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
     step = replace(record.step, largest=record.step.largest[:1]) if record.step else None
-    short = replace(
-        record, request=request, step=step, allocator=_without_segments(record.allocator), history=(), settings={}
-    )
+    allocator = _without_segments(record.allocator)
+    short = replace(record, request=request, step=step, allocator=allocator, history=(), settings={})
     return json.dumps(_without_none(short.to_json()), separators=(",", ":"))
 
 

@@ -62,22 +62,14 @@ def _append_result(path: str, name: str, finding: dict[str, Any]) -> None:
 
 def _nvidia_smi(fields: str) -> list[str]:
     """The `--query-gpu` fields of the first visible GPU, without units; empty where nvidia-smi fails."""
-    command = [
-        "nvidia-smi",
-        f"--query-gpu={fields}",
-        "--format=csv,noheader,nounits",
-        f"--id={_first_visible_device()}",
-    ]
+    # The first id of CUDA_VISIBLE_DEVICES; 0 where it is not set.
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={device}"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return [field.strip() for field in output.strip().splitlines()[0].split(",")] if output.strip() else []
-
-
-def _first_visible_device() -> str:
-    """The first id of CUDA_VISIBLE_DEVICES; "0" if it is not set."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
 
 
 def _used_by_others() -> int | None:
@@ -110,10 +102,8 @@ def _allocator_sizes(torch: Any) -> dict[str, Any]:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
-        readings[name] = {
-            "allocated_bytes": torch.cuda.memory_allocated(),
-            "reserved_bytes": torch.cuda.memory_reserved() - before,
-        }
+        taken = torch.cuda.memory_reserved() - before
+        readings[name] = {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": taken}
         del tensor
     torch.cuda.empty_cache()
     return readings
