@@ -58,4 +58,5 @@ class CommandPlatform:
         )
 
     async def restore_flags(self, override: platform.Override) -> None:
+        """Put the flags file back as it was before the change."""
         platform.restore_file(Path(override.place), override.before)

@@ -50,12 +50,12 @@ class SystemdUnit:
         )
 
     async def override_place(self) -> platform.Override:
-        await self._words()
+        await self._exec_start_words()
         return platform.Override(str(self._drop_in_file()), platform.read_optional(self._drop_in_file()))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes a drop-in with the whole new ExecStart."""
-        words = await self._words()
+        words = await self._exec_start_words()
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
         lines.append(
             "ExecStart="
@@ -71,7 +71,7 @@ class SystemdUnit:
         platform.restore_file(Path(override.place), override.before)
         await self._daemon_reload()
 
-    async def _words(self) -> list[str]:
+    async def _exec_start_words(self) -> list[str]:
         """The words of ExecStart. Raises where they lack vLLM's flags."""
         words = effective_exec_start(
             await run_checked(

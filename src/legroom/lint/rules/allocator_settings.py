@@ -55,6 +55,7 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
         yield finding(BREAKS, place, message, "leave expandable_segments out", is_certain=is_certain)
     # Ranks on several nodes do not use custom all-reduce, and Ray may have them there.
     is_spread = other_value(context.parsed_args(server).args, "--distributed-executor-backend") == "ray"
+    is_spread = is_spread or not server.env.keys().isdisjoint(("RAY_ADDRESS", "VLLM_HOST_IP"))
     if ranks > 1 and not is_spread and flag_word(server, "--disable-custom-all-reduce", "--nnodes") is None:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
         if release.within("0.21.0", "0.28.0"):

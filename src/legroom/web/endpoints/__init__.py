@@ -35,7 +35,7 @@ class ApiEndpoint:
 
     @property
     def function(self) -> Callable[[Document], Document]:
-        """Imported on first use: every module delays the first answer in a browser."""
+        """The endpoint's function, imported on first use, as every module delays a browser's first answer."""
         module: Any = import_module(f"legroom.web.endpoints.{self.module}")
         return getattr(module, self.name)  # type: ignore[no-any-return]
 
