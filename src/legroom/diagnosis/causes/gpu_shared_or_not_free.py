@@ -45,7 +45,9 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     total, free, desired = (check.number(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
-    confidence = 0.9
+    confidence, asked = 0.9, case.startup.args.gpu_memory_utilization
+    if desired is None and asked and total:
+        desired = round(asked * total)  # the line was cut
     if free is None or total is None or desired is None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."

@@ -35,6 +35,10 @@ _WHY_IGNORED = "vLLM accepts it and does not use it, whatever its name promises.
 IGNORED = Rule("flag-ignored", "warning", "A flag that changes nothing", _WHY_IGNORED)
 _WHY_OTHER = "A program that reads vLLM's command line and has flags of its own: those are not judged."
 OTHER = Rule("flag-of-another", "note", "Flags of another program", _WHY_OTHER)
+_WHY_CUT_OFF = (
+    "The line above has no backslash at its end, or is a comment: vLLM starts without this flag and all that follow."
+)
+CUT_OFF = Rule("flag-cut-off", "error", "A flag on a line of its own", _WHY_CUT_OFF)
 _BY_KIND = {
     "unknown": UNKNOWN,
     "removed": REMOVED,
@@ -102,6 +106,15 @@ def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
             yield finding(OTHER, command.locate(word.offset), message, length=len(word.text))
+
+
+@checks(InvokedCommand, CUT_OFF)
+def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
+    """A command after a server that begins with one of vLLM's flags."""
+    if command.is_cut_off and plain_name(command.words[0].text) in flags_ever():
+        message = f"{command.words[0].text} does not reach vLLM: the command ends on a line before it"
+        suggestion = "end every line but the last with a backslash, with no comment line between them"
+        yield finding(CUT_OFF, command.locate(command.words[0].offset), message, suggestion)
 
 
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
