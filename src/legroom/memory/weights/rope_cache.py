@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.facts.anatomy import Anatomy
+from legroom.facts.fit import runs_on_transformers
 from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.storage import Step
@@ -39,7 +40,7 @@ class RopeCache:
 
 def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
     """Every table of the model, at the first layer that uses it."""
-    if anatomy.rope == "none":
+    if anatomy.rope == "none" or runs_on_transformers(model.model_type, settings.release):
         return []
     first: dict[tuple[str, int], int] = {}
     for index, layer in enumerate(model.layers):
