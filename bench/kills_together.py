@@ -2,6 +2,7 @@
 
     python bench/kills_together.py --kills 200                       # a stand-in with vLLM's process shape
     python bench/kills_together.py --kills 20 --vllm VENV/bin/vllm   # the real one
+    python bench/kills_together.py --default-thresholds              # a sidecar as it comes
 
 One server below `legroom run`, a `legroom guard` in front of it, and an acting sidecar that is as hasty as can be (two
 scrapes without an answer, and it would restart), all with one journal. Clients send requests through the guard all the
@@ -15,6 +16,7 @@ drains: it gets a SIGTERM first.
   nothing can save it.
 - Every launch of the server writes its pid down. A life of the server that ended without being hit is a restart too
   many. A sidecar that dies may cost nothing at all.
+- A page is false where a `legroom run` held the server: it would have come back by itself.
 - In the end nothing may be left but what is in the journal: no process, no bound port, no incident that was named and
   is not there.
 """
@@ -56,7 +58,6 @@ CLIENTS = 6
 LATE_S = 0.25
 """A request that was on its way when its server died may have been counted as begun a moment later."""
 SIDECAR = """
-interval_s = {interval_s}
 port = {port}
 act = ["notify", "restart"]
 token = "act-token"
@@ -65,13 +66,15 @@ per_hour = 3600
 per_day = 86400
 first_pause_s = 0
 restart_deadline_s = 120
-[thresholds]
-unreachable_hold = {{ samples = 2, seconds = 0.1 }}
-calm = {{ samples = 1, seconds = 0.0 }}
-crash_restarts = 1000000
 [[servers]]
 url = "http://127.0.0.1:{server}"
 platform = "run"
+"""
+HASTY = """
+[thresholds]
+unreachable_hold = { samples = 2, seconds = 0.1 }
+calm = { samples = 1, seconds = 0.0 }
+crash_restarts = 1000000
 """
 
 
@@ -132,7 +135,9 @@ class Kill:
 class Together:
     """The server and the three that hold it."""
 
-    def __init__(self, folder: Path, vllm: str, flags: list[str], port: int, real: bool, seed: int) -> None:
+    def __init__(
+        self, folder: Path, vllm: str, flags: list[str], port: int, real: bool, seed: int, hasty: bool
+    ) -> None:
         self.folder, self.port, self.guard_port, self.sidecar_port = folder, port, port + 1, port + 2
         self.home, self.launches, self.real = folder / "home", folder / "launches", real
         self.dice, self.mark = random.Random(seed), uuid.uuid4().hex
@@ -145,7 +150,8 @@ class Together:
         wrapper.write_text(f'#!/bin/sh\necho $$ >> {self.launches}\nexec {vllm} "$@"\n')
         wrapper.chmod(0o755)
         config = folder / "watch.toml"
-        config.write_text(SIDECAR.format(port=self.sidecar_port, server=port, interval_s=0.5 if real else 0.05))
+        settings = SIDECAR.format(port=self.sidecar_port, server=port)
+        config.write_text(f"interval_s = {0.5 if real else 0.05}{settings}{HASTY}" if hasty else settings)
         model = str(write_model(folder / "tiny"))
         serve = [str(wrapper), "serve", model, "--host", "127.0.0.1", "--port", str(port), *flags]
         own = ["run", "--vllm", "0.32.0", "--no-verify", "--restart-delay", "0", "--restarts", "1000", "--drain", "5"]
@@ -357,6 +363,8 @@ class Together:
             "lives_hit": len(hit & set(lives)),
             "restarts_too_many": [pid for pid in lives[:-1] if pid not in hit],
             "sidecar_restarts": said.count("restart: "),
+            "pages": said.count("does not answer: http"),
+            "pages_without_run": len(re.findall(r"not acting: (?:no|the) `legroom run`", said)),
             "incidents": len(named),
             "journal_missing": missing,
             "journal_problems": problems,
@@ -386,12 +394,15 @@ def show(result: dict[str, Any]) -> None:
         f"{result['launches']} launches, {result['lives_hit']} lives hit, "
         f"{len(result['restarts_too_many'])} restarts too many; {result['orphans']} orphans, "
         f"{len(result['ports_bound'])} ports left bound, {len(result['journal_missing'])} journal entries missing of "
-        f"{result['incidents']}, {result['tracebacks']} tracebacks"
+        f"{result['incidents']}, {result['tracebacks']} tracebacks\n{result['pages']} pages that the server does not "
+        f"answer, {result['pages_without_run']} of them while no run held it"
     )
 
 
 def main() -> None:
-    args = arguments(__doc__, kills=200, vllm=str, port=18270, seed=int(time.time()), json=Path, keep=Path)
+    args = arguments(
+        __doc__, kills=200, vllm=str, port=18270, seed=int(time.time()), json=Path, keep=Path, default_thresholds=False
+    )
     with contextlib.ExitStack() as stack:
         folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -399,7 +410,9 @@ def main() -> None:
         if args.vllm:
             flags += [*SERVE_FLAGS, "--kv-cache-memory-bytes", "16M", "--max-model-len", "2048"]
         server = args.vllm or str(stand_in(folder))
-        together = Together(folder, server, flags, args.port, args.vllm is not None, args.seed)
+        together = Together(
+            folder, server, flags, args.port, args.vllm is not None, args.seed, not args.default_thresholds
+        )
         try:
             asyncio.run(together.play(args.kills, 20.0 if args.vllm else 1.0))
         finally:

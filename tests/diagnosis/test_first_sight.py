@@ -342,6 +342,8 @@ def test_an_image_names_its_engine() -> None:
         ("显存一直在缓慢增长，两天之后 vLLM 容器重启", "leak_over_time"),
         ("systemd[1]: vllm.service: A process of this unit has been killed by the OOM killer.", "host_ram_oom"),
         ("vllm task: Container killed due to memory usage", "host_ram_oom"),
+        ("Pod vllm-0 evicted: The node was low on resource: memory.", "host_ram_oom"),
+        ("bash: line 1:  4242 Killed                  vllm serve Qwen/Qwen3-8B", "host_ram_oom"),
         ("The DGX Spark with vLLM froze: the machine is unresponsive", "unified_memory_or_wsl"),
         ("vLLM: a false OutOfMemoryError on the first tensor, the card is free", "driver_or_cuda_mismatch"),
         ("Training Progress: 100%\nRuntimeError: DataLoader worker is killed by signal: Killed.", "not_memory"),
@@ -424,3 +426,21 @@ def test_a_card_and_a_model_in_prose_make_a_plan() -> None:
     log = "GPU: NVIDIA RTX 4090, model Qwen/Qwen2.5-14B-Instruct\n" + NO_BLOCKS.format(-4.02)
     assert first(log).fixes[0].plan is not None
     assert first(log.replace("4090", "4090 and an A100")).fixes[0].plan is None
+
+
+def test_weights_above_the_card_s_total_place_a_failure_without_frames() -> None:
+    log = "$ docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-32B\nNVIDIA L40S\n"
+    found = first(log + "CUDA out of memory. Tried to allocate 1.16 GiB.\n")
+    assert found.cause == "weights_too_big"
+    assert "log-probabilities" not in found.why
+
+
+def test_bytes_without_a_length_give_the_part_of_it_that_fits() -> None:
+    log = "7.8 GiB KV cache is needed, which is larger than the available KV cache memory (7.08 GiB)"
+    assert "--max-model-len to 0.9 of" in first(log).fixes[0].steps[0]
+
+
+def test_a_setting_that_the_message_names_is_taken_out() -> None:
+    assert first("ValueError: moe_backend='triton' is not supported for NvFP4 MoE").fixes[0].flags == {
+        "moe_backend": None
+    }

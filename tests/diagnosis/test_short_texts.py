@@ -106,3 +106,51 @@ def test_an_engine_that_wakes_in_a_rank_shares_its_card_with_a_trainer() -> None
         "[rank0]: RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"
     )
     assert set(fix(text).flags) == {"gpu_memory_utilization"}
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "kind"),
+    [
+        (
+            "vllm serve unsloth/Qwen3-8B\nMemoryError: CUDA out of memory while serving, on the 3rd request",
+            "runtime_activation_burst",
+            "lower_util",
+        ),
+        (
+            "It starts and reports its pool. Then a single 512K-token request:\ntorch.OutOfMemoryError: CUDA out of "
+            "memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 44.39 GiB of which 151 MiB is free.",
+            "runtime_activation_burst",
+            "lower_util",
+        ),
+        (
+            "$ --gpu-memory-utilization 0.9\n'Free memory on device cuda:0 (11.18/31.36 GiB) is less than desired ...'",
+            "gpu_shared_or_not_free",
+            "free_gpu_or_kill_orphans",
+        ),
+        (
+            "DGX Spark, --gpu-memory-utilization 0.55\nAvailable KV cache memory: -1.95 GiB\n"
+            "ValueError: No available memory for the cache blocks",
+            "no_cache_blocks",
+            "raise_util",
+        ),
+        (
+            "RTX 4080 16GB\nModel loading took 13.6 GiB\nAvailable KV cache memory: -3.44 GiB\n"
+            "ValueError: No available memory for the cache blocks",
+            "no_cache_blocks",
+            "checkpoint_format",
+        ),
+        ("The vllm pod crashes now and then due to OOM", "host_ram_oom", "more_host_ram_or_shm"),
+        (
+            "AssertionError: Preemptions detected: 24\ngpu_memory_utilization 0.05 of a vllm benchmark",
+            "kv_preemption_thrash",
+            "raise_util",
+        ),
+    ],
+)
+def test_the_first_fix_moves_what_is_short(text: str, cause: str, kind: str) -> None:
+    assert (first(text).cause, fix(text).kind) == (cause, kind)
+
+
+def test_another_engine_is_named_and_not_diagnosed() -> None:
+    text = "python -m sglang.launch_server\nGPU memory keeps increasing until cuda out of memory for the coming request"
+    assert not read_log([text.encode()]).runs[0].findings

@@ -210,3 +210,43 @@ def test_a_service_called_vllm_sets_a_variable_that_vllm_refuses():
     assert judged(SERVICE, "s.yaml") == [("service-named-vllm", "warning")]
     assert judged(SERVICE.replace("{name: vllm}", "{name: vllm-server}"), "s.yaml") == []
     assert judged(SERVICE + "---\napiVersion: v1\nkind: Pod\nspec: {enableServiceLinks: false}\n", "s.yaml") == []
+
+
+def test_a_mapping_of_flags_is_a_command_line():
+    profile = (
+        "image: vllm/vllm-openai:v0.21.0\nargs:\n  --model: m\n  --trust-remote-code: true\n  --chunked-size: 32\n"
+    )
+    assert judged(profile, "profile.yaml") == [("flag-unknown", "error")]
+
+
+def test_a_key_that_a_config_class_does_not_have_is_refused_for_every_model():
+    command = SERVE.replace("Qwen/Qwen3-8B", "/models/mine") + " --speculative-config '{\"n_predict\": 1}'"
+    assert judged(command) == [("flag-value", "warning")]
+    assert judged(command.replace("n_predict", "num_speculative_tokens")) == []
+
+
+def test_ranks_that_ray_may_have_on_several_nodes_share_no_ipc_handles():
+    exported = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+    assert judged(f"{exported}{SERVE} -tp 2") == [("allocator-clash", "warning")]
+    assert judged(f"{exported}{SERVE} -tp 2 --distributed-executor-backend ray") == []
+    assert judged(f"{exported}RAY_ADDRESS=10.0.0.1:6379 {SERVE} -tp 2") == []
+
+
+def test_variables_of_another_build_are_its_own():
+    recipe = f"container: ghcr.io/a/vllm-rocm:commit-1\nenv: {{VLLM_MINE: '1'}}\ncommand: |\n  {SERVE}\n"
+    assert judged(recipe, "recipe.yaml") == []
+    assert judged(recipe.replace("container: ghcr.io/a/vllm-rocm:commit-1\n", ""), "recipe.yaml") == [
+        ("env-unknown", "warning")
+    ]
+
+
+@pytest.mark.parametrize(("name", "found"), [("VLLM_DISABLE_CUSTOM_ALL_REDUCE", 1), ("VLLM_OF_THIS_BUILD", 0)])
+def test_a_variable_that_is_called_like_a_flag_is_read_by_no_build(name, found):
+    run = f"docker run --gpus all -e {name}=1 nvcr.io/nvidia/vllm:25.12-py3 {SERVE}"
+    assert judged(run) == [("env-unknown", "warning")] * found
+
+
+@pytest.mark.parametrize(("day", "found"), [("2025-05-27-v1", 0), ("20250527", 0), ("2026-05-27", 1)])
+def test_the_day_in_a_tag_tells_the_release(day, found):
+    run = f"docker run --gpus all lmcache/vllm-openai:{day} Qwen/Qwen3-8B --disable-log-requests"
+    assert judged(run) == [("flag-removed", "warning")] * found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,10 @@ def test_the_words_of_a_plan_are_chinese_with_the_same_numbers():
 def test_a_wish_is_searched_as_on_the_command_line(capsys):
     words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--want-context", "8k", "--want-concurrency", "4")
     request = {"model": "llama-3.1-8b", "gpu": "h100", "want": {"context": 8192, "users": 4}}
-    assert answer("plan", request) == printed(capsys, *words)
-    assert "holds 4 requests of 8,192 tokens" in answer("plan", {**request, "language": "en"})["words"]["headline"]
+    told = answer("plan", {**request, "language": "en"})
+    assert "holds 4 requests of 8,192 tokens" in told.pop("words")["headline"]
+    assert told == printed(capsys, *words)
+    assert told["search"]["model"] == told["model"] == "meta-llama/Llama-3.1-8B"
 
 
 def test_a_plan_has_a_speed_with_its_range_and_a_price():
@@ -314,10 +318,19 @@ def test_a_file_that_is_no_snapshot_is_an_input_error(file):
         answer("fragments", {"file": file})
 
 
-def test_a_search_in_chinese_says_which_model_was_asked_for():
-    want = {"context": 8192, "users": 4}
-    found = answer("plan", {"model": "llama-3.1-70b", "gpu": "h100", "gpus": 1, "want": want, "language": "zh"})
-    assert found["search"]["model"] == "meta-llama/Llama-3.1-70B" != found["model"]
+def test_the_page_says_what_the_command_line_prints_and_its_chinese_is_whole():
+    sys.path.insert(0, str(ROOT / "bench"))
+    from same_words import differences, random_request
+
+    draw = random.Random(20)
+    found = [differences(random_request(draw), advice=False) for _ in range(20)]
+    assert [each for each in found if each != ([], [])] == []
+
+
+def test_an_error_is_told_in_the_language_of_the_request():
+    with pytest.raises(LegroomError) as raised:
+        answer("plan", {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 200000}, "language": "zh"})
+    assert raised.value.message == "--max-model-len 200000 超过模型的上限 131072 token"
 
 
 def test_every_gap_of_a_chinese_sentence_is_one_of_the_english():

@@ -89,7 +89,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as a shell reports it: 128 plus the signal's number after a kill. None while it runs."""
+        """The exit code as a shell reports it (128 + signal after a kill); None while it runs."""
         if self.status is None:
             return None
         code = os.waitstatus_to_exitcode(self.status)
@@ -126,8 +126,7 @@ class Child:
         self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
-        """Kills its engines, so that the API server answers running requests with an error and exits. Returns whether
-        there were any."""
+        """Kill its engine processes, so that the API server fails running requests and exits; False without any."""
         return self.pid is not None and kill_engines(self.pid) > 0
 
     def has_stopped_engine(self) -> bool:

@@ -29,7 +29,7 @@ class DockerContainer:
 
     @property
     def settle_s(self) -> float:
-        """Docker kills the container after `stop_s`."""
+        """Seconds until a restart shows: Docker kills the container after `stop_s`."""
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
@@ -44,6 +44,7 @@ class DockerContainer:
         raise platform.FlagsFixed(f"Docker cannot change the flags of {self.container} in place", hint)
 
     async def write_flags(self, change: platform.FlagChange) -> None:
+        """Raises FlagsFixed: a container's command cannot be changed."""
         await self.override_place()
 
     async def restore_flags(self, override: platform.Override) -> None:
@@ -62,7 +63,7 @@ class ComposeService:
 
     @property
     def settle_s(self) -> float:
-        """Compose kills the container after `stop_s`."""
+        """Seconds until a restart shows: Compose kills the container after `stop_s`."""
         return self.stop_s + 10.0
 
     async def state(self) -> platform.State:
@@ -79,14 +80,14 @@ class ComposeService:
 
     async def override_place(self) -> platform.Override:
         """An override file beside the Compose file."""
-        await self._words()
+        await self._command_words()
         return platform.Override(str(self._override_file()), platform.read_optional(self._override_file()))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes an override file with the whole new command."""
         # Compose replaces variables in the file again.
         flags = platform.with_doubled_signs(change.flags, "$")
-        changed: dict[str, Any] = {"command": with_flags(await self._words(), flags)}
+        changed: dict[str, Any] = {"command": with_flags(await self._command_words(), flags)}
         env = {name: value for name, value in platform.with_doubled_signs(change.env, "$").items() if value is not None}
         if env:
             changed["environment"] = env
@@ -98,7 +99,7 @@ class ComposeService:
         """Put the compose file back as it was before `override`; the service is not restarted."""
         platform.restore_file(Path(override.place), override.before)
 
-    async def _words(self) -> list[str]:
+    async def _command_words(self) -> list[str]:
         """The service's command. Raises where it does not contain vLLM's flags."""
         words = self._compose_command("config", "--format", "json")
         text = await run_checked(words, f"reading {self.file.name}")

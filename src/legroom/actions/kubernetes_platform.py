@@ -62,7 +62,7 @@ class Workload:
     async def override_place(self) -> platform.Override:
         """The container's arguments and environment in the workload."""
         container = self._server_container(await self._read_manifest())
-        self._words(container)
+        self._argument_words(container)
         before = {name: container.get(name) for name in ("args", "command", "env")}
         place = f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}"
         return platform.Override(place, json.dumps(before))
@@ -70,7 +70,7 @@ class Workload:
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Patches the container. Kubernetes starts the rollout at once, and the following restart joins it."""
         container = self._server_container(await self._read_manifest())
-        field, words = self._words(container)
+        field, words = self._argument_words(container)
         changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
         env = {entry["name"]: entry for entry in container.get("env") or []}
         if change.env:
@@ -80,7 +80,7 @@ class Workload:
             changed["env"] += [{"name": name, "$patch": "delete"} for name in dropped]
         await self._patch_manifest({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
-    def _words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
+    def _argument_words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
         """The field with the arguments (`args` or `command`) and its words. Raises where they lack vLLM's flags."""
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []

@@ -78,14 +78,14 @@ class Platform(Protocol):
 
     @property
     def name(self) -> str:
-        """Such as `systemd unit vllm.service`."""
+        """The platform and server in words, such as `systemd unit vllm.service`."""
 
     @property
     def settle_s(self) -> float:
-        """How long a restart may take before the platform's state shows it."""
+        """Seconds that a restart may take before the platform's state shows it."""
 
     async def state(self) -> State:
-        """Raises `ActionFailed` where the platform does not answer."""
+        """The server's identity and whether it runs; raises `ActionFailed` where the platform does not answer."""
 
     async def restart(self, request: RestartRequest) -> None:
         """Restarts the server. Returns when the platform has accepted it; raises `ActionFailed`."""

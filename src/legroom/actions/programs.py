@@ -114,8 +114,7 @@ async def run_checked(
 
 
 def process_identity(pid: int) -> str | None:
-    """A text that no later process with the same pid has: pid, start in ticks since boot, and boot id. None where there
-    is no such process."""
+    """Pid, start ticks and boot id as a text that no later process has; None where there is no such process."""
     ticks = process_start_ticks(pid)
     if ticks is not None:
         try:

@@ -30,8 +30,7 @@ _UNDER_WAY: dict[str, str] = {
 
 
 def run_under_way(server: str, home: Path | None = None) -> str | None:
-    """What a `legroom run` on this machine is doing to the server at this address; None where there is no such run, or
-    its server should be serving. Meanwhile failed scrapes are expected."""
+    """What a `legroom run` here does to this server (scrapes may fail); None without one, or if it should serve."""
     record = _living_run(server, home)
     what = _UNDER_WAY.get(str(record.get("state"))) or _death_text(record) if record else None
     return f"`legroom run` (pid {record['pid']}) {what}" if what else None
@@ -59,8 +58,7 @@ def _living_run(server: str, home: Path | None = None) -> dict[str, Any]:
 
 
 def _death_text(record: dict[str, Any]) -> str | None:
-    """What follows the death of the server or an engine, which the run file shows only seconds later: an API server
-    that lost an engine core stops listening and ends (0.32)."""
+    """What follows the death of the server or an engine, before the run file shows it; None where both live."""
     parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]
     is_gone = any(isinstance(pid, int) and process_identity(pid) is None for pid in parts)
     return "sees that the server has ended, and does what is to be done" if is_gone else None

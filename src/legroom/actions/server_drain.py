@@ -52,7 +52,7 @@ class GuardDrain:
         await self._call_guard("POST", "drain", {"on": False})
 
     async def in_flight(self) -> float | None:
-        """Running and waiting requests of the guard."""
+        """Running and waiting requests that the guard counts."""
         status = await self._call_guard("GET", "status", None)
         counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]

@@ -72,8 +72,7 @@ class ServerLog:
             self._file = None
 
     def readable(self) -> Path:
-        """A path to the whole log that other processes can read: the file, or a memfd that includes the buffered
-        lines."""
+        """A path of the whole log for other processes: the file, or a memfd with the buffered lines."""
         with self._lock:
             if not self._unwritten or not hasattr(os, "memfd_create"):
                 return self.path

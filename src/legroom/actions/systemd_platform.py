@@ -45,12 +45,12 @@ class SystemdUnit:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
-        await self._words()
+        await self._exec_start_words()
         return platform.Override(str(self._drop_in_file()), platform.read_optional(self._drop_in_file()))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes a drop-in with the whole new ExecStart."""
-        words = with_flags(await self._words(), platform.with_doubled_signs(change.flags, "%$"))
+        words = with_flags(await self._exec_start_words(), platform.with_doubled_signs(change.flags, "%$"))
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
         lines.append(f"ExecStart={' '.join(map(unit_quoted, words))}")
         env = platform.with_doubled_signs(change.env, "%")
@@ -63,7 +63,7 @@ class SystemdUnit:
         platform.restore_file(Path(override.place), override.before)
         await self._daemon_reload()
 
-    async def _words(self) -> list[str]:
+    async def _exec_start_words(self) -> list[str]:
         """The words of ExecStart. Raises where they lack vLLM's flags."""
         text = await run_checked(self._systemctl_command("cat", self.unit), f"reading {self.name}")
         words = effective_exec_start(text)

@@ -71,7 +71,7 @@ def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(
                 f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
-                "call plan for the flags that fix it, or give num_blocks",
+                "plan it for the flags that fix it, or give the number of blocks",
             )
         from legroom.simulation.from_plan import planned_scheduler
 

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start_json(start: CalibratedStart) -> dict[str, Any]:
+    """A calibrated start as an entry of `legroom calibrate --json`: measured and predicted bytes."""
     startup, seen = start.startup, start.observation
     terms = seen.terms if seen else {}
     return {
@@ -179,7 +180,7 @@ def _forget_observations(key: str, as_json: bool) -> int:
 
 
 def _share_receipts(verb: str, places: Sequence[Path], as_json: bool) -> int:
-    """Write every stored observation as a file into one folder, or store the receipts of folders and files."""
+    """Export stored observations as files into a folder, or import the receipts of folders (`verb`); exit code."""
     if not places or (verb == "export" and len(places) > 1):
         raise LegroomError(f"{verb} which folder?", f"legroom calibrate {verb} FOLDER")
     public: dict[str, Any] = {}

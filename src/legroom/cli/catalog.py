@@ -75,6 +75,7 @@ def _export_entries(args: argparse.Namespace) -> int:
 
 
 def _import_entry(args: argparse.Namespace) -> int:
+    """Store a dead-end record of a file for later diagnoses; returns the exit code."""
     target = import_record(args.file)
     print_answer(
         args.json,

@@ -87,8 +87,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 def run(args: argparse.Namespace) -> int:
     """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
     module = args.module
-    plan = _plan(args)
-    release = _release(args, module, plan)
+    plan = _plan_of_options(args)
+    release = _release_of_export(args, module, plan)
     if getattr(module, "NEEDS_PLAN", False) and plan is None:
         raise LegroomError(
             f"which server? {module.NAME} is made from a plan",
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answers_everybody(plan: PlanDocument, secret_names: Sequence[str]) -> bool:
-    """Whether the server has neither a key nor an address of its own."""
+    """Whether the server has no API key and neither --host nor --uds binds it."""
     words = parse_command(plan.command, plan.release)
     is_bound = words.get("--host") is not None or words.get("--uds") is not None
     return not is_bound and API_KEY_NAME not in (*words.secrets, *secret_names)
@@ -180,6 +180,7 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
+    """The parser of one export format: the shared options and the format's own."""
     prog = f"legroom export {module.NAME}"
     parser = Parser(
         prog=prog,
@@ -205,7 +206,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(args: argparse.Namespace) -> PlanDocument | None:
+def _plan_of_options(args: argparse.Namespace) -> PlanDocument | None:
     """The plan of --plan or of the described server; None where neither is given."""
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
@@ -215,7 +216,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
                 f"--plan says what runs already, so {extra} has no place here",
                 "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
             )
-        return _checked(read_plan(args.plan))
+        return _require_fit(read_plan(args.plan))
     if not described:
         return None
     if args.vllm == "any":
@@ -230,10 +231,10 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
         deployment.args, deployment.release, shared_options.described_machine(args, deployment), advice=False
     )
     document = plan_document(made)
-    return _checked(replace(document, env={**deployment.given_env, **document.env}))
+    return _require_fit(replace(document, env={**deployment.given_env, **document.env}))
 
 
-def _checked(plan: PlanDocument) -> PlanDocument:
+def _require_fit(plan: PlanDocument) -> PlanDocument:
     """The plan; raises LegroomError where its server does not start."""
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
@@ -241,7 +242,7 @@ def _checked(plan: PlanDocument) -> PlanDocument:
     return plan
 
 
-def _release(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
+def _release_of_export(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
     """The release whose names are written; None for any."""
     takes_any = getattr(module, "TAKES_ANY", False)
     if args.vllm == "any":

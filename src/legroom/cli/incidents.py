@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
 def _newest_incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
     """Incidents of the named servers open at or after `since_s` (None: any time), newest first, at most --limit."""
     limit = min(args.limit, _MOST)
-    names = _names(args.server)
+    names = _journal_names(args.server)
     incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]
     return sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
 
 
-def _names(server: str | None) -> list[str | None]:
+def _journal_names(server: str | None) -> list[str | None]:
     """The names a server may have in the journal: as given, or as an address."""
     if server is None:
         return [None]
@@ -77,7 +77,7 @@ def _names(server: str | None) -> list[str | None]:
 
 
 def seconds_ago(text: str) -> float:
-    """`90min`, `12h`, `2d`."""
+    """Seconds of a duration such as `90min`, `12h` or `2d`."""
     match = _AGO.fullmatch(text.strip().lower())
     if not match:
         raise LegroomError(f"--since {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
@@ -98,7 +98,7 @@ def open_journal(named: str | None) -> Journal | None:
     try:
         return Journal.open(path)
     except JournalUnavailable:
-        if readable := _read_only(path):
+        if readable := _open_read_only(path):
             return readable
         raise
 
@@ -120,11 +120,8 @@ def _check_is_journal(path: Path) -> None:
     raise LegroomError(f"{path} is not a journal{reason}", "name the file that legroom watch or legroom run wrote")
 
 
-def _read_only(path: Path) -> Journal | None:
-    """The journal on a full or read-only disk; None where it cannot be read.
-
-    SQLite writes a -shm file even to read. Where it cannot, the file is read without its write-ahead log.
-    """
+def _open_read_only(path: Path) -> Journal | None:
+    """The journal on a full or read-only disk, without its write-ahead log if need be; None if unreadable."""
     import sqlite3
 
     from legroom.live.journal.journal import Journal

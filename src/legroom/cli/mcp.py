@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the client leaves or someone interrupts."""
+    """`legroom mcp`: serves tools over stdio or HTTP until the client leaves; returns the exit status."""
     address = None if args.http is None else address_of(args.http)
     try:
         from legroom.mcp.mcp_tools import build_server
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, `HOST`, `:PORT` or nothing; IPv6 in brackets."""
+    """Host and port of `HOST:PORT`, `HOST`, `:PORT` or nothing (the defaults); IPv6 in brackets."""
     host, port = text, str(_DEFAULT_PORT)
     if text.startswith("["):
         host, closing, rest = text[1:].partition("]")
@@ -79,7 +79,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def refuse_busy(host: str, port: int) -> None:
-    """End clearly where the address cannot be had; the HTTP server would only log it."""
+    """Raise LegroomError where the address cannot be listened on; the HTTP server would only log it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

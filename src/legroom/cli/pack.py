@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)
-    files = _files(args, result)
+    files = _format_files(args, result)
     if args.json or not files:
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
         print_answer(
@@ -108,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
 
 
-def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
-    """Writes the files of --format; empty where the servers do not fit."""
+def _format_files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
+    """The files of --format; empty where it is not given or the servers do not fit."""
     if not args.format or result.verdict == "does_not_fit":
         return ()
     files = pack_files(result, args.format)
@@ -151,6 +151,7 @@ def _offered_cards(args: argparse.Namespace) -> tuple[Card, ...]:
 
 
 def _mig_slice(card: str, profile: str) -> Gpu:
+    """The MIG slice of a card with this profile, such as `3g.40gb`; raises for an unknown one."""
     try:
         return gpu(f"{card} mig {profile.strip().lower()}")
     except LegroomError:

@@ -122,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
+    """The arguments with --enable-sleep-mode on, for `--sleep`."""
     from legroom.facts.release_support import FLAG
     from legroom.vllm.args import is_given
 
@@ -190,7 +191,7 @@ def _plans_of_file(named: str, args: argparse.Namespace) -> list[FileServer]:
 
 
 def _path_without_revision(named: str) -> str:
-    """The path without a git revision."""
+    """The PATH of git's `REV:PATH`; a path that exists stays as it is."""
     return named if Path(named).exists() else named.partition(":")[2] or named
 
 

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _served_words(command: list[str]) -> list[str]:
-    """The model and its flags, as vLLM's own parser takes them."""
+    """The model and flags of the command after `--`, without `vllm serve`, as vLLM's parser takes them."""
     if not command:
         return []
     if command[:2] != ["vllm", "serve"] or len(command) < 3:

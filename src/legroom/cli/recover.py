@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from legroom.recover.orphans import classify_holders
     from legroom.render.recover_text import hidden_text, snapshot_text
 
-    restart, restart_note = _restart(args)  # first, so that a wrong option is reported before anything is freed
+    restart, restart_note = _restart_command(args)  # first, so that a wrong option is reported before anything is freed
     snapshot = read_machine()
     holders = classify_holders(snapshot)
     dead = [holder for holder in holders if holder.state == "dead"]
@@ -107,7 +107,7 @@ def _free_and_journal(dead: Sequence[Holder]) -> tuple[Freed, ...]:
         return free_dead_holders(dead, journal, on_warning=note)
 
 
-def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
+def _restart_command(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, and a note on its source or on why there is none."""
     from legroom.cli.shared_options import gpu_count
     from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_killed_run, restart_after
@@ -149,6 +149,7 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
 def _report_json(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
+    """The document of `legroom recover --json`: GPUs, holders, what was freed and the restart command."""
     from legroom.planning.plan_json import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 

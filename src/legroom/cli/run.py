@@ -156,6 +156,7 @@ def _run_supervisor(options: RunOptions, prepared: Mapping[str, Any], announcer:
 
 
 def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
+    """The first command of `legroom run --json`: model, release, GPUs, URL, expectation, notes, words."""
     names = ("model", "vllm", "gpus", "url", "expected", "notes")
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 

@@ -83,8 +83,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def described_server(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Deployment:
-    """The server that the options describe; vLLM's flags override those of a command line or a file. `environ` is the
-    environment that the server inherits (default: this process's)."""
+    """The server that the options describe; `environ`: the variables it inherits, by default this process's."""
     from legroom.deployments.described import deployment_from_words, server_env
     from legroom.facts.releases import release as known_release
 

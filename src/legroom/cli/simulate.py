@@ -308,7 +308,7 @@ def _run_autoscaled_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoi
 
 
 def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
-    """`--start`, else the expected time of a first start with its download, as in exported manifests."""
+    """Seconds a replica takes to start: --start, else the plan's first start with its download."""
     if args.start is not None:
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:

@@ -33,7 +33,7 @@ _PAGE_BYTES = 4096
 
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    """Replays the trace with the tier and without it."""
+    """Replay the trace with and without the tier of --tier and print both; returns the exit status."""
     from legroom.render.simulation_text import tier_text, timeline_svg, timeline_text
     from legroom.simulation.replay_outcome import load_verdict
     from legroom.simulation.tiers.tier_report import TierReport
@@ -87,7 +87,7 @@ def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[C
 
 
 def _without_copy_times(tier: TierSettings) -> TierSettings:
-    """The tier in a replay that counts steps, where copies take no time."""
+    """The tier with copies that take no time, for a replay that counts steps."""
     disk = None if tier.disk_s_per_chunk is None else 0.0
     return replace(tier, load_s_per_block=0.0, store_s_per_block=0.0, disk_s_per_chunk=disk)
 
@@ -170,7 +170,7 @@ def _require_block_bytes(text: str, block_bytes: int) -> None:
 
 
 def _block_bytes(plan: Plan) -> int:
-    """One block over all ranks of an engine. Ranks that hold the same latent cache store one copy."""
+    """Bytes of one KV block over all ranks of an engine; ranks with the same latent cache count once."""
     from legroom.memory.kv.specs import LatentSpec
 
     settings, shape = plan.settings, plan.memory.kv.shape

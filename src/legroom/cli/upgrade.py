@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError("to which release?", _CALL)
     if not any(sources) and not args.vllm_words:
         raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
-    target = _release(args.releases[-1])
-    current = _release(args.releases[0]) if len(args.releases) == 2 else None
-    made = [_upgrade(*server, target, args.all) for server in _servers(args, current)]
+    target = _release_or_oldest(args.releases[-1])
+    current = _release_or_oldest(args.releases[0]) if len(args.releases) == 2 else None
+    made = [_server_upgrade(*server, target, args.all) for server in _servers(args, current)]
     documents = [{**each.to_json(), "alerts": list(_silenced_alerts(each))} for each in made] if args.json else []
     print_answer(
         args.json,
@@ -94,12 +94,12 @@ def run(args: argparse.Namespace) -> int:
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
 
-def _release(text: str) -> Release:
+def _release_or_oldest(text: str) -> Release:
     """The release of that name; one older than the facts is read as the oldest known."""
     return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
 
 
-def _upgrade(
+def _server_upgrade(
     deployment: Deployment, machine: Machine, pool_slots: int | None, target: Release, every_release: bool
 ) -> Upgrade:
     """The upgrade of one server; `pool_slots` are the KV slots that a running server reports."""
@@ -122,7 +122,8 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
     if args.url:
         yield _server_of_url(args, current)
         return
-    count = _server_count(args, current)
+    started = started_servers(args.file, read_text(Path(args.file)), current)[0] if args.file else ()
+    count = max(1, len(started))
     for number in range(count):
         args.server = number if count > 1 else None
         deployment = described_server(args)
@@ -130,11 +131,6 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
             raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
         machine = described_machine(args, deployment)
         yield replace(deployment, release=current or deployment.release), machine, None
-
-
-def _server_count(args: argparse.Namespace, current: Release | None) -> int:
-    """How many servers a file starts; one for every other input."""
-    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0])) if args.file else 1
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_terminal() -> bool:
-    """Textual reads stdin and draws on stderr; a closed stream is None."""
+    """Whether stdin and stderr are terminals, which Textual reads and draws on."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -132,7 +132,7 @@ def _check_once_and_print(args: argparse.Namespace, config: SidecarConfig) -> in
 
 
 def _exit_code(views: Sequence[ServerView]) -> int:
-    """The exit code: an incident goes before an unreachable server."""
+    """The exit code of these servers' states; an incident counts before an unreachable server."""
     if any(view.has_incident and view.state != "unreachable" for view in views):
         return ANSWER_IS_NO
     return UNREACHABLE if any(view.state == "unreachable" for view in views) else OK

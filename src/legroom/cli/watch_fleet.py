@@ -52,7 +52,7 @@ def _window_s(text: str) -> float:
 
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
-    """The eight PromQL queries by the figure they return."""
+    """PromQL by the name of the figure it returns (KV use, demand ...), over a window in seconds."""
     from legroom.exports.prometheus.alert_levels import duration
     from legroom.exports.prometheus.measures import Measures, in_parens
 

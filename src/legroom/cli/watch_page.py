@@ -86,7 +86,7 @@ class WatchPage(App[None]):
             self.exit()
 
     def _redraw_in_time(self) -> None:
-        """Redraws large fleets less often: a thousand servers take a tenth of a second."""
+        """Redraw if due: large fleets less often, as a thousand servers take a tenth of a second."""
         now_s = time.monotonic()
         if now_s - self._redrawn_s >= _REDRAWN_S * min(6.0, 1 + len(self.session.views) / 200) - 0.1:
             self._redrawn_s = now_s
@@ -100,7 +100,7 @@ class WatchPage(App[None]):
         if views and self.chosen not in self.session.views:
             self.chosen = views[0].server
         self.query_one("#head", Static).update(self._head_line(views))
-        self._fill(views)
+        self._fill_table(views)
         width = max(60, self.size.width - 4)
         self.query_one("#detail", Static).update(Text.from_ansi(self._detail_text(width)))
         self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
@@ -111,8 +111,8 @@ class WatchPage(App[None]):
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
 
-    def _fill(self, views: Sequence[ServerView]) -> None:
-        """Updates only changed cells: a fleet has a thousand rows."""
+    def _fill_table(self, views: Sequence[ServerView]) -> None:
+        """Update the table's changed cells only, as a fleet has a thousand rows."""
         table = self.query_one("#servers", DataTable)
         server_width = max((len(view.server) for view in views), default=0)
         room = max(20, self.size.width - server_width - _OTHER_COLUMNS)
@@ -144,6 +144,7 @@ class WatchPage(App[None]):
             table.move_cursor(row=table.get_row_index(self.chosen))
 
     def _detail_text(self, width: int) -> str:
+        """The selected server's panel, `width` columns wide; before its first scrape, that it waits."""
         view = self.session.views.get(self.chosen)
         if view is None:
             return "Waiting for the first scrape."

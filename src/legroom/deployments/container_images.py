@@ -227,7 +227,7 @@ def has_moving_tag(image: str) -> bool:
 
 _MONTH = re.compile(r"(?<![\w.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
 """`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
-_DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
+_DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:

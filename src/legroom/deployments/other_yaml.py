@@ -116,7 +116,7 @@ def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]
 
 def _image_name(node: Node) -> str:
     """The image with its tag, `$tag` where only the chart knows it; empty where there is no image."""
-    name, tag = node.text("image"), node.text("tag")
+    name, tag = node.text("image") or node.text("container"), node.text("tag")
     inner = node.get("image")
     if not name and inner is not None:
         return _image_name(inner)
@@ -131,7 +131,7 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         _whole_json(word)
         for key, value in node.items()
         if _ARGUMENTS.fullmatch(key)
-        for word in compose_words(value)
+        for word in (*compose_words(value), *_flag_keys(value))
         if word.text
     )
     words = (*command, *given)
@@ -147,6 +147,14 @@ def _server_of_arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         words, at = (*serve_words(words[0].offset), *words), 0
     place = node.source.place
     yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
+
+
+def _flag_keys(node: Node) -> Iterator[Word]:
+    """`--max-model-len: 4096` of a mapping as two words; a switch that is `true` is one, and `false` is none."""
+    for key, value in node.items():
+        if key.startswith("--") and value.scalar is not None and value.scalar != "false":
+            yield Word(key, value.offset, key)
+            yield Word("" if value.scalar == "true" else value.scalar, value.offset, value.scalar)
 
 
 def _belongs_to_vllm(node: Node, scope: _Scope) -> bool:

@@ -152,7 +152,7 @@ def _with_pasted_command(
 def _with_args(case: Case, args: ServeArgs, card: str | None) -> Case:
     """The case with these settings, and this card, where its own lines show none."""
     startup = replace(case.startup, args=merge_args(args, case.startup.args))
-    is_sized = startup.gpu_name or startup.gpu_total_bytes or case.oom or case.has("free_below_desired")
+    is_sized = startup.gpu_name or startup.gpu_total_bytes or case.ledger.total_bytes or case.has("free_below_desired")
     return replace(case, startup=startup if is_sized else replace(startup, gpu_name=card))
 
 

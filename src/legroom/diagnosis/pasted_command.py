@@ -25,7 +25,9 @@ _LOGGED = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:|^\s*File \"|^\S*Error: |Namespace\("
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
-_START = re.compile(r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm)(?=[\s\\])")
+_START = re.compile(
+    r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
+)
 _SETTING = re.compile(
     r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]+\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
@@ -38,7 +40,7 @@ _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
 _RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
 _SHARE = re.compile(
-    r"\butil(?:i[sz]ation)?[ =:]{0,3}(?:of |at )?(0?\.\d+)|(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util"
+    r"(?:\b|_)util(?:i[sz]ation)?[ =:]{0,3}(?:of |at )?(0?\.\d+)|(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util"
 )
 _HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
@@ -55,7 +57,8 @@ def pasted_command(text: str, failure_line: int | None, release: Release | None)
         except LegroomError:
             continue
         args, prose = read.args, [item.flag for item in read.problems if not item.flag.startswith("-")]
-        if args.model and "--config" not in line and "$" not in args.model:
+        is_named = not prose or bool(re.search(r"[\d/]", args.model))  # "vllm serve on a Mac with ..."
+        if args.model and is_named and "--config" not in line and "$" not in args.model:
             # In a sentence the command goes on in words that are no flags.
             words = rf"(?<!\S)(?:{'|'.join(map(re.escape, prose))})(?!\S)"
             return re.sub(words, "", line) if prose else line, args

@@ -86,6 +86,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     wanted = wanted_tensors(planner)
     if site := computed_site(planner, wanted):
         planner.case = case = replace(case, computed_site=site)
+        wanted = tuple(tensor for tensor in wanted if tensor.moment == "load" or site != "build")
     likely = _likely_causes(case, planner) or ([] if case.was_ready else _cause_by_site(case))
     weights = [assessment.weight for _, assessment in likely]
     verdict = _verdict(case, likely)
@@ -133,7 +134,8 @@ def _other_engine(case: Case) -> Evidence | None:
     other = case.first(*other_engines())
     by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation
     is_image = other is not None and "image" in other.facts  # frames by name may be of any engine
-    return None if by_vllm or (case.frames and not is_image) else other
+    framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
+    return None if by_vllm or (framed and not is_image) else other
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:

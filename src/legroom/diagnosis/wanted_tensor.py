@@ -40,6 +40,8 @@ def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
     case, plan = planner.case, planner.failed_plan
     if case.oom is None or plan is None or case.has_site_frame or not planner.known.ranks_known:
         return ""
+    if plan.layout.weights.low > plan.layout.total_bytes and case.phase_reached in (None, "startup_load"):
+        return "build"
     moments = possible_moments(case.ledger, plan.layout)
     if wanted and {tensor.moment for tensor in wanted} == {"kv"}:
         return "kv"

@@ -30,6 +30,12 @@ def by_release(rows: Sequence[dict[str, Any]], version: str) -> dict[str, Any]:
     return [row for row in rows if at.at_least(row["since"])][-1]
 
 
+def runs_on_transformers(model_type: str, version: str) -> bool:
+    """Whether the release runs this family on the Transformers library's code."""
+    since = constants()["eager"]["transformers_backend"].get(model_type)
+    return bool(since) and known_release(version).at_least(since)
+
+
 ROOT = ""
 """The class of all weights."""
 Properties = tuple[tuple[str, str], ...]

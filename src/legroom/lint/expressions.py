@@ -169,7 +169,7 @@ def dashboard_expressions(source: Text) -> list[Expression] | None:
 
 
 def _exported_dashboard(document: Any) -> dict[str, Any] | None:
-    """The dashboard of an export or of an answer of Grafana's API."""
+    """The dashboard inside an export or an answer of Grafana's API; None for other JSON."""
     for candidate in (document, document.get("dashboard") if isinstance(document, dict) else None):
         if isinstance(candidate, dict) and isinstance(candidate.get("panels", candidate.get("rows")), list):
             return candidate
@@ -180,7 +180,7 @@ def _exported_dashboard(document: Any) -> dict[str, Any] | None:
 
 
 def _other_queries(document: Any) -> Iterator[str]:
-    """Queries of other data sources, and the values of list variables."""
+    """Texts of a dashboard that are no PromQL: queries of other data sources, and values of list variables."""
     pending: list[tuple[Any, bool]] = [(document, False)]
     while pending:
         value, other = pending.pop()

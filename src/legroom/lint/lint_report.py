@@ -72,6 +72,7 @@ def report_sarif(report: LintReport) -> dict[str, Any]:
 
 
 def _sarif_rule(rule: Rule) -> dict[str, Any]:
+    """A rule as SARIF's `reportingDescriptor`."""
     return {
         "id": rule.id,
         "shortDescription": {"text": rule.title},
@@ -81,13 +82,14 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _sarif_result(finding: LintFinding, index: int) -> dict[str, Any]:
+    """A finding as SARIF's `result`; `index`: its rule's position in the run."""
     text = f"{finding.message}. {finding.suggestion}" if finding.suggestion else finding.message
     rule = {"ruleId": finding.rule, "ruleIndex": index, "level": finding.severity}
     return {**rule, **_sarif_message(text, finding.place, finding.length)}
 
 
 def _sarif_message(text: str, place: Place, length: int = 0) -> dict[str, Any]:
-    """A text and its location; `length` is in characters of the line, 0 where it is not known."""
+    """SARIF keys for a text and its location; `length` in characters of the line, 0 where it is not known."""
     region: dict[str, int] = {"startLine": place.line, "startColumn": place.column}
     if length:
         region["endColumn"] = place.column + length

@@ -206,7 +206,7 @@ def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list
 
 
 def _context_of(text: str, options: LintOptions) -> Context:
-    """A file that legroom wrote is linted for the release in its header, unless another is requested."""
+    """The context of a file: options and, where legroom wrote it, the release in its header."""
     context = Context(options.release, options.plan, {}, options.any_release)
     if options.release is not None or options.any_release:
         return context

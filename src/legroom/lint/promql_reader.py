@@ -84,13 +84,13 @@ def series_names(expression: str) -> Iterator[Token]:
 
 
 def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
-    """`sum by (x) (...)`: a function name with its labels first."""
+    """Whether token `i` is an aggregation whose labels come first, as in `sum by (x) (...)`."""
     following = stream[i + 1].text.lower() if i + 1 < len(stream) else ""
     return following in ("by", "without") and i + 2 < len(stream) and stream[i + 2].text == "("
 
 
 def _names_in_label_matchers(stream: tuple[Token, ...], start: int) -> Iterator[Token]:
-    """`{__name__="x"}`, `{__name__=~"x"}` where that is a plain name, and `{"x", ...}` (Prometheus 3)."""
+    """Series names in the braces at `start`: `{__name__="x"}`, `{__name__=~"x"}` or `{"x", ...}` (Prometheus 3)."""
     inner = stream[start : after_bracket(stream, start, "{", "}")]
     for i, token in enumerate(inner):
         if token.kind != "string" or i == 0:
@@ -143,6 +143,7 @@ def comparisons(expression: str) -> Iterator[Comparison]:
 
 
 def _number_of_token(token: Token) -> float:
+    """The number of a token, also hexadecimal."""
     return float(int(token.text, 0)) if token.text.lower().startswith("0x") else float(token.text)
 
 
@@ -155,7 +156,7 @@ NO_LEVEL = frozenset(
 
 
 def roles_in(expression: str, context: Context) -> set[str]:
-    """The roles of an expression's series; a misspelled series has the role of the nearest one."""
+    """What an expression's series measure (`kv_use`, `running` ...); a misspelled one counts as the nearest."""
     roles: set[str] = set()
     for series in series_names(expression):
         role = role_of(series.text)
@@ -168,7 +169,7 @@ def roles_in(expression: str, context: Context) -> set[str]:
 
 
 def roles_in_recorded(expression: str, context: Context) -> set[str]:
-    """The roles of an expression's series, including those behind recorded series of the linted files."""
+    """As `roles_in`, also behind series that the linted files record."""
     pending = [expression]
     seen: set[str] = set()
     roles: set[str] = set()
@@ -201,7 +202,7 @@ class Operand:
 
 
 def operands(expression: str) -> Iterator[Operand]:
-    """The sides of all set operators, from left to right."""
+    """The sides of all set operators (and, or, unless) of an expression, from left to right."""
     pending = [tokens(expression)]
     while pending:
         stream = _without_parentheses(pending.pop())

@@ -226,7 +226,7 @@ def has_same_words(name: str, candidate: str, separator: str) -> bool:
 
 
 def similarity(first: str, second: str) -> float:
-    """How alike two strings are, from 0 to 1."""
+    """How alike two strings are, from 0 to 1 (difflib's ratio)."""
     import difflib  # only where a name is wrong
 
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
@@ -252,7 +252,7 @@ _Find = Callable[[_Subject, Context], Findings]
 
 
 def checks(subject_type: type[_Subject], *rules: Rule) -> Callable[[_Find[_Subject]], _Find[_Subject]]:
-    """Register a function that yields the findings of some rules in each subject of one type."""
+    """Decorator: register a function that yields the findings of some rules in each subject of one type."""
 
     def register(find: _Find[_Subject]) -> _Find[_Subject]:
         CHECKS.append(Check(subject_type, rules, find))

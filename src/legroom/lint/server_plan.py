@@ -38,8 +38,7 @@ class ServerPlan:
 
 
 def plan_of_server(server: StartedServer, release: Release) -> ServerPlan | None:
-    """None where vLLM refuses it, the model is not bundled with legroom, or a flag has a template value. Nothing is
-    fetched."""
+    """The server's plan, fetching nothing; None where vLLM refuses it, the model is unknown, or a value templated."""
     made = _plan_or_refusal(server, release)
     return made if isinstance(made, ServerPlan) else None
 
@@ -51,7 +50,7 @@ def refusal_of_server(server: StartedServer, release: Release) -> RefusedByVllm 
 
 
 def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
-    """The server on every GPU that the file names, as the gate plans it; None for a template. Nothing is fetched."""
+    """The server planned on every GPU that its file names, fetching nothing; None for a template."""
     from legroom.planning.file_plans import planned_servers
 
     if server.call is not None or any(_TEMPLATE.search(word.text) for word in server.words):

@@ -81,7 +81,7 @@ class SettingTried:
 def consistent_limits(
     request: RefusedRequest, settings: AllocatorSettings, samples: int = 5
 ) -> list[tuple[int | None, int | None]]:
-    """(limit of the process, limit of the card) that explain the refusal: the card's own, or several process limits."""
+    """(process limit, card limit) in bytes, None for none, under which this request would have been refused."""
     needed = segment_bytes(settings.rounded(request.size_bytes))
     if request.card_free_bytes is not None and request.card_free_bytes < needed:
         return [(None, request.reserved_bytes + request.card_free_bytes)]
@@ -105,7 +105,7 @@ def try_settings(
 
 
 def _agreed(answers: list[bool | None]) -> bool | None:
-    """The answer that all known limits give; None where they differ or most are unknown."""
+    """The answer shared by all replays under possible limits; None where they differ or most are unknown."""
     known = {answer for answer in answers if answer is not None}
     is_mostly_known = 2 * answers.count(None) < len(answers)
     return known.pop() if len(known) == 1 and is_mostly_known else None

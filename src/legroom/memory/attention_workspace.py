@@ -27,7 +27,7 @@ _TURING, _AMPERE = (7, 5), (8, 0)
 
 
 def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """FlashAttention 3's float32 partial outputs and softmax sums in a full graph of this many sequences."""
+    """Bytes of FlashAttention 3's split-KV outputs and softmax sums in a full graph of this many sequences."""
     named = named_backend(settings.given, known_release(settings.release))
     has_fa3 = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not has_fa3:
@@ -40,13 +40,13 @@ def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
 
 
 def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:
-    """The split buffers of the largest batch that is split."""
+    """Bytes of the split-KV buffers of the largest of these batch sizes that is split."""
     split = (sequences for sequences in batches if sequences <= _LARGEST_SPLIT_BATCH)
     return split_buffers(model, settings, gpu, max(split, default=0))
 
 
 def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """FlashInfer's workspace buffer, allocated with the first batch: in the trial capture or the first request."""
+    """Bytes of FlashInfer's workspace, allocated with the first batch; 0 with other attention backends."""
     if not _uses_flashinfer(model, settings, gpu):
         return 0
     given = settings.given.env.get("VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE", "")
@@ -56,7 +56,7 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 
 def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
-    """The widest partial output of plain attention layers and of MLA layers."""
+    """Elements per token of the widest attention output of plain layers and of MLA layers, on one rank."""
     mixers = [layer.mixer for layer in model.layers]
     plain = (
         cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)

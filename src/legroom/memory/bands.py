@@ -63,11 +63,11 @@ class BandClass:
 
 @cached(ALL_PARTS)
 def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> BandClass:
-    """The properties of one deployment."""
+    """The properties of a deployment (card, architecture, storage ...) that decide how wide its error bands are."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     # Data-parallel ranks share their experts; a dense model's are servers of their own.
     several = several or (settings.data_parallel_size > 1 and traits(model).moe)
-    card, weights = card_family(gpu), _stored_as(model, settings, gpu)
+    card, weights = card_family(gpu), _storage_class(model, settings, gpu)
     multimodal = encoder_profile(model, settings, gpu) is not None
     counted = settings.graph_estimate_applied and settings.cudagraph_mode != "NONE"
     execution = "eager" if not is_compiled(settings) else "graphs counted" if counted else "compiled"
@@ -78,7 +78,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
         ("gpus", "several" if several else "one"),
         # The page cache of a memory that CPU and GPU share comes and goes while vLLM profiles.
         ("memory", "shared" if gpu.unified else "own"),
-        ("architecture", cached_by_model(_architecture, model)),
+        ("architecture", cached_by_model(_architecture_class, model)),
         ("media", model.architecture if multimodal else "text"),
         ("weights", weights),
         ("execution", execution),
@@ -89,7 +89,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     return BandClass(properties, card, weights, multimodal)
 
 
-def _architecture(model: Model) -> str:
+def _architecture_class(model: Model) -> str:
     """The kind of attention or recurrence, and whether there are experts."""
     layers = [layer for layer, _ in layer_kinds(model)]
     mixers = [mixer for layer in layers for mixer in (layer.mixer, *layer.also)]
@@ -103,21 +103,20 @@ def _architecture(model: Model) -> str:
     return kind + ("+experts" if any(isinstance(layer.feedforward, Experts) for layer in layers) else "")
 
 
-def _stored_as(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
+def _storage_class(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
     """The storage class that selects the weights' band: plain, online, unlisted, or by method and kernel."""
     scheme = scheme_in_use(model, settings)
     if scheme is None:
         return "plain"
     if scheme.online:
         return "online"
-    if _lacks_its_list(model, scheme):
+    if _lacks_unquantized_list(model, scheme):
         return "unlisted"
     return kernels_unmeasured(scheme, storage_context(settings, gpu)) or scheme.method
 
 
-def _lacks_its_list(model: Model, scheme: Quantization) -> bool:
-    """Whether a 4-bit checkpoint's config lacks its list of modules left at 16 bits (encoder, routers, linear
-    attention), which take four times the memory."""
+def _lacks_unquantized_list(model: Model, scheme: Quantization) -> bool:
+    """Whether a 4-bit checkpoint's config lacks the list of modules left at 16 bits, which take 4x the memory."""
     if scheme.list_assumed:
         return True
     if scheme.weight_bits != 4 or scheme.rules or scheme.targets != ("Linear",) or scheme.method == "gguf":
@@ -131,7 +130,7 @@ def _lacks_its_list(model: Model, scheme: Quantization) -> bool:
 
 
 def card_family(gpu: Gpu) -> str:
-    """The card family: cards with similar driver and kernel memory."""
+    """The family of cards with similar driver and kernel memory."""
     if gpu.unified:
         return "unified"
     if gpu.vendor != "nvidia":
@@ -142,8 +141,7 @@ def card_family(gpu: Gpu) -> str:
 
 
 def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """A part of the layout with the band of its class. Exact and measured parts keep theirs, except weights of classes
-    in which real checkpoints differ from their configs."""
+    """A part of the layout with its class's error band; exact and measured parts other than weights keep theirs."""
     if value.kind == "measured":
         return value
     return _banded.get((value, of, gpu), (figure,), lambda: _with_band(figure, value, of, settings, gpu))
@@ -158,9 +156,9 @@ def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettin
     if figure == "outside":
         row = bands()["outside"]
         wider = 1 if evidence(of.properties) == ("measured", ()) else row["unmeasured"]
-        below, above = (int(row[side] * scale(value) * wider) for side in _SIDES)
+        below, above = (int(row[side] * error_scale(value) * wider) for side in _SIDES)
     else:
-        below = above = half_band(figure, of.properties, own_error(figure, scale(value)), gpu.total_bytes)
+        below = above = half_band(figure, of.properties, own_error(figure, error_scale(value)), gpu.total_bytes)
     return _widened(value, below + possible_saving(value), above + possible_extra(value))
 
 
@@ -173,8 +171,7 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(
     parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu, first_start_bytes: int = 0
 ) -> tuple[int, int]:
-    """Bytes below and above the KV cache: one band for the sum of all parts. The errors of the weights and of the
-    card's total are known separately. `first_start_bytes`: what an empty compile cache would take."""
+    """Bytes below and above the KV cache in its band; `first_start_bytes`: what an empty compile cache would take."""
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     half = half_band("kv_cache", of.properties, math.hypot(*own_errors(parts[1:])), gpu.total_bytes)
@@ -201,18 +198,18 @@ def spare_on_larger_card(settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def possible_saving(value: Figure) -> int:
-    """How much wider the lower side of a figure's own band is: a part of it may be absent."""
+    """Bytes by which a figure's band reaches further down than up, as a part may be absent; else 0."""
     return max(0, value.bytes - value.low - (value.high - value.bytes)) if value.kind == "estimated" else 0
 
 
 def possible_extra(value: Figure) -> int:
-    """How much wider the upper side of a figure's own band is: an unexplained part may be present."""
+    """Bytes by which a figure's band reaches further up than down, as an unexplained part may exist; else 0."""
     return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
 
 
 def own_errors(parts: Sequence[Figure]) -> tuple[float, ...]:
-    """The errors of activation, CUDA graph estimate and non-torch memory in a well-known deployment."""
-    return tuple(own_error(name, scale(part)) for name, part in zip(COUNTED, parts, strict=True))
+    """The usual errors in bytes of activation, CUDA graph estimate and non-torch memory in a well-known deployment."""
+    return tuple(own_error(name, error_scale(part)) for name, part in zip(COUNTED, parts, strict=True))
 
 
 COUNTED = ("activation", "cuda_graph", "non_torch")
@@ -225,8 +222,8 @@ def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
     return max(0, less) * settings.gpu_memory_utilization, max(0, more) * settings.gpu_memory_utilization
 
 
-def scale(value: Figure) -> float:
-    """The figure's own error estimate in bytes."""
+def error_scale(value: Figure) -> float:
+    """The figure's own error estimate in bytes: the narrower side of its band; 0 unless estimated."""
     if value.kind != "estimated":
         return 0.0
     above = value.high - value.bytes
@@ -234,7 +231,7 @@ def scale(value: Figure) -> float:
 
 
 def _has_two_sides(value: Figure) -> bool:
-    """Whether the lower side of a figure's band is not cut off at 0."""
+    """Whether the figure is estimated and its band's lower end is above 0."""
     return value.kind == "estimated" and value.low > 0
 
 

@@ -43,7 +43,7 @@ class AllocatorSettings:
     """`roundup_power2_divisions`: requests are rounded up to this many steps between powers of two; 0: off."""
 
     def rounded(self, request_bytes: int) -> int:
-        """The block size that serves a request."""
+        """The bytes of the block that serves a request, rounded as torch does."""
         divisions = self.power2_divisions
         if divisions > 1 and request_bytes > MIN_BLOCK_BYTES * divisions:
             floor = 1 << (request_bytes.bit_length() - 1)
@@ -152,7 +152,7 @@ class BlockPool:
 
     @property
     def page_bytes(self) -> int:
-        """The step by which an expandable segment grows."""
+        """Bytes by which an expandable segment of this pool grows: 2 MiB or 20 MiB."""
         return SMALL_SEGMENT_BYTES if self.is_small else LARGE_SEGMENT_BYTES
 
 

@@ -105,8 +105,7 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """V1 runner, 0.18+: the two largest sizes of each kind are captured; the second counts for the rest, at least
-    1 MiB each."""
+    """V1 runner, 0.18+: two largest sizes of each kind are captured; the second counts for the rest (>= 1 MiB)."""
     fit = constants()["graphs"]["estimate"]
     pieces, full = captures(settings)
     each = layer_nodes(model)
@@ -154,7 +153,7 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
 
 @cached(ALL_PARTS)
 def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The memory of all captured CUDA graphs."""
+    """The GPU memory of all captured CUDA graphs."""
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
     pieces, full = captures(settings)
@@ -168,13 +167,13 @@ def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int =
         *_host_terms(gpu),
     )
     taken = sum(term.bytes for term in terms)
-    spread = int(taken * _era(settings)["relative_band"])
+    spread = int(taken * _graph_constants(settings)["relative_band"])
     return estimated(taken, taken - spread, taken + spread, terms)
 
 
 def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int, full: int) -> int:
     """Bytes that the driver takes for `pieces` piecewise and `full` full graphs (fitted)."""
-    fit = _era(settings)
+    fit = _graph_constants(settings)
     on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
     full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
     return int(layer_nodes(model) * (pieces * fit["piecewise_mib"] + full * full_mib) * MIB)
@@ -189,7 +188,7 @@ def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: l
 
 def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
     """Bytes of the graphs' memory pool (fitted); `splits`: bytes of the attention's split buffers."""
-    fit = _era(settings)
+    fit = _graph_constants(settings)
     pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
     pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
@@ -199,18 +198,18 @@ def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -
 
 
 def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """The forward peak of the largest captured batch."""
+    """Bytes of the forward pass's peak at the largest captured batch size."""
     largest = max(settings.cudagraph_capture_sizes, default=0)
     return forward_bytes(model, settings, gpu) * largest // settings.max_num_batched_tokens
 
 
 def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """The largest split buffers of all full graphs."""
+    """Bytes of the largest split-KV buffers of all full graphs."""
     return largest_split_buffers(model, settings, gpu, _full_sizes(settings))
 
 
 def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """Memory that the trial capture counts as graph memory: FlashInfer's workspace, and host memory where shared."""
+    """What vLLM's trial capture counts as graph memory beside graphs: FlashInfer's workspace, shared host memory."""
     workspace = flashinfer_workspace(model, settings, gpu)
     term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
     return (*((term,) if workspace else ()), *_host_terms(gpu))
@@ -224,14 +223,14 @@ def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
     return (Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's"),)
 
 
-def _era(settings: EngineSettings) -> dict[str, Any]:
+def _graph_constants(settings: EngineSettings) -> dict[str, Any]:
     """The fitted graph constants of this release and model runner."""
     runner = "V0" if settings.engine == "V0" else settings.runner
     return by_release(constants()["graphs"][runner], settings.release)
 
 
 def captures(settings: EngineSettings) -> tuple[int, int]:
-    """The number of piecewise and of full graphs."""
+    """The number of piecewise and of full CUDA graphs that are captured."""
     return len(_piecewise_sizes(settings)), len(_full_sizes(settings))
 
 
@@ -251,12 +250,12 @@ def _full_sizes(settings: EngineSettings) -> list[int]:
 
 
 def layer_nodes(model: Model) -> float:
-    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels, and every mixer cuts
-    the compiled graph, so two side by side make two pieces."""
+    """Layers counted in plain transformer layers: MLA launches more kernels, two mixers make two graph pieces."""
     return cached_by_model(_layer_nodes, model)
 
 
 def _layer_nodes(model: Model) -> float:
+    """`layer_nodes`, uncached."""
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
     mixers = sum(1 + len(layer.also) for layer in model.layers)
     return mixers + heavier * len(latent(layer.mixer for layer in model.layers))
@@ -267,11 +266,11 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
     token = sequences * element_bytes(settings)
     split = split_buffers(model, settings, gpu, sequences)
     passing = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
-    return cached_by_model(_segments, model, settings.tensor_parallel_size, token, split, passing)
+    return cached_by_model(_cached_segment_bytes, model, settings.tensor_parallel_size, token, split, passing)
 
 
-def _segments(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
-    """`token`: bytes of one element for all sequences; `split`, `passing`: buffers of attention and experts."""
+def _cached_segment_bytes(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
+    """Segment bytes after a simulated pass; `token`: bytes of an element for all sequences, others: buffers."""
     allocator = CachingAllocator(ascending_addresses=True)
     hidden = model.hidden_size * token
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
@@ -322,7 +321,7 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
 
 
 def _feedforward_widths(block: FeedForward | None, passing: int, ranks: int) -> tuple[int, int]:
-    """Elements per token of the first product and of the activation's output."""
+    """Elements per token of a feed-forward block's first product and of its activation; `passing`: experts' buffers."""
     if isinstance(block, Dense):
         inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner

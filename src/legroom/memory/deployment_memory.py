@@ -10,7 +10,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
-from legroom.memory.activation.profile_run import activation, activation_cold
+from legroom.memory.activation.profile_run import activation, activation_cold, pinned_bytes
 from legroom.memory.bands import band_class, banded, kv_band, spare_on_larger_card
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
@@ -65,7 +65,7 @@ class DeploymentMemory:
 
     @property
     def tightest(self) -> Layout:
-        """The stage with the smallest KV cache, which limits all."""
+        """The pipeline stage with the smallest KV cache, which limits all."""
         return min(self.ranks, key=lambda rank: rank.kv_cache.bytes)
 
 
@@ -96,7 +96,7 @@ def deployment_memory(
             replace(rank, kv_cache=exact(override * width, "num_gpu_blocks_override", why))
             for rank, width in zip(ranks, widths, strict=True)
         )
-    graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
+    graphs = _measured_or(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
     refused = unsupported(settings, model, gpu)
     if refused and refused.certain:
         failure: Failure | None = Failure(refused.id, refused.message, 0, 0)
@@ -116,17 +116,17 @@ def stage_layout(
     *,
     cold: bool = False,
 ) -> Layout:
-    """The layout of one pipeline stage; its tensor-parallel ranks are equal."""
+    """The memory layout of one rank of a pipeline stage; its tensor-parallel ranks are equal."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)
     of = band_class(model, settings, gpu)
-    weights = banded("weights", _seen(seen.weights_bytes, loaded.figure, seen), of, settings, gpu)
+    weights = banded("weights", _measured_or(seen.weights_bytes, loaded.figure, seen), of, settings, gpu)
     beside = seen.non_torch_bytes if seen.profiled_non_torch_bytes is None else seen.profiled_non_torch_bytes
     rules = {
-        "activation": _seen(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
-        "cuda_graph": _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
-        "non_torch": _seen(beside, non_torch(model, settings, gpu, stage), seen),
+        "activation": _measured_or(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
+        "cuda_graph": _measured_or(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
+        "non_torch": _measured_or(beside, non_torch(model, settings, gpu, stage), seen),
     }
     parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
     first_start = 0
@@ -134,6 +134,7 @@ def stage_layout(
         # Where nobody said whether the compile cache is empty, the bands hold both.
         first_start = activation_cold(model, settings, gpu, stage).bytes - rules["activation"].bytes
         parts["activation"] = replace(parts["activation"], high=parts["activation"].high + first_start)
+        first_start += pinned_bytes(model, settings, gpu, stage)
     left = kv_band((weights, *rules.values()), of, settings, gpu, first_start)
     return Layout(
         gpu.total_bytes,
@@ -166,8 +167,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 def kv_cache_figure(
     budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
 ) -> Figure:
-    """The KV cache: the rest of the budget, or kv_cache_memory_bytes. `neighbours_bytes`: memory of other processes
-    that the release counts as its own."""
+    """The KV cache: budget less parts, or kv_cache_memory_bytes; `neighbours_bytes`: others' memory that is charged."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
@@ -180,8 +180,8 @@ def kv_cache_figure(
     return Figure(left, kind, left - band[0], left + band[1], terms)
 
 
-def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
-    """The measured figure where there is one, otherwise the expected."""
+def _measured_or(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
+    """The measured bytes as a figure where there are some, otherwise the computed figure."""
     if bytes_ is None:
         return otherwise
     label = otherwise.terms[0].label if otherwise.terms else "measured"
@@ -197,15 +197,15 @@ def first_failure(
     gpu: Gpu,
     held_by_others_bytes: int = 0,
 ) -> Failure | None:
-    """The first start-up check that fails, or None."""
+    """The first start-up check of vLLM that fails, in its order; None where all pass."""
     free = free_at_start(settings, gpu, held_by_others_bytes)
     return (
-        _free_at_start(ranks[0], free, settings, gpu)
+        _startup_check(ranks[0], free, settings, gpu)
         or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
         or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
         or kv.failure
-        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
-        or _first_of(_at_peak(rank, gpu) for rank in ranks)
+        or _first_of(_graph_capture(rank, graphs, free, settings, gpu) for rank in ranks)
+        or _first_of(_serving_peak(rank, gpu) for rank in ranks)
     )
 
 
@@ -219,12 +219,12 @@ def failure_at_best(
     best = [_at_best(rank, pool) for rank, pool in zip(memory.ranks, pools, strict=True)]
     graphs = replace(memory.graphs, bytes=memory.graphs.low)
     return (
-        _free_at_start(memory.ranks[0], free, settings, gpu)
+        _startup_check(memory.ranks[0], free, settings, gpu)
         or _first_of(_weights_load(rank, free, gpu) for rank in best)
         or _first_of(_profile_run(rank, free, gpu) for rank in best)
         or kv_plan(model, settings, gpu, pools).failure
-        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in best)
-        or _first_of(_at_peak(rank, gpu) for rank in best)
+        or _first_of(_graph_capture(rank, graphs, free, settings, gpu) for rank in best)
+        or _first_of(_serving_peak(rank, gpu) for rank in best)
     )
 
 
@@ -241,16 +241,17 @@ def _at_best(rank: Layout, pool: int) -> Layout:
 
 
 def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
-    """Free memory at vLLM's first memory snapshot."""
+    """Free bytes of the card at vLLM's first memory snapshot."""
     return gpu.total_bytes - held_at_start(settings, gpu).bytes - held_by_others_bytes
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
+    """The first that is not None."""
     return next((failure for failure in failures if failure), None)
 
 
-def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
-    """0.9.1+ exits when free memory is below the budget, even with kv_cache_memory_bytes."""
+def _startup_check(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """The failure of vLLM's check (0.9.1+) that free memory covers the budget; None where it passes."""
     release = known_release(settings.release)
     if not release.at_least("0.9.1") or free >= rank.budget_bytes:
         return None
@@ -270,9 +271,9 @@ def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
     staged = loader_bytes(gpu, rank.weights.bytes)
     needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
     if needed > free:
-        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), needed, free)
+        return Failure("weights_too_big", _oom_text(gpu, "while loading the weights"), needed, free)
     if peak > free:
-        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), peak, free)
+        return Failure("loading_oom", _oom_text(gpu, f"while loading: {rank.loading_why}"), peak, free)
     return None
 
 
@@ -281,30 +282,29 @@ def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
     needed = rank.weights.bytes + rank.activation.bytes + rank.non_torch.bytes
     if needed <= free:
         return None
-    return Failure("profiling_activation_peak", _oom(gpu, "in the profile run"), needed, free)
+    return Failure("profiling_activation_peak", _oom_text(gpu, "in the profile run"), needed, free)
 
 
-def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
-    """Graph capture after the KV cache is allocated; the activation peak is free again by then."""
+def _graph_capture(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """The out-of-memory failure of graph capture beside the KV cache; None where it fits into `free` bytes."""
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
     if needed <= free:
         return None
     if graphs.bytes == 0 or needed - graphs.bytes > free:
-        return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
-    return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
+        return Failure("kv_allocation_oom", _oom_text(gpu, "while allocating the KV cache"), needed, free)
+    return Failure("cudagraph_capture_oom", _oom_text(gpu, "while capturing CUDA graphs"), needed, free)
 
 
-def _at_peak(rank: Layout, gpu: Gpu) -> Failure | None:
-    """A peak above the card even with the least memory beside the budget and without neighbours, which may leave; a
-    machine whose CPU and GPU share memory can swap."""
+def _serving_peak(rank: Layout, gpu: Gpu) -> Failure | None:
+    """The failure where the peak exceeds the card even with the least overhead; None on unified memory, which swaps."""
     least = rank.peak_used_bytes - rank.held_by_others_bytes - (rank.outside.bytes - rank.outside.low)
     if least <= gpu.total_bytes or gpu.unified:
         return None
-    return Failure("runtime_activation_burst", _oom(gpu, "at the first large batch"), least, gpu.total_bytes)
+    return Failure("runtime_activation_burst", _oom_text(gpu, "at the first large batch"), least, gpu.total_bytes)
 
 
-def _oom(gpu: Gpu, when: str) -> str:
-    """torch's error, which names the platform's runtime."""
+def _oom_text(gpu: Gpu, when: str) -> str:
+    """torch's out-of-memory message in the words of the GPU's runtime (CUDA, HIP, XPU)."""
     runtime = {"amd": "HIP", "intel": "XPU"}.get(gpu.vendor, "CUDA")
     total = gib(gpu.total_bytes)
     return f"torch.OutOfMemoryError: {runtime} out of memory ({when}). GPU 0 has a total capacity of {total}"

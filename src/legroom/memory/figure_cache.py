@@ -26,6 +26,7 @@ class _Removed:
     """The value of a setting that is not part of the cache key; using it raises."""
 
     def _refuse(self, *_: object) -> NoReturn:
+        """Raise, as a figure used a setting that is not part of its cache key."""
         raise TypeError("this setting is not part of the cache key of the figure (memory/figure_cache.py)")
 
     __bool__ = __eq__ = __len__ = __iter__ = __str__ = __format__ = _refuse
@@ -67,12 +68,12 @@ class Inputs:
         given = settings.given
         key = (*self._settings(settings), *self._given(given), repr(self._given_mappings(given)))
         return self._narrowed.get(
-            (), key, lambda: _copy(settings, given=_copy(given, **self._given_left_out), **self._left_out)
+            (), key, lambda: _fast_copy(settings, given=_fast_copy(given, **self._given_left_out), **self._left_out)
         )
 
 
-def _copy(record: _Record, **changes: Any) -> _Record:
-    """`dataclasses.replace` without its checks, which take longer than most figures."""
+def _fast_copy(record: _Record, **changes: Any) -> _Record:
+    """`dataclasses.replace` without its checks, which take longer than computing most figures."""
     copy = object.__new__(record.__class__)
     copy.__dict__.update(record.__dict__, **changes)
     return copy

@@ -92,17 +92,17 @@ class HostNeeds:
 
     @property
     def held_bytes(self) -> int:
-        """Unreclaimable memory in total."""
+        """Bytes of host memory that cannot be reclaimed, in total."""
         return sum(share.bytes for share in self.shares)
 
     @property
     def request_bytes(self) -> int:
-        """The memory request for a scheduler, in whole GiB."""
+        """The memory request for a scheduler in bytes, rounded up to GiB."""
         return whole_gib(self.held_bytes + min(self.loading_bytes, self.checkpoint_bytes))
 
     @property
     def limit_bytes(self) -> int:
-        """The container's memory limit: with the whole checkpoint in the page cache."""
+        """The container's memory limit in bytes: held memory and the whole checkpoint in the page cache."""
         return max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
 
     def sentence(self) -> str:
@@ -113,8 +113,7 @@ class HostNeeds:
 
 
 def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> int:
-    """Bytes read from disk during start-up: the checkpoint where its size is known, else the weights without any
-    parallelism."""
+    """Bytes read from disk at start-up: the checkpoint's, else the weights' without any parallelism."""
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
     if traits(model).moe and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
@@ -175,13 +174,13 @@ def host_needs(settings: HostSettings) -> HostNeeds:
     """Host memory from flags and environment variables, and allowances for the processes."""
     gpus, engines = settings.gpus, settings.engines
     fronts = api_servers(settings)
-    pinned = list(_pinned(settings))
+    pinned = list(_pinned_parts(settings))
     shm = shm_bytes(settings)
     cores = engines if gpus > engines else 0  # the worker of an engine with one rank is the engine's own process
     processes = HostShare("processes", fronts * API_SERVER_BYTES + cores * ENGINE_BYTES + gpus * WORKER_BYTES)
     at_least = (fronts + engines) * LEAST_PROCESS_BYTES + gpus * LEAST_WORKER_BYTES
-    in_shm = math.ceil(_shared_offload(settings))
-    shares = [processes, *pinned, *_media(settings, fronts), HostShare("/dev/shm", shm)]
+    in_shm = math.ceil(_shm_offload_bytes(settings))
+    shares = [processes, *pinned, *_media_caches(settings, fronts), HostShare("/dev/shm", shm)]
     return HostNeeds(
         tuple(shares),
         gpus * SHARD_BYTES,
@@ -204,12 +203,11 @@ def shm_bytes(settings: HostSettings) -> int:
     gpus = settings.gpus
     queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
     media = media_cache_gib(settings) * GIB if _media_in_shm(settings) else 0
-    return whole_gib(GIB + queues + _shared_offload(settings) + media)
+    return whole_gib(GIB + queues + _shm_offload_bytes(settings) + media)
 
 
 def media_cache_gib(settings: HostSettings) -> float:
-    """The multimodal processor cache of a process: --mm-processor-cache-gb (0.10.1+), VLLM_MM_INPUT_CACHE_GIB (0.8.0+),
-    or 0 before, where it counts items."""
+    """GiB of a process's media cache: --mm-processor-cache-gb (0.10.1+), VLLM_MM_INPUT_CACHE_GIB (0.8+), else 0."""
     args, release = settings.args, settings.release
     given = other_value(args, "--mm-processor-cache-gb")
     if given is not None:
@@ -226,7 +224,7 @@ def _media_in_shm(settings: HostSettings) -> bool:
     return other_value(settings.args, "--mm-processor-cache-type") == "shm"
 
 
-def _media(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
+def _media_caches(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
     """The media caches in RAM, one for each API server and engine; none where they are in shared memory."""
     media_gib = media_cache_gib(settings)
     if media_gib and not _media_in_shm(settings):
@@ -235,7 +233,7 @@ def _media(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
         yield HostShare(f"media cache ({media_gib:g} x {holders} processes)", int(media_gib * GIB * holders))
 
 
-def _pinned(settings: HostSettings) -> Iterator[HostShare]:
+def _pinned_parts(settings: HostSettings) -> Iterator[HostShare]:
     """Page-locked host memory: offloaded weights, swap space, offloaded KV cache, and weights in sleep mode."""
     args, gpus = settings.args, settings.gpus
     if args.cpu_offload_gb:
@@ -256,14 +254,14 @@ def _pinned(settings: HostSettings) -> Iterator[HostShare]:
 def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
     """Pinned buffers of KV connectors that offload blocks to the host; a shared region counts as /dev/shm."""
     offloaded = _offload_bytes(settings)
-    if offloaded and not _shared_offload(settings):
+    if offloaded and not _shm_offload_bytes(settings):
         ranks = settings.gpus // settings.engines
         each = offloaded / max(ranks, 1)
         if not _registers_plain_memory(settings):
             each = settings.kv_tensors * pinned_bytes(each / settings.kv_tensors)
         label = f"offloaded KV cache ({offloaded / GIB:g} x {settings.engines})"
         yield HostShare(label, int(each * ranks) * settings.engines)
-    if _connector(settings.args).get("kv_connector") == "LMCacheConnectorV1":
+    if _kv_transfer_config(settings.args).get("kv_connector") == "LMCacheConnectorV1":
         size = number_of(settings.args.env.get("LMCACHE_MAX_LOCAL_CPU_SIZE", str(LMCACHE_GIB)))
         yield HostShare(f"LMCache ({size:g} x {settings.gpus})", int(size * GIB * settings.gpus))
 
@@ -274,15 +272,15 @@ def _offload_bytes(settings: HostSettings) -> float:
     size = _number(args, "--kv-offloading-size") * GIB
     if size and other_value(args, "--kv-offloading-backend") == "lmcache":
         return 0.0  # LMCache's own server holds it
-    connector = _connector(args)
+    connector = _kv_transfer_config(args)
     if not size and connector.get("kv_connector") in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
         extra = connector.get("kv_connector_extra_config")
         size = number_of(str(extra.get("cpu_bytes_to_use", 0))) if isinstance(extra, Mapping) else 0.0
     return size
 
 
-def _shared_offload(settings: HostSettings) -> float:
-    """The KV offload in /dev/shm, over all engines."""
+def _shm_offload_bytes(settings: HostSettings) -> float:
+    """Bytes of offloaded KV cache in /dev/shm, over all engines."""
     if settings.release.before(SHARED_REGION_SINCE) or _registers_plain_memory(settings):
         return 0.0
     return _offload_bytes(settings) * settings.engines
@@ -290,11 +288,11 @@ def _shared_offload(settings: HostSettings) -> float:
 
 def _registers_plain_memory(settings: HostSettings) -> bool:
     """Whether the connector pins unrounded pages of its own (SimpleCPUOffloadConnector, 0.19.0)."""
-    simple = _connector(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
+    simple = _kv_transfer_config(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
     return simple or bool(env_flag(settings.args, "VLLM_USE_SIMPLE_KV_OFFLOAD"))
 
 
-def _connector(args: ServeArgs) -> Mapping[str, Any]:
+def _kv_transfer_config(args: ServeArgs) -> Mapping[str, Any]:
     """--kv-transfer-config as a mapping; empty where it is not given or not a JSON object."""
     text = other_value(args, "--kv-transfer-config")
     try:

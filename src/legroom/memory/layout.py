@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def peak_used_bytes(self) -> int:
-        """The peak in nvidia-smi after start-up."""
+        """Bytes that nvidia-smi shows in use at the peak after start-up."""
         inside = self.weights.bytes + self.activation.bytes + self.cuda_graph.bytes + self.non_torch.bytes
         return inside + max(self.kv_cache.bytes, 0) + self.outside.bytes + self.held_by_others_bytes
 

@@ -32,7 +32,7 @@ from legroom.vllm.args import EngineSettings
 
 
 def cuda_context(gpu: Gpu) -> Figure:
-    """The CUDA context of one process."""
+    """GPU memory of one process's CUDA context."""
     if gpu.measured is not None and gpu.measured.context_bytes is not None:
         return measured(gpu.measured.context_bytes, "CUDA context", "measured by legroom probe")
     fit = constants()["context"]
@@ -56,7 +56,7 @@ def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
 
 
 def desktop_bytes(gpu: Gpu) -> int:
-    """The usual memory of a desktop on a card with display outputs; 0 for other cards."""
+    """Bytes that a desktop usually holds on a card with display outputs; 0 for other cards."""
     return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
@@ -66,7 +66,7 @@ def _like_hopper(gpu: Gpu) -> bool:
 
 
 def nccl_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
-    """NCCL buffers that exist at vLLM's first memory snapshot (0.11+)."""
+    """Bytes of NCCL buffers that exist at vLLM's first memory snapshot (0.11+)."""
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return 0
@@ -120,7 +120,7 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
 
 
 def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
-    """NCCL and all-reduce buffers that count as non-torch memory."""
+    """Bytes of NCCL and all-reduce buffers that count as non-torch memory."""
     ranks = settings.tensor_parallel_size
     if ranks * settings.pipeline_parallel_size == 1:
         return 0
@@ -193,7 +193,7 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
     if not gpu.unified:
         return ()
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    system, servers = _system_bytes(gpu), _servers_bytes()
+    system, servers = _system_bytes(gpu), int(constants()["unified"]["servers_mib"] * MIB)
     system_share = max(0, system - own)
     servers_share = max(0, servers - max(0, own - system))
     return tuple(
@@ -207,36 +207,37 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
 
 
 def system_bytes(gpu: Gpu) -> int:
-    """Unified memory: what the system uses of the card's memory before vLLM starts."""
+    """Bytes of unified memory that the system uses before vLLM starts; 0 on other cards."""
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
     return max(0, _system_bytes(gpu) - own) if gpu.unified else 0
 
 
 def reserve_bytes(gpu: Gpu) -> int:
-    """Unified memory: what must stay free for page cache and other programs, or the kernel thrashes."""
+    """Bytes of unified memory that must stay free, or the kernel thrashes; 0 on other cards."""
     if not gpu.unified:
         return 0
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    wanted = int(max(gpu.total_bytes, gpu.host_total_bytes) * constants()["unified"]["reserve_share"])
-    return max(0, wanted - max(0, own - _system_bytes(gpu) - _servers_bytes()))
+    fit = constants()["unified"]
+    wanted = int(max(gpu.total_bytes, gpu.host_total_bytes) * fit["reserve_share"])
+    return max(0, wanted - max(0, own - _system_bytes(gpu) - int(fit["servers_mib"] * MIB)))
 
 
 def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
-    """Unified memory: page cache of the checkpoint file that is being read."""
+    """Bytes of page cache of the checkpoint file being read, on unified memory; 0 on other cards."""
     if not gpu.unified:
         return 0
     return min(weights_bytes, int(constants()["unified"]["shard_mib"] * MIB))
 
 
 def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
-    """Unified memory: page cache of the whole checkpoint, which the driver does not always reclaim."""
+    """Bytes of page cache of the whole checkpoint on unified memory, not always reclaimed; 0 on other cards."""
     if not gpu.unified:
         return 0
     return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes))
 
 
 def charged_to_vllm(gpu: Gpu) -> int:
-    """Unified memory: host memory of the worker that counts as non-torch memory (NVIDIA)."""
+    """Bytes of the worker's host memory that count as non-torch memory on unified memory (NVIDIA); else 0."""
     if not gpu.unified or gpu.vendor != "nvidia":
         return 0
     return int(constants()["unified"]["charged_mib"] * MIB)
@@ -260,8 +261,3 @@ def _system_bytes(gpu: Gpu) -> int:
     fit = constants()["unified"]
     whole = max(gpu.total_bytes, gpu.host_total_bytes)
     return max(int(fit["system_least_mib"] * MIB), int(whole * fit["system_share"]))
-
-
-def _servers_bytes() -> int:
-    """Bytes of unified memory that the server's host processes use (fitted)."""
-    return int(constants()["unified"]["servers_mib"] * MIB)

@@ -21,14 +21,14 @@ _KERNEL_BLOCK = 16
 
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Sampler tables, block tables and input buffers of one rank."""
+    """Bytes of the model runner's sampler tables, block tables and input buffers on one rank."""
     widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
     latent_workspace = 0 if not widths else latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
     return sampler_tables(model, settings) + _block_tables(model, settings, gpu) + latent_workspace
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
-    """V2: token counts and two bit masks per sequence, and sampling parameters. V1: input embeddings."""
+    """Bytes of V2's token counts, bit masks and sampling parameters per sequence; of V1's input embeddings."""
     if settings.engine == "V0":
         return 0
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
@@ -51,7 +51,7 @@ def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
 
 
 def segment_rests(model: Model, settings: EngineSettings) -> int:
-    """Bytes that torch has reserved and not allocated after the profile run, by kind of model (fitted)."""
+    """Bytes that torch holds reserved but unallocated after the profile run, by kind of model (fitted)."""
     return int(constants()["segment_rests"][_segment_rests_key(model, settings)] * MIB)
 
 
@@ -68,7 +68,7 @@ def _segment_rests_key(model: Model, settings: EngineSettings) -> str:
 
 
 def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """One block table per KV cache group, with a row of max_model_len per sequence; V2 keeps a second copy."""
+    """Bytes of the block tables: one per KV cache group, a row of max_model_len per sequence; V2 keeps two."""
     groups = kv_shape(model, settings, gpu).groups
     kernel_block = settings.block_size or _KERNEL_BLOCK
     # An entry is a kernel block of attention, or a whole block of recurrent states.
@@ -80,8 +80,7 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """MLA's chunked_prefill_workspace_size: eight full requests or four blocks per sequence, at most 64 Ki tokens.
-    DeepSeek-V4's attention is no MLAAttention and has none."""
+    """Tokens of MLA's chunked_prefill_workspace_size, at most 64 Ki; 0 for other attention and DeepSeek-V4."""
     if traits(model).compressed_mla:
         return 0
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block

@@ -68,16 +68,16 @@ def server_states(
     rank = max(memory.ranks, key=lambda layout: layout.weights.bytes)
     stays = residue(model, gpu, settings, memory.graphs, rank.rank)
     loaded = weight_segments(model, settings, gpu, rank.rank)
-    tables = _segments(_sampler_sizes(rules, model, settings))
-    kept = [*_offloaded(rules, model, gpu, settings, memory)]
+    tables = _segment_sizes(_sampler_sizes(rules, model, settings))
+    kept = [*_offloaded_segments(rules, model, gpu, settings, memory)]
     saved = buffer_bytes(model, settings, gpu, rank.rank) if rules.buffers_saved else 0
     ranks = settings.gpus_used
-    pinned = _host(
+    pinned = _host_figure(
         Term("weights", _pinned(loaded) * ranks, "page-locked, a segment at a time, rounded up to a power of two"),
         Term("tables of the sampler", _pinned(tables) * ranks, "in the same pool"),
         Term("buffers of the runner", _pinned(kept) * ranks, "page-locked, too"),
     )
-    dropped = _host(
+    dropped = _host_figure(
         Term("buffers of the model", saved * ranks, "copied before the pool is emptied"),
         Term("buffers of the runner", _pinned(kept) * ranks, "page-locked"),
     )
@@ -94,8 +94,8 @@ def server_states(
     )
 
 
-def _host(*terms: Term) -> Figure:
-    """The sum of the terms, without those of 0 bytes."""
+def _host_figure(*terms: Term) -> Figure:
+    """A figure of host memory: the sum of the terms, without those of 0 bytes."""
     return Figure(sum(term.bytes for term in terms), terms=tuple(term for term in terms if term.bytes))
 
 
@@ -105,7 +105,7 @@ def _pinned(segments: Sequence[int]) -> int:
 
 
 def serving(rank: Layout) -> Figure:
-    """A server's peak memory on a card; the KV cache has a fixed size, so the band is that of the rest."""
+    """Peak memory on a card while awake; its band leaves out the KV cache, whose size is fixed."""
     own = rank.peak_used_bytes - rank.held_by_others_bytes
     return Figure(
         own,
@@ -121,7 +121,7 @@ def serving(rank: Layout) -> Figure:
 
 
 def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, stage: int = 0) -> Figure:
-    """The memory of a sleeping server on a card; `graphs`: its captured CUDA graphs."""
+    """The memory that a sleeping server keeps on a card; `graphs`: its captured CUDA graphs."""
     rules = sleep_rules(settings.release)
     charged = non_torch(model, settings, gpu, stage)
     context = held_at_start(settings, gpu)
@@ -131,7 +131,7 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     terms = [
         Term("CUDA context", outside, "a process that lives has one"),
         Term("modules and handles", charged.bytes - tables, "kernels, libraries, communication"),
-        Term("tables of the model runner", _tables(rules, model, gpu, settings), "allocated outside the pool"),
+        Term("tables of the model runner", _runner_tables(rules, model, gpu, settings), "allocated outside the pool"),
         Term("workspaces", _workspaces(rules, model, gpu, settings), "cuBLAS, the sampler, experts"),
     ]
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
@@ -146,8 +146,8 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     return Figure(size, "estimated", max(0, size - spread), size + spread, tuple(term for term in terms if term.bytes))
 
 
-def _tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
-    """Buffers of the model runner outside the pools that sleep mode empties."""
+def _runner_tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
+    """Bytes of the model runner's buffers that stay on the card during sleep."""
     stays = runner_buffers(model, settings, gpu)
     if rules and rules.runtime_offloaded:
         stays = sampler_tables(model, settings)
@@ -172,18 +172,18 @@ def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSetti
     return (counts, every - counts)
 
 
-def _offloaded(
+def _offloaded_segments(
     rules: SleepRules, model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory
 ) -> Iterator[int]:
     """Bytes of the segments other than weights that both sleep levels copy to the host."""
     if rules.runtime_offloaded:
         blocks = runner_buffers(model, settings, gpu) - sampler_tables(model, settings)
-        yield from _segments((blocks, flashinfer_workspace(model, settings, gpu)))
+        yield from _segment_sizes((blocks, flashinfer_workspace(model, settings, gpu)))
     if rules.graphs_flag and is_given(settings.given, rules.graphs_flag):
         yield memory.graphs.bytes
 
 
-def _segments(sizes: Sequence[int]) -> list[int]:
+def _segment_sizes(sizes: Sequence[int]) -> list[int]:
     """Bytes of the allocator segments for tensors of these sizes."""
     allocator = CachingAllocator(ascending_addresses=True)
     for size in sizes:

@@ -46,6 +46,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
+        """The tensor's size: the product of its factors."""
         return math.prod(number for number, _ in self.factors)
 
     @property
@@ -111,7 +112,7 @@ def _weight_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterato
 
 
 def _layer_tensors(layer: Layer, model: Model, settings: EngineSettings) -> Iterator[Tensor]:
-    """What a batch has in one layer: outputs of its projections."""
+    """The outputs of one layer's projections for a full batch."""
     ranks, width = settings.tensor_parallel_size, element_bytes(settings)
 
     def batch(name: str, columns: int, what: str) -> Tensor:

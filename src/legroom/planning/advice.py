@@ -51,7 +51,7 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
     if (advised := _advice_without_search(first, kept)) is not None:
         return advised
     if first.memory.refused:
-        advice = _working_proposal(SUPPORTED, first, kept) or _supported_and_more(first, kept)
+        advice = _working_proposal(SUPPORTED, first, kept) or _supported_settings_advice(first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
     working = _single_changes(first, kept, enough)
     if not _fits_on_these_gpus(working, first):
@@ -66,8 +66,7 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = _never) -> Plan:
-    """The plan with changes of a single lever. `advised` stays False where only a search can help or time was up before
-    every lever was tried."""
+    """The plan with single-flag advice; `advised` stays False where only a search helps or time ran out."""
     if is_time_up():
         return first
     if (advised := _advice_without_search(first, frozenset())) is not None:
@@ -83,14 +82,14 @@ def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] =
 
 
 def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
-    """The advised plan where no lever has to be searched for: it fits, or its problem has one known remedy."""
+    """The plan with its advice where nothing has to be searched: it fits, or has one known remedy; else None."""
     if first.verdict == "fits":
         return first
     if _host_memory_is_short(first):
         note = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
         return replace(first, advised=True, notes=(*first.notes, note))
     if first.bug is not None:
-        return _around_bug(first, first.bug, kept)
+        return _with_bug_workaround(first, first.bug, kept)
     if first.starts and lacks_room_for_page_cache(first.target, first.settings, first.memory):
         # Only a smaller KV cache helps beside dropping the page cache by hand.
         lever = next(lever for lever in LEVERS if lever.propose is less_utilization)
@@ -105,14 +104,14 @@ def _advice_without_search(first: Plan, kept: frozenset[str]) -> Plan | None:
 def _single_changes(
     first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = _never
 ) -> list[Advice]:
-    """The working proposal of each lever, until `enough` that fit are cheaper than every lever left."""
+    """For each lever (kind of flag change) its first working proposal, until `enough` cheap ones fit."""
     working: list[Advice] = []
     failure = first.memory.failure
     too_big = failure is not None and failure.id == "weights_too_big"
     for lever in LEVERS:
         if too_big and not lever.shrinks_weights:
             continue
-        sure = [each for each in working if each.plan.verdict == "fits" and _cost(each) <= lever.cost]
+        sure = [each for each in working if each.plan.verdict == "fits" and _loss_rank(each) <= lever.cost]
         if is_time_up() or (enough is not None and len(sure) >= enough and _fits_on_these_gpus(sure, first)):
             break
         if advice := _working_proposal(lever, first, kept, is_time_up):
@@ -121,24 +120,24 @@ def _single_changes(
 
 
 def _ranked(first: Plan, advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The cheapest advice first; a lever and the search may find the same change, which is listed once."""
+    """The advice cheapest first, without repetitions, as a lever and the search may find the same change."""
     ranked: list[Advice] = []
-    for each in sorted(advice, key=_cost):
+    for each in sorted(advice, key=_loss_rank):
         if all(each.flags != better.flags for better in ranked):
             ranked.append(_with_role(first, each))
     return tuple(ranked[:MOST_ADVICE])
 
 
 def _with_role(first: Plan, advice: Advice) -> Advice:
-    """The advice, saying so where its checkpoint is instruction-tuned and the planned one is not."""
+    """The advice with a note where its checkpoint is instruction-tuned and the planned one is not."""
     name = advice.flags.get("model", "")
     if checkpoint_role(name) != "chat" or checkpoint_role(first.target.model.name) == "chat":
         return advice
     return replace(advice, trades=f"{advice.trades}; instruction-tuned, where {first.target.model.name} is not")
 
 
-def _supported_and_more(first: Plan, kept: frozenset[str]) -> Advice | None:
-    """Settings that the release supports instead of refused ones, and the further changes that make them fit."""
+def _supported_settings_advice(first: Plan, kept: frozenset[str]) -> Advice | None:
+    """Advice that replaces settings the release refuses, with further changes that make it fit; else None."""
     for flags, changed in _planned_proposals(SUPPORTED, first, kept):
         if changed.memory.refused:
             continue
@@ -149,7 +148,7 @@ def _supported_and_more(first: Plan, kept: frozenset[str]) -> Advice | None:
     return None
 
 
-def _around_bug(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
+def _with_bug_workaround(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
     """The plan with the workaround of a known bug: flags as advice, environment and steps as notes."""
     changed = _plan_with(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
     variables = [f"{name}={value}" for name, value in bug.env.items()]
@@ -179,7 +178,7 @@ def _fits_on_these_gpus(working: Sequence[Advice], first: Plan) -> bool:
     )
 
 
-def _cost(advice: Advice) -> int:
+def _loss_rank(advice: Advice) -> int:
     """Rank of an advice by what it gives up; lower is proposed first."""
     cost = sum(lever.cost for lever in (*LEVERS, *LAST_RESORTS) if lever.trades in advice.trades)
     short = advice.flags.get("max_model_len", USEFUL_CONTEXT) < USEFUL_CONTEXT
@@ -190,7 +189,7 @@ def _cost(advice: Advice) -> int:
 def _working_proposal(
     lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = _never
 ) -> Advice | None:
-    """The first proposal that fits, else the first that starts where the plan does not."""
+    """The lever's first proposal that fits, else the first that starts where the plan does not; else None."""
     starts: Advice | None = None
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
@@ -203,7 +202,7 @@ def _working_proposal(
 
 
 def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
-    """The first proposal of a last resort that fits, with further changes where it needs them."""
+    """The first proposal of a costly lever (such as a smaller model) that fits, with further changes; else None."""
     for flags, changed in _planned_proposals(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
@@ -216,8 +215,7 @@ def _last_resort(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | No
 
 
 def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
-    """Combinations of flags for one full-length request. Given flags change only where nothing else helps, and GPUs are
-    added only where their number was not given."""
+    """Searched flag combinations for one full-length request; given flags and GPU counts change only if needed."""
     for released in (False, True):
         found = list(_searched_changes(start, kept, released, _gpu_counts(start)))
         if found:
@@ -228,7 +226,7 @@ def _combined_changes(start: Plan, kept: frozenset[str]) -> list[Advice]:
 
 
 def _gpu_counts(start: Plan) -> tuple[int, ...]:
-    """Numbers of GPUs for one engine, up to the present ones."""
+    """GPU counts to search for one engine, up to the planned number."""
     there = start.target.gpus // start.settings.data_parallel_size
     return tuple(sorted({count for count in (1, *_CLUSTER) if count <= there} | {there}))
 
@@ -239,7 +237,7 @@ def _larger_gpu_counts(start: Plan) -> tuple[int, ...]:
 
 
 def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
-    """How many GPUs would suffice, where nothing helps on the given ones."""
+    """A note with the number of GPUs that would suffice, where nothing helps on the given ones; else nothing."""
     if "tensor_parallel_size" in kept or not start.target.gpus_given:
         return
     more = next(iter(_searched_changes(start, kept, True, _larger_gpu_counts(start))), None)
@@ -265,9 +263,9 @@ def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: t
 def _longest_context(
     targets: Sequence[Target], args: ServeArgs, start: Plan, kept: frozenset[str], gpus: tuple[int, ...]
 ) -> Iterator[Advice]:
-    """The longest context without costly flags; else the longest with them."""
+    """Advice with the longest max_model_len that fits without costly flags; else the longest with them."""
     costly: Advice | None = None
-    for context in _contexts(start, kept):
+    for context in _context_lengths(start, kept):
         goal = CapacityGoal(context, 1.0, gpus, "safe")
         best = _advice_of(search_flags(targets, replace(args, max_model_len=context), goal, max_answers=1), start, goal)
         if best is None:
@@ -293,7 +291,7 @@ def _args_to_search(start: Plan, kept: frozenset[str], released: bool) -> ServeA
     return replace(start.args, **changed)
 
 
-def _contexts(start: Plan, kept: frozenset[str]) -> list[int]:
+def _context_lengths(start: Plan, kept: frozenset[str]) -> list[int]:
     """The planned max_model_len, then the usual shorter ones; it alone where the flag is to be kept."""
     requested_len = start.settings.max_model_len
     shorter = [] if "max_model_len" in kept else [context for context in _CONTEXTS if context < requested_len]
@@ -363,7 +361,7 @@ def _plan_with(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def why(before: Plan, after: Plan) -> str:
-    """What the KV cache holds after a change, and what stays free, in one sentence."""
+    """One sentence: what the KV cache holds after the change, and the memory that stays free."""
     old, new = (human_bytes(had) if (had := each.layout.kv_cache.bytes) > 0 else "none" for each in (before, after))
     return (
         f"The KV cache has {new}{f' instead of {old}' if old != new else ''}, and one request of "

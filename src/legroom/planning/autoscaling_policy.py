@@ -49,26 +49,26 @@ class ScalingPolicy:
 
     @property
     def up_period_s(self) -> int:
-        """Period in which the number of replicas at most doubles: a new replica serves within it."""
-        return _within(self.start_s + REACTION_S, _LEAST_PERIOD_S, _LONGEST_PERIOD_S)
+        """Seconds in which replicas at most double: long enough for a new replica to serve."""
+        return _clamped_seconds(self.start_s + REACTION_S, _LEAST_PERIOD_S, _LONGEST_PERIOD_S)
 
     @property
     def up_window_s(self) -> int:
-        """Scale-up stabilization window: shorter bursts add no replica."""
+        """Scale-up stabilization window in seconds: shorter bursts add no replica."""
         return _up_window_s(self.start_s)
 
     @property
     def down_period_s(self) -> int:
-        """Period in which one replica is removed."""
+        """Seconds between removals of one replica."""
         return self.up_period_s
 
     @property
     def down_window_s(self) -> int:
-        """Scale-down stabilization window: twice the start time."""
-        return _within(2 * self.start_s, _LEAST_WINDOW_S, _LONGEST_WINDOW_S)
+        """Scale-down stabilization window in seconds: twice the start time."""
+        return _clamped_seconds(2 * self.start_s, _LEAST_WINDOW_S, _LONGEST_WINDOW_S)
 
     def sentence(self) -> str:
-        """How the thresholds follow from the start time."""
+        """A sentence that explains the thresholds by the start time, for comments."""
         serves_s = self.start_s + REACTION_S + self.up_window_s
         return (
             f"A new replica serves after about {serves_s:.0f} s. If load doubles within an hour, "
@@ -100,9 +100,9 @@ def scaling_policy(least: int, most: int, start_s: float, requests_at_once: floa
 
 def _up_window_s(start_s: float) -> int:
     """Scale-up stabilization window in seconds for servers that start in `start_s`."""
-    return _within(start_s / _UP_SHARE, _LEAST_UP_WINDOW_S, _LONGEST_WINDOW_S)
+    return _clamped_seconds(start_s / _UP_SHARE, _LEAST_UP_WINDOW_S, _LONGEST_WINDOW_S)
 
 
-def _within(seconds: float, least: int, most: int) -> int:
+def _clamped_seconds(seconds: float, least: int, most: int) -> int:
     """Seconds, rounded up and clamped to `least` and `most`."""
     return int(min(max(math.ceil(seconds), least), most))

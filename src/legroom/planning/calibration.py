@@ -38,7 +38,7 @@ class CalibratedStart:
 
 
 def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str | None) -> list[CalibratedStart]:
-    """Every start-up in a log's text; `log` is the log's name in messages."""
+    """Every start-up that a log's text shows, each beside its plan; `log` names the log in messages."""
     startups = read_startups(text)
     if not startups:
         raise LegroomError(
@@ -48,7 +48,7 @@ def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str
 
 
 def measured(starts: Sequence[CalibratedStart]) -> list[Observation]:
-    """The observations with at least one term."""
+    """The observations of these starts that have at least one measured memory term."""
     return [start.observation for start in starts if start.observation is not None and start.observation.terms]
 
 
@@ -56,7 +56,7 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
     """What one start in a log measured, beside its plan; the note says why where nothing is kept."""
     model = model_name or startup.args.model
     try:
-        card = _card(startup, gpu_name)
+        card = _card_of_start(startup, gpu_name)
         planned, note = _plan_of(startup, card, model)
         today = datetime.date.today().isoformat()
         observation = observe(startup, card, planned, model, source=PurePath(log).name, seen=today)
@@ -72,7 +72,7 @@ def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_na
     return CalibratedStart(log, startup, observation, _predictions(planned), note)
 
 
-def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
+def _card_of_start(startup: Startup, gpu_name: str | None) -> Gpu | None:
     """The GPU that the caller names, else that of the log, with the logged total; None where neither names one."""
     name = gpu_name or startup.gpu_name
     if name is None:
@@ -123,10 +123,10 @@ def observe(
     settings = settings_key(planned.settings) if planned is not None else parallel_sizes
     shape = model_fingerprint(planned.target.model) if planned is not None else ""
     version, total = release(startup.vllm).version, startup.gpu_total_bytes
-    return Observation(gpu.name, total, model, version, settings, _terms(startup, planned), source, seen, shape)
+    return Observation(gpu.name, total, model, version, settings, _logged_terms(startup, planned), source, seen, shape)
 
 
-def _terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
+def _logged_terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
     """The bytes that the log printed by memory term, less those that later plans know better or cannot reuse."""
     printed = {
         "weights_bytes": startup.weights_bytes,
@@ -164,7 +164,7 @@ def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Map
 
 
 def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:
-    """The terms of a profile; their sum leaves exactly the KV bytes that the engine had."""
+    """The memory terms in bytes from an engine's accounting; their sum leaves exactly its KV cache bytes."""
     weights, activation = profile["weights_bytes"], profile["torch_peak_bytes"]
     graphs = profile.get("graph_estimate_bytes", 0)
     terms = {"weights_bytes": weights, "activation_bytes": activation, "graph_estimate_bytes": graphs}

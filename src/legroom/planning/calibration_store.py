@@ -112,7 +112,7 @@ def _digest(text: str, length: int) -> str:
 
 
 def settings_key(settings: EngineSettings) -> dict[str, Any]:
-    """The settings that measured terms depend on, as JSON values."""
+    """The engine settings that measured memory terms depend on, as JSON values."""
     names = {name for names in TERM_SETTINGS.values() for name in names}
     values = {name: getattr(settings if hasattr(settings, name) else settings.given, name) for name in sorted(names)}
     key: dict[str, Any] = json.loads(json.dumps(values, default=str, sort_keys=True))
@@ -191,8 +191,7 @@ def to_json(observation: Observation) -> dict[str, Any]:
 
 
 def receipt(observation: Observation) -> dict[str, Any] | None:
-    """The form in which a start-up is shared (docs/calibrate.md): without file names, and without a model's folder;
-    None where a setting holds a path, an address or a secret."""
+    """An observation in the form users share: without file names or folders; None where a setting holds a secret."""
     content = asdict(observation)
     del content["source"]
     if observation.model.count("/") != 1 or _PRIVATE.search(observation.model):
@@ -287,7 +286,7 @@ def store_observations(observations: Iterable[Observation]) -> str:
 
 
 def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
-    """The stored observations. A damaged file is renamed, and the note gives its new name."""
+    """The stored observations and a note; a damaged file is renamed and the note names it, else empty."""
     stored = read_store(path)
     if not stored.problem:
         return stored.observations, ""
@@ -321,7 +320,7 @@ def write_json_file(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Exclude other writers of a file (not on Windows, which has no fcntl)."""
+    """Context manager: hold a lock against other writers of this file (none on Windows, without fcntl)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock").open("w")

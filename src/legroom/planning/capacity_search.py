@@ -129,7 +129,7 @@ def gpus_for_weights(target: Target, args: ServeArgs) -> int:
 
 
 def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
-    """Why the release refuses every combination."""
+    """Why vLLM's release refuses every combination of flags, as a sentence."""
     reasons: list[str] = []
     for parallel in ({}, *parallel_sizes(base_args, goal, traits(target.model).moe)):
         try:
@@ -165,7 +165,7 @@ class _SearchState:
     closest: FlagCombination | None = None
 
     def add(self, combination: FlagCombination, goal: CapacityGoal, tried: int, options: list[SearchCandidate]) -> None:
-        """Add one combination's count and candidates, and keep it if it misses the goal by the least so far."""
+        """Count a combination's `tried` plans, add its candidates, and keep it if it misses the goal by the least."""
         self.considered += tried
         self.options += options
         if self.closest is None or combination.shortfall_bytes(goal) < self.closest.shortfall_bytes(goal):
@@ -207,8 +207,7 @@ def _combinations(
 def _best_combinations(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
 ) -> Iterator[FlagCombination]:
-    """The combination with the least loss for one set of parallel sizes, and the best roomy one of another checkpoint.
-    A branch is skipped where even its smallest combination is too large."""
+    """The least costly combinations for one set of parallel sizes; branches whose smallest is too large are skipped."""
 
     def meets_goal(combination: FlagCombination) -> bool:
         # Beside a neighbour, memory may suffice while no utilization passes the start-up check.
@@ -234,7 +233,7 @@ def _best_combinations(
 
 
 def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
-    """A function from one choice per axis to its combination; None where the release refuses it."""
+    """A function that plans one choice per axis (list of flag values); it returns None where vLLM refuses it."""
     room = replace(target, gpus=max(target.gpus, base.gpus_used))
 
     def combined(choice: Iterable[Flags]) -> FlagCombination | None:
@@ -249,7 +248,7 @@ def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: Engine
 def _too_large_minimum(
     axes: Mapping[str, list[Flags]], combined: Combiner, goal: CapacityGoal
 ) -> FlagCombination | None:
-    """The combination with the smallest memory (the last choice of every axis), where even that is too large."""
+    """The combination with the least memory (last choice of every axis) where even that misses the goal; else None."""
     minimum = combined([axis[-1] for axis in axes.values()])
     return minimum if minimum is not None and minimum.shortfall_bytes(goal) > 0 else None
 

@@ -56,12 +56,12 @@ def smaller_models(target: Target, args: ServeArgs) -> Iterator[Model]:
 
 
 def lost_bits(model: Model) -> int:
-    """Bits per weight that quantization removed."""
+    """Bits per weight that quantization removed, from 16; 0 for an unquantized model."""
     return FULL_BITS - model.quantization.weight_bits if model.quantization else 0
 
 
 def unpacks_weights(model: Model, target: Target) -> bool:
-    """Whether the card computes in 16 bits although the weights are stored in an 8-bit or 4-bit float."""
+    """Whether the card, without FP8 or FP4 units, unpacks the checkpoint's float weights to 16 bits to compute."""
     scheme = model.quantization
     return scheme is not None and scheme.number == "float" and not _computes_natively(model, target)
 

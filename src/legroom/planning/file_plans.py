@@ -58,7 +58,7 @@ class FileServer:
 
     @property
     def verdict(self) -> FileVerdict:
-        """`does_not_fit`: on none of the GPUs. `tight`: not safely on one of them."""
+        """`does_not_fit`: on none of its possible GPUs; `tight`: not safely on one of them; else `fits`."""
         if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
@@ -109,10 +109,10 @@ def planned_servers(
             continue
         if override_gpu and machine is not None:
             what = replace(what, gpu_names=(machine.gpu,))
-        yield _planned(server.read_as, what, machine, advice)
+        yield _planned_server(server.read_as, what, machine, advice)
 
 
-def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
+def _planned_server(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
     """The server of a manifest with a plan for each GPU it may run on, or why there is no plan."""
     open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
     undecided = next(
@@ -137,7 +137,7 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
     plans: list[Plan] = []
     try:
         for gpu in names[:_MOST_GPUS]:
-            plans.append(_plan(what, machine, gpu, given, advice))
+            plans.append(_plan_on_gpu(what, machine, gpu, given, advice))
     except RefusedByVllm as refusal:
         if what.release_hint is not None:
             return FileServer(name, what, refusal=refusal)
@@ -156,7 +156,7 @@ def _spans_nodes(what: Deployment) -> bool:
     return on_ray or any(is_given(what.args, flag) for flag in _MULTI_NODE_FLAGS)
 
 
-def _plan(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
+def _plan_on_gpu(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
     """The plan on one GPU model, under the manifest's memory limit, with the manifest's notes before its own."""
     base = machine or Machine(gpu)
     limit = base.host_memory or (str(what.memory_limit_bytes) if what.memory_limit_bytes else None)

@@ -44,7 +44,7 @@ def shorter_context(plan: Plan) -> Proposals:
 
 
 def more_utilization(plan: Plan) -> Proposals:
-    """Higher gpu_memory_utilization in steps of 0.01; none where even 0.98 is too low."""
+    """Higher gpu_memory_utilization in steps of 0.01; no proposal where even 0.98 is too low."""
     first = int(plan.settings.gpu_memory_utilization * 100) + 1
     most = try_flags(plan, {"gpu_memory_utilization": _MOST_HUNDREDTHS / 100})
     if most is not None and _pool_is_short(most):
@@ -57,6 +57,7 @@ _MOST_HUNDREDTHS = 98
 
 
 def _pool_is_short(plan: Plan) -> bool:
+    """Whether the KV cache is too small for max_model_len, rather than something else failing."""
     return plan.memory.failure is not None and plan.memory.failure is plan.memory.kv.failure
 
 
@@ -93,7 +94,7 @@ def fewer_sequences(plan: Plan) -> Proposals:
 
 
 def fewer_graphs(plan: Plan) -> Proposals:
-    """CUDA graphs for smaller batch sizes only."""
+    """Smaller --max-cudagraph-capture-size: CUDA graphs for smaller batch sizes only."""
     sizes = plan.settings.cudagraph_capture_sizes
     if len(sizes) < 2 or not known_release(plan.settings.release).at_least("0.11.1"):
         return
@@ -121,7 +122,7 @@ def fewer_media(plan: Plan) -> Proposals:
 
 
 def no_graphs(plan: Plan) -> Proposals:
-    """Run without CUDA graphs."""
+    """--enforce-eager, which captures no CUDA graphs."""
     if not plan.settings.enforce_eager:
         yield {"enforce_eager": True}
 
@@ -134,8 +135,8 @@ def fp8_kv_cache(plan: Plan) -> Proposals:
 
 
 def idle_gpus(plan: Plan) -> Proposals:
-    """Parallel sizes that use idle GPUs."""
-    yield from _over(plan, plan.target.gpus)
+    """Larger parallel sizes that use GPUs of the machine which no rank uses."""
+    yield from _parallel_sizes(plan, plan.target.gpus)
 
 
 def more_gpus(plan: Plan) -> Proposals:
@@ -143,11 +144,11 @@ def more_gpus(plan: Plan) -> Proposals:
     if not plan.target.gpus_given:
         settings = plan.settings
         used = settings.tensor_parallel_size * settings.pipeline_parallel_size
-        yield from _over(plan, max(8, used * 2), max(plan.target.gpus // settings.data_parallel_size, 1))
+        yield from _parallel_sizes(plan, max(8, used * 2), max(plan.target.gpus // settings.data_parallel_size, 1))
 
 
-def _over(plan: Plan, most: int, above: int = 0) -> Proposals:
-    """Larger parallel sizes of one engine: tensor parallel first, then pipeline parallel."""
+def _parallel_sizes(plan: Plan, most: int, above: int = 0) -> Proposals:
+    """Parallel sizes of one engine for `above` to `most` GPUs: tensor parallel first, then pipeline parallel."""
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [

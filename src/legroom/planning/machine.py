@@ -128,7 +128,7 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
 
 def with_notes(made: Plan) -> Plan:
-    """The plan with notes on how its model and card were read, and on bugs of its release."""
+    """The plan with notes on assumptions about its model and card, and on known bugs of its release."""
     return replace(made, notes=(*made.notes, *_input_notes(made.target, made.args), *_bug_notes(made)))
 
 
@@ -151,7 +151,7 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
         yield f"the {method} head {draft_name(spec)} could not be read: it is estimated as {shape}"
     if target.model.assumed:
         yield (
-            f"{target.model.name} is {_assumption(target.model)}, so its weights are an estimate; name a folder with "
+            f"{target.model.name} is {_assumed_note(target.model)}, so its weights are an estimate; name a folder with "
             "its config.json to have them counted"
         )
     if not target.model.known:
@@ -161,8 +161,8 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
         )
 
 
-def _assumption(model: Model) -> str:
-    """What was assumed of a model whose config was not read."""
+def _assumed_note(model: Model) -> str:
+    """What was assumed of a model whose config was not read, as a sentence; empty where it was read."""
     said, _, doubt = model.source.removeprefix("bundled: ").partition(";")
     if said.startswith("taken"):
         return said

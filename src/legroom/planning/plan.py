@@ -78,7 +78,7 @@ def _least_headroom(memory: DeploymentMemory) -> int:
 
 
 def _near_miss(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> str:
-    """Why a start-up check that fails may pass within the error band; empty where it may not."""
+    """Why a failing start-up check may pass within the error band, as a sentence; empty where it may not."""
     failure, model, gpu = memory.failure, target.model, target.gpu
     if failure is None or not failure.needed_bytes:
         return ""
@@ -97,7 +97,7 @@ def _near_miss(target: Target, settings: EngineSettings, memory: DeploymentMemor
 
 
 def _starts_as_smaller_card(target: Target, settings: EngineSettings) -> str:
-    """Why a card that is known by its size alone may start what fails: vLLM's default batch depends on its name."""
+    """Why an unnamed card may start what fails, as vLLM's default batch depends on the card's name; else empty."""
     given, others = settings.given, target.held_by_others_bytes
     if any(target.gpu.compute_capability) or None not in (given.max_num_seqs, given.max_num_batched_tokens):
         return ""
@@ -146,11 +146,7 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 
 
 def headroom_after_band(layout: Layout, band_kept: float) -> int:
-    """Free bytes at the peak after subtracting a share of the error band.
-
-    The KV cache shrinks by what the counted parts grow, so only memory outside the budget raises the peak: the band of
-    `outside`, a desktop on cards with display outputs, and the host's reserve on unified memory.
-    """
+    """Free bytes at the peak after subtracting the fraction `band_kept` of the error band outside the budget."""
     # The two errors are independent.
     unknown = math.hypot(layout.outside.high - layout.outside.bytes, layout.desktop_bytes)
     return layout.headroom_bytes - int((unknown + layout.reserve_bytes) * band_kept)
@@ -247,7 +243,7 @@ def plan(target: Target, args: ServeArgs) -> Plan:
 
 
 def _with_start_up_bug(made: Plan) -> Plan:
-    """A fitting plan as `tight` where a bug of the release is known to stop such starts."""
+    """The plan, `tight` instead of `fits` where a bug of the release is known to stop such starts."""
     # All known start-up bugs need several GPUs or sleep mode.
     if made.verdict != "fits" or not (
         made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
@@ -265,7 +261,7 @@ def _with_start_up_bug(made: Plan) -> Plan:
 
 
 def _with_first_start_verdict(made: Plan) -> Plan:
-    """A fitting plan as `tight` where its first start, with an empty compile cache, does not fit."""
+    """The plan, `tight` instead of `fits` where its first start, with an empty compile cache, does not fit."""
     first = cold_start(made)
     if first.memory.failure:
         return replace(made, verdict="tight", reason="the first start, with a cold compile cache, fails")
@@ -284,7 +280,7 @@ def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 
 def cold_start(warm: Plan) -> Plan:
-    """The plan with an empty compile cache; the plan itself where the activation peak is no larger."""
+    """The plan with an empty torch.compile cache; `warm` itself where the activation peak is no larger."""
     target, settings = warm.target, warm.settings
     held_by_others = target.held_by_others_bytes
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, held_by_others, cold=True)

@@ -60,8 +60,8 @@ class ServerDiff:
             "name": self.name,
             "verdict": {"old": before, "new": after},
             "changes": [asdict(change) for change in self.changes],
-            "old": _document(self.old),
-            "new": _document(self.new),
+            "old": _plan_document(self.old),
+            "new": _plan_document(self.new),
         }
 
 
@@ -84,7 +84,7 @@ def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[
     return (*diffs, *(ServerDiff(server.name, server, None) for server in left))
 
 
-def _document(server: FileServer | None) -> dict[str, Any] | None:
+def _plan_document(server: FileServer | None) -> dict[str, Any] | None:
     """The server's plan document; verdict and reason where it has no plan, None where there is no server."""
     if server is None:
         return None
@@ -97,18 +97,22 @@ def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
     """Flags, environment, GPUs, memory and KV cache that differ; empty for a new server."""
     if old is None:
         return ()
-    before, after = _given(old), _given(new)
+    before, after = _given_settings(old), _given_settings(new)
     changes = [
         PlanChange(name, before.get(name, ABSENT), after.get(name, ABSENT))
         for name in dict.fromkeys((*before, *after))
         if before.get(name) != after.get(name)
     ]
     if old.shown is not None and new.shown is not None:
-        changes += [*_machine(old.shown, new.shown), *_bytes(old.shown, new.shown), *_pool(old.shown, new.shown)]
+        changes += [
+            *_machine_changes(old.shown, new.shown),
+            *_memory_changes(old.shown, new.shown),
+            *_kv_changes(old.shown, new.shown),
+        ]
     return tuple(changes)
 
 
-def _given(server: FileServer) -> dict[str, str]:
+def _given_settings(server: FileServer) -> dict[str, str]:
     """Model, release, flags and environment of a server, by name."""
     what = server.what
     if what is None:
@@ -119,7 +123,7 @@ def _given(server: FileServer) -> dict[str, str]:
     return {**named, **{name: value or "on" for name, value in flags.items()}, **what.args.env}
 
 
-def _machine(old: Plan, new: Plan) -> Iterator[PlanChange]:
+def _machine_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
     """The GPUs and the host memory limit, where they differ."""
     before, after = (f"{plan.target.gpus} x {plan.target.gpu.name}" for plan in (old, new))
     if before != after:
@@ -130,7 +134,7 @@ def _machine(old: Plan, new: Plan) -> Iterator[PlanChange]:
         yield PlanChange("host memory limit", texts[0], texts[1])
 
 
-def _bytes(old: Plan, new: Plan) -> Iterator[PlanChange]:
+def _memory_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
     """The parts of GPU memory whose bytes differ, and the headroom."""
     for name, title in _PARTS:
         before, after = (getattr(plan.layout, name).bytes for plan in (old, new))
@@ -141,7 +145,7 @@ def _bytes(old: Plan, new: Plan) -> Iterator[PlanChange]:
         yield PlanChange("free at the peak", gib(before), gib(after), after - before)
 
 
-def _pool(old: Plan, new: Plan) -> Iterator[PlanChange]:
+def _kv_changes(old: Plan, new: Plan) -> Iterator[PlanChange]:
     """KV cache tokens, max_model_len and full-length requests at once, where they differ."""
     before, after = old.memory.kv, new.memory.kv
     if before.tokens != after.tokens:

@@ -188,8 +188,7 @@ class PlanDocument:
 
     @property
     def engines(self) -> int:
-        """Data-parallel copies behind one server's address, each with the pool of `kv`. With a balancer of the user's
-        own every copy is a server."""
+        """Data-parallel engines behind the server's address, each with the pool of `kv`; 1 with an own balancer."""
         own_balancer = ("--data-parallel-rank", "--data-parallel-external-lb")
         if any(word.partition("=")[0] in own_balancer for word in self.command):
             return 1
@@ -197,7 +196,7 @@ class PlanDocument:
 
     @property
     def fits(self) -> bool:
-        """Whether the server that was planned starts."""
+        """Whether the planned server starts; its verdict may be `tight`."""
         return self.verdict != "does_not_fit"
 
 

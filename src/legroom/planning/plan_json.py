@@ -72,16 +72,16 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
             kv.needed_bytes,
             {str(users): tokens for users, tokens in context_by_user_count(plan).items()},
         ),
-        host=_host(plan),
+        host=_planned_host(plan),
         verdict=plan.verdict,
         reason=plan.reason,
         failure=PlannedFailure(**asdict(failure)) if (failure := plan.memory.failure) else None,
-        advice=tuple(_advice(advice) for advice in plan.advice),
+        advice=tuple(_advice_json(advice) for advice in plan.advice),
         command=tuple(ready_command(plan)),
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
-        confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
-        basis=_basis(plan),
-        first_start=_first_start(plan),
+        confidence={f"{name}_bytes": _planned_band(getattr(layout, name)) for name in _FIGURES},
+        basis=_planned_basis(plan),
+        first_start=_first_start_json(plan),
         loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
@@ -94,7 +94,7 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
     return plan_document(plan, explain_math).to_json()
 
 
-def _host(plan: Plan) -> PlannedHost:
+def _planned_host(plan: Plan) -> PlannedHost:
     """Host memory that the server needs, in bytes, beside the limit it is given."""
     needs = plan.host
     return PlannedHost(
@@ -109,7 +109,7 @@ def _host(plan: Plan) -> PlannedHost:
     )
 
 
-def _advice(advice: Advice) -> dict[str, Any]:
+def _advice_json(advice: Advice) -> dict[str, Any]:
     """JSON of one advice: the flags, what they give up, and verdict, layout and command with them."""
     return {
         "flags": as_json(advice.flags),
@@ -121,7 +121,7 @@ def _advice(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _basis(plan: Plan) -> PlannedBasis:
+def _planned_basis(plan: Plan) -> PlannedBasis:
     """Whether starts like this were measured or only vLLM's source read, and how many such starts are known."""
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)
     kind, rare = evidence(of.properties)
@@ -130,7 +130,7 @@ def _basis(plan: Plan) -> PlannedBasis:
     return PlannedBasis(basis, hardly_known, bands()["coverage"], starts_like(of.properties))
 
 
-def _first_start(plan: Plan) -> dict[str, Any]:
+def _first_start_json(plan: Plan) -> dict[str, Any]:
     """Verdict, KV cache and layout of a start with a cold torch.compile cache."""
     first = cold_start(plan)
     kv, band = first.memory.kv, first.layout.kv_cache
@@ -140,23 +140,23 @@ def _first_start(plan: Plan) -> dict[str, Any]:
         "tokens": max(kv.tokens, 0),
         "max_concurrency": kv.max_concurrency,
         "kv_cache_bytes": band.bytes,
-        "confidence": {"kv_cache_bytes": as_json(_band(band))},
+        "confidence": {"kv_cache_bytes": as_json(_planned_band(band))},
         "layout": layout_json(first.layout),
     }
 
 
-def _band(figure: Figure) -> PlannedBand:
+def _planned_band(figure: Figure) -> PlannedBand:
     """Kind of a figure and the lower and upper bound of its band, in bytes."""
     return PlannedBand(figure.kind, figure.low, figure.high)
 
 
 def _every_term(plan: Plan) -> dict[str, Any]:
     """The terms of each figure and of the KV bytes per token."""
-    figures = {f"{name}_bytes": _terms(getattr(plan.layout, name).terms) for name in _FIGURES}
-    return {**figures, "bytes_per_token": _terms(plan.memory.kv.token_terms)}
+    figures = {f"{name}_bytes": _terms_json(getattr(plan.layout, name).terms) for name in _FIGURES}
+    return {**figures, "bytes_per_token": _terms_json(plan.memory.kv.token_terms)}
 
 
-def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
+def _terms_json(terms: Sequence[Term]) -> list[dict[str, Any]]:
     """The addends of a figure in bytes, each with how it was computed."""
     return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
 
@@ -169,13 +169,13 @@ def planned_layout(layout: Layout) -> PlannedLayout:
 
 
 def layout_json(layout: Layout) -> dict[str, int]:
-    """Where every byte of one GPU goes."""
+    """Bytes of each part of one GPU's memory, by name."""
     document: dict[str, int] = as_json(planned_layout(layout))
     return document
 
 
 def plan_states(plan: Plan, host_bytes_s: float | None = None) -> tuple[ServerState, ...]:
-    """What the planned server holds in each state; `host_bytes_s`: how fast the host's memory reaches a card."""
+    """Memory of the planned server awake and asleep; `host_bytes_s`: bytes per second from host memory to a card."""
     target = plan.target
     return server_states(target.model, target.gpu, plan.settings, plan.memory, host_bytes_s)
 
@@ -186,14 +186,15 @@ def states_json(states: Sequence[ServerState]) -> list[dict[str, Any]]:
         {
             "state": state.name,
             "device_bytes": state.device.bytes,
-            "device": _figure(state.device),
+            "device": _figure_json(state.device),
             "host_bytes": state.host.bytes,
-            "host": _figure(state.host),
+            "host": _figure_json(state.host),
             "wake_s": state.wake_s,
         }
         for state in states
     ]
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
-    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": _terms(figure.terms)}
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    """A figure's bytes, certainty, band and terms as JSON."""
+    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": _terms_json(figure.terms)}

@@ -53,26 +53,25 @@ def gpu_count_of(parallel: Flags) -> int:
 
 
 def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
-    """The parallel sizes to try for each number of GPUs: tensor parallel inside a node, pipeline or data and expert
-    parallel across nodes."""
+    """Parallel sizes to try per GPU count: tensor inside a node, pipeline or data and expert across nodes."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
         return
     for count in sorted(goal.gpus):
         if count <= NODE_GPUS:
-            yield _sizes(tensor_parallel_size=count)
+            yield _sizes_as_flags(tensor_parallel_size=count)
         if experts and count >= NODE_GPUS and args.data_parallel_size is None:
             for tensor in (8, 4, 2, 1):
                 if count % tensor == 0 and count > tensor:
-                    spread = _sizes(tensor_parallel_size=tensor, data_parallel_size=count // tensor)
+                    spread = _sizes_as_flags(tensor_parallel_size=tensor, data_parallel_size=count // tensor)
                     yield {**spread, "enable_expert_parallel": True}
         for pipeline in (2, 3, 4, 8):
             if count % pipeline == 0 and count // pipeline <= NODE_GPUS:
-                yield _sizes(tensor_parallel_size=count // pipeline, pipeline_parallel_size=pipeline)
+                yield _sizes_as_flags(tensor_parallel_size=count // pipeline, pipeline_parallel_size=pipeline)
 
 
-def _sizes(**sizes: int) -> Flags:
+def _sizes_as_flags(**sizes: int) -> Flags:
     """The parallel sizes above 1, as flags; a size of 1 is left to the default."""
     return {name: size for name, size in sizes.items() if size > 1}
 
@@ -104,7 +103,7 @@ def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: Capac
 
 
 def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
-    """The axes in the order of `SearchCandidate.cost`, the most severe loss first."""
+    """The lists of flag values to combine, ordered as `SearchCandidate.cost` weighs them, most severe loss first."""
     unchanged: list[Flags] = [{}]
     graphs = axes.get("graphs", unchanged)
     captured = [choice for choice in graphs if "enforce_eager" not in choice]
@@ -133,7 +132,7 @@ class FlagCombination:
     """Free memory beside the CUDA context and other processes."""
 
     def kv_bytes(self, utilization: float, band_kept: float) -> tuple[int, ...]:
-        """The KV cache of every stage, less a share of its error band."""
+        """KV cache bytes of every pipeline stage, less the fraction `band_kept` of the error band."""
         if self.settings.kv_cache_memory_bytes is not None:
             return (self.settings.kv_cache_memory_bytes,) * len(self.stages)
         shift = int((utilization - self.settings.gpu_memory_utilization) * self.target.gpu.total_bytes)
@@ -153,7 +152,7 @@ class FlagCombination:
         return blocks / self.request_blocks * self.settings.data_parallel_size
 
     def headroom_bytes(self, utilization: float, band_kept: float) -> int:
-        """Free memory of the fullest card at its peak."""
+        """Free bytes of the fullest card at its peak, less the fraction `band_kept` of the error band."""
         pools = self.kv_bytes(utilization, 0.0)
         return min(
             headroom_after_band(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
@@ -161,18 +160,18 @@ class FlagCombination:
         )
 
     def runs_over(self, utilization: float, band_kept: float) -> bool:
-        """Whether the budget at start-up, or the peak with this share of the error band, exceeds the card."""
+        """Whether budget or peak, with the fraction `band_kept` of the error band, exceeds the card."""
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
     def shortfall_bytes(self, goal: CapacityGoal) -> int:
         """Bytes that the fullest card lacks for the goal; negative where it has room."""
-        return max(self._needed(stage, goal) for stage in self.stages) - self.target.gpu.total_bytes
+        return max(self._needed_bytes(stage, goal) for stage in self.stages) - self.target.gpu.total_bytes
 
     def why_short(self, goal: CapacityGoal) -> str:
         """A sentence with the memory that the goal needs and the card has."""
-        stage = max(self.stages, key=lambda layout: self._needed(layout, goal))
-        needed, pool = self._needed(stage, goal), self._pool(goal)
+        stage = max(self.stages, key=lambda layout: self._needed_bytes(layout, goal))
+        needed, pool = self._needed_bytes(stage, goal), self._goal_pool(goal)
         settings = self.settings
         gpus = settings.gpus_used
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
@@ -184,20 +183,22 @@ class FlagCombination:
 
     def _what_fits(self, stage: Layout, goal: CapacityGoal) -> str:
         """The end of a sentence: how many requests of the length would fit; empty for none or all."""
-        pool = self._pool(goal)
-        requests = int((stage.total_bytes - self._needed(stage, goal) + pool) * goal.concurrency / pool) if pool else 0
+        pool = self._goal_pool(goal)
+        requests = (
+            int((stage.total_bytes - self._needed_bytes(stage, goal) + pool) * goal.concurrency / pool) if pool else 0
+        )
         if not 1 <= requests < goal.concurrency:
             return ""
         return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
 
-    def _pool(self, goal: CapacityGoal) -> int:
+    def _goal_pool(self, goal: CapacityGoal) -> int:
         """KV cache bytes per rank that the goal needs, on the pipeline stage that needs most."""
         blocks = math.ceil(goal.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
-    def _needed(self, stage: Layout, goal: CapacityGoal) -> int:
+    def _needed_bytes(self, stage: Layout, goal: CapacityGoal) -> int:
         """Peak bytes of a stage with the goal's KV cache in place of the planned one."""
-        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(goal)
+        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._goal_pool(goal)
 
 
 def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> FlagCombination | None:

@@ -45,7 +45,7 @@ class Fit:
 
     @property
     def count(self) -> int:
-        """How many GPUs; 0 where it does not fit."""
+        """GPUs of the fit; 0 where the model does not fit on this kind."""
         return self.plan.args.gpus_needed if self.plan else 0
 
     @property
@@ -92,7 +92,7 @@ def size_models(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[Fit]:
-    """The fits of every model on every GPU, in that order."""
+    """The smallest fit of every model on every GPU, in that order; two where a quantized checkpoint needs fewer."""
     each_args = tuple(replace(args, model=name) for name in models)
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
     task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)
@@ -198,7 +198,7 @@ _KEYS = ("usd_per_hour", "date", "source")
 
 
 def read_price_file(path: str) -> dict[str, GpuPrice]:
-    """By the name of the card in the facts; a card that is not in the file has no price."""
+    """Hourly prices of a TOML file by the card's full name; a card that is not in the file has none."""
     try:
         tables = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -209,7 +209,7 @@ def read_price_file(path: str) -> dict[str, GpuPrice]:
         raise LegroomError(f"{path} is not TOML: {error}", _EXAMPLE) from error
     prices: dict[str, GpuPrice] = {}
     for name, table in tables.items():
-        price = _price(path, name, table)
+        price = _price_of_table(path, name, table)
         if price.gpu in prices:
             raise LegroomError(f"{path} gives two prices for the {price.gpu}", "leave one of them out")
         prices[price.gpu] = price
@@ -218,7 +218,7 @@ def read_price_file(path: str) -> dict[str, GpuPrice]:
     return prices
 
 
-def _price(path: str, name: str, table: Any) -> GpuPrice:
+def _price_of_table(path: str, name: str, table: Any) -> GpuPrice:
     """The price of one table of the price file; raises for an unknown GPU, key or amount."""
     try:
         card = known_gpu(name)

@@ -86,7 +86,7 @@ def plan_words(plan: Plan) -> dict[str, Any]:
     return {
         "headline": headline(plan),
         "short": _shortfall_text(plan),
-        "helps": f"What helps: {refused.hint}." if refused else "",
+        "helps": f"What helps: {refused.hint}." if refused and plan.memory.failure else "",
         "pool": [] if kv.num_blocks <= 0 else [{"name": name, "text": text} for name, text in _kv_cache_rows(plan)],
         "no_pool": _NO_POOL if kv.shape.is_empty else "",
         "basis": band_basis_text(plan),

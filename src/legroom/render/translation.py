@@ -15,6 +15,8 @@ _INSIDE_A_SENTENCE = r"(?:(?![.!?] [^a-z]).)+?"
 _INSIDE_A_CLAUSE = r"(?:(?![.!?] [^a-z]|[;:] ).)+?"
 """What fills a gap: nothing that spans two sentences, and where a template begins with it, nor two clauses."""
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[^a-z])")
+_ENGLISH_WORD = re.compile(r"(?<![\w./-])[a-z]{3,}(?![\w./-])")
+"""A word that is no part of a name, a path or a flag."""
 _CLAUSE_ENDS = [re.compile(f"(?<={mark}) ") for mark in (";", ":", ",")]
 
 
@@ -50,17 +52,19 @@ def _pattern(english: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=4096)
 def _in_chinese(text: str) -> str:
-    """The Chinese text of the first matching template, gaps translated too; else sentence by sentence, or clause."""
+    """The Chinese text of the first template that matches, its gaps translated too; else of its clauses where all of
+    them have a template, or of its sentences. A gap spans two clauses only where they cannot be translated alone."""
     spanning = ""
     for pattern, chinese in _templates():
         if match := pattern.fullmatch(text):
-            if not any("; " in filled for filled in match.groups()):
-                return _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
-            spanning = spanning or _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
-    if len(sentences := _SENTENCE_END.split(text)) > 1:
+            filled = _GAP.sub(lambda gap: _in_chinese(match[gap[1]]), chinese)
+            if not any(mark in gap for gap in match.groups() for mark in ("; ", ", ")):
+                return filled
+            spanning = spanning or filled
+    if not spanning and len(sentences := _SENTENCE_END.split(text)) > 1:
         return " ".join(map(_in_chinese, sentences)).replace("。 ", "。")
     for mark in _CLAUSE_ENDS:
         parts = [part.rstrip(";:,") for part in mark.split(text)]
-        if len(parts) > 1 and all(_in_chinese(part) != part or not part.isascii() for part in parts):
+        if len(parts) > 1 and all(_in_chinese(part) != part or not _ENGLISH_WORD.search(part) for part in parts):
             return {";": "；", ":": "：", ",": "，"}[mark.pattern[4]].join(map(_in_chinese, parts))
     return spanning or text

@@ -76,12 +76,11 @@ def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int =
         known_gpu(name)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
-    return Gpus(name, len(seen), max(_used_by_others(card) for card in seen[:needed]), seen=True)
+    return Gpus(name, len(seen), max(_other_process_bytes(card) for card in seen[:needed]), seen=True)
 
 
-def _used_by_others(card: GpuMemory) -> int:
-    """GPU memory of other processes. In a container the driver does not report it: then all used memory, if it exceeds
-    the GiB that an idle driver may use."""
+def _other_process_bytes(card: GpuMemory) -> int:
+    """GPU bytes of other processes; all used bytes above an idle driver's where the driver does not list them."""
     if card.processes and all(used for _, used in card.processes):
         return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > GIB else 0
@@ -166,7 +165,7 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
-    """Stores the memory that the start-up measured, as `legroom calibrate` does; returns a sentence."""
+    """Store the memory that the start-up log measured, as `legroom calibrate` does; returns a sentence."""
     from legroom.planning.calibration import calibrated_starts, measured
     from legroom.planning.calibration_store import store_observations
 

@@ -375,7 +375,7 @@ def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
 
 
 def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
-    """The bound of the user that a fix violates; empty for none."""
+    """The user's bound (--keep, --min-context, --min-concurrency) that a fix violates; empty for none."""
     for name in (*fix.flags, *fix.env):
         if name in bounds.keep:
             return f"--keep {_flag_or_variable(name)}"

@@ -38,13 +38,13 @@ class HangWatch:
         self._silent = 0
         self._due_s = clock() + self._interval_s
 
-    def left_s(self) -> float | None:
+    def seconds_to_next_check(self) -> float | None:
         """Seconds until the next check; None where checks are off."""
         return max(self._due_s - self._clock(), 0.0) if self._interval_s else None
 
     def is_hung(self) -> bool:
         """Checks the server if a check is due; returns whether it has hung for the whole timeout."""
-        if self.left_s() != 0.0:
+        if self.seconds_to_next_check() != 0.0:
             return False
         self._due_s = self._clock() + self._interval_s
         used = self._cpu_ticks()
@@ -56,8 +56,7 @@ class HangWatch:
 
 
 def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
-    """A function that returns the CPU ticks of all processes of a server except its engines, which may busy-wait. It
-    returns None where a process has ended, is being debugged, or may block on its output."""
+    """A function giving the CPU ticks of the server's processes but engines; None if ended, traced or blocked."""
     server = child.pid
     assert server is not None
 

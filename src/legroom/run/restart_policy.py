@@ -38,7 +38,7 @@ class ServerExit:
 
     @property
     def why(self) -> str:
-        """Why a start counts as failed."""
+        """Why the start counts as failed, as a clause: not healthy in time, or its exit code."""
         return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
 
 
@@ -67,8 +67,7 @@ class IncidentRecorder:
         self._silent = False
 
     def open(self, kind: str, title: str, detail: Detail) -> str:
-        """Opens an incident and returns its name, such as `incident 7`. A failed start during an open incident is noted
-        there."""
+        """Open an incident and return its name (`incident 7`); during an open one, note the failed start there."""
         if self._incident is not None and kind == "start_failed":
             self.note(title, detail)
             return f"incident {self._incident}"
@@ -100,7 +99,7 @@ class IncidentRecorder:
             self._write(lambda journal: journal.close_incident(incident, outcome))
 
     def _write(self, write: Callable[[Journal], int | None]) -> int | None:
-        """Opens the journal for one write, because an open database would use memory for nothing."""
+        """The result of `write` on the journal, opened for this one write; None where it cannot be written."""
         try:
             with Journal.open() as journal:
                 return write(journal)
@@ -211,7 +210,7 @@ class RestartPolicy:
         self._tries = 0
 
     def served(self) -> None:
-        """Records that the server is up."""
+        """Called when the server is up: closes the incident and marks the set-up as one that has served."""
         self._incidents.close("it serves again", DONE)
         self._tries = 0
         self._setups.mark_served()
@@ -226,7 +225,7 @@ class RestartPolicy:
         self._incidents.close(reason)
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
-        """The seconds to wait before the next start, 0 with a fix; None where it is not started again."""
+        """After a start that never served: seconds until the next one, 0 with a fix; None where it gives up."""
         self._incidents.finish_action()
         remedy = self._find_fix()
         if remedy is None:
@@ -261,7 +260,7 @@ class RestartPolicy:
         return self._restart(f"back to what has served: {self._setups.current.line}")
 
     def _after_crash(self, ending: ServerExit) -> float | None:
-        """Opens the incident first, then diagnoses and restarts."""
+        """After a crash of a serving server: open an incident, diagnose; seconds until the restart, None for none."""
         if ending.code == 0:
             self._say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"

@@ -54,15 +54,16 @@ class ProcessRecord:
             say(_NOT_WRITTEN)
 
     def last_lines(self, count: int) -> list[str]:
+        """The last `count` lines of the server's log."""
         return last_lines(self.log.readable(), count)
 
     def question(self) -> dict[str, Any]:
-        """The input of a task that reads the log."""
+        """The log's path and the kernel's OOM counters, as input of a task that reads the log."""
         return {"log": str(self.log.readable()), "account": asdict(self._account)}
 
 
 def kernel_account_from(document: dict[str, Any]) -> KernelAccount:
-    """The inverse of `ProcessRecord.question`."""
+    """The kernel's OOM counters from the document that `ProcessRecord.question` makes."""
     cgroup = document["cgroup"]
     return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
 
@@ -72,7 +73,7 @@ _ADDRESS_FLAGS = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "
 
 
 def _claim_port(port: int, refusal: Callable[[str], LegroomError]) -> socket.socket:
-    """A socket in Linux's abstract namespace, which is of the same network as the port, whatever the home is."""
+    """An abstract Unix socket that claims the port for this run on this network; raises `refusal` if taken."""
     name = f"\0legroom run on port {port}"
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -104,7 +105,7 @@ class RunFile:
         self._flags = self.path.with_name(f"{port}.flags.json")
 
     def _log_folder(self) -> Path:
-        """The folder of the run file; where it is read-only, a temporary folder, because fixes need the log."""
+        """The folder for the log: the run file's, or a temporary one where that is read-only."""
         folder = self.path.parent
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -44,8 +44,7 @@ class Signals:
         return self._reading
 
     def received(self) -> list[int]:
-        """The signals since the last call, in order. The SIGHUP of a closed terminal becomes SIGTERM, and is dropped
-        under `nohup`."""
+        """Signals since the last call, in order; a closed terminal's SIGHUP becomes SIGTERM (dropped under nohup)."""
         try:
             numbers = list(os.read(self._reading, 64))
         except BlockingIOError:
@@ -135,8 +134,7 @@ class Stopping:
         self._has_drained = self._is_draining = self._is_replying = False
 
     def exit_code(self, code: int) -> int:
-        """The run's exit code for the server's. A server that was killed to end at once after Ctrl-C exits with 130,
-        one that was killed after its drain with 137."""
+        """The run's exit code for the server's: 130 where killed after Ctrl-C, 137 where killed after its drain."""
         return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:
@@ -149,7 +147,7 @@ class Stopping:
         return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
     def on_signal(self, number: int, server: Child | None) -> None:
-        """Handles a signal."""
+        """Begin to drain, end, kill or restart the server, as this signal and those before it ask."""
         if number == signal.SIGHUP:
             self._on_restart_signal(server)
         elif number in _ENDING:
@@ -220,7 +218,7 @@ class Stopping:
             self._terminate_now(server, signal.SIGINT if number == signal.SIGTERM else number)
 
     def _has_stopped_engine(self, server: Child) -> bool:
-        """Whether no request can finish, so that a drain would only end at its deadline."""
+        """Whether an engine process is stopped (SIGSTOP), so that a drain would only end at its deadline."""
         return self.is_up and server.has_stopped_engine()
 
     def _sigterm_grace_s(self) -> float:

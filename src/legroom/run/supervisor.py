@@ -62,8 +62,7 @@ class Announcer:
             self._lines.put(f"{PREFIX}{line}\n")
 
     def _write_all(self) -> None:
-        """Writes queued lines to stderr until None comes, bypassing Python's buffer, whose lock could block the exit
-        of the process."""
+        """Write queued lines to stderr until None comes, bypassing Python's buffer, whose lock could block exit."""
         while (line := self._lines.get()) is not None:
             try:
                 target = sys.stderr.fileno()
@@ -212,7 +211,7 @@ class Supervisor:
                     hung = True
                     self.say(f"it hangs: it could not serve for {self.options.hang_timeout_s:g} s. Killing it")
                     self._kill(child)
-                check_s = watch.left_s() if watch is not None else self._timing.poll_interval_s
+                check_s = watch.seconds_to_next_check() if watch is not None else self._timing.poll_interval_s
                 is_ending = watch is not None and self.stopping.is_stopping  # a stop has its own deadline
                 task = self._wait_for_event(child, task, None if is_ending else check_s)
         finally:
@@ -234,7 +233,7 @@ class Supervisor:
         )
 
     def _on_output_line(self, line: bytes) -> None:
-        """Called by the output threads."""
+        """Called by the output threads for each line: notes when vLLM prints its KV pool."""
         if self._pool == "awaited" and self._pool_line_mark in line:
             self._pool = "printed"
 
@@ -329,8 +328,7 @@ class Supervisor:
         return TaskProcess("verify_and_calibrate", question, self._start_task)
 
     def _report_answer(self, task: TaskProcess) -> None:
-        """Says what a finished task answered, or why it failed. A server that is not verified opens an incident; of a
-        verified one the script is saved."""
+        """Say what a task answered; an unverified server opens an incident, a verified one's script is saved."""
         try:
             answer = task.answer()
         except LegroomError as error:
@@ -357,9 +355,11 @@ class Supervisor:
         return {"words": self.setup.words, "env": self.setup.env, **machine, **self._log_input()}
 
     def _log_input(self) -> dict[str, Any]:
+        """The log's path and OOM counters of the current process, as a task's input."""
         return self._process_record.question() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
+        """The last lines that the current or ended server logged."""
         return self._process_record.last_lines(restart_policy.LINES_SHOWN) if self._process_record is not None else []
 
     def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ StartTask = Callable[[str, IO[bytes], int, IO[bytes]], "subprocess.Popen[bytes]"
 
 
 def start_task_process(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """`python -m legroom.run.tasks TASK`."""
+    """Start `python -m legroom.run.tasks TASK` with JSON `question` on stdin and `answer` (fd) as stdout."""
     return subprocess.Popen(
         [sys.executable, "-m", "legroom.run.tasks", task],
         stdin=question,

@@ -43,7 +43,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(question: Question) -> Answer:
-    """Parses the command, adds --shutdown-timeout, and computes the expected memory."""
+    """The task before the first start: parse the command, add --shutdown-timeout, compute the expected memory."""
     command = read_command(question["words"], question["vllm"], os.environ)
     gpus = visible_gpus({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []
@@ -132,7 +132,7 @@ def apply_changes(question: Question) -> Answer:
 
 
 def compare_pool(question: Question) -> Answer:
-    """Compares the printed size of the KV pool with the expected one."""
+    """The task after start-up: a sentence that compares the printed KV pool with the expected one."""
     return {"line": pool_comparison(Path(question["log"]), Expectation(**question["expected"]))}
 
 

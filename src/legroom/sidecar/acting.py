@@ -45,7 +45,7 @@ class Actor:
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
     def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
-        """Decides about an incident, and starts the action in the background."""
+        """Decide about an open incident and, if allowed, start the action in the background."""
         if not incident.remedies_known or self.is_acting_on(incident.server) or time.monotonic() < incident.ask_again_s:
             return
         if incident.finding is None or not incident.finding.is_seen_now:
@@ -117,20 +117,20 @@ class Actor:
         begins = ActionReport(incident, f"{decision.action}: {decision.reason}", str(decision.action))
         if decision.action == "scale":
             self._report(begins)
-            await self._scale(incident, server, number)
+            await self._add_replica(incident, server, number)
             return
         finding = incident.finding
         failing = finding is not None and finding.restart_helps and finding.severity == "critical"
         change = incident.change if decision.action == "restart-with-flags" else None
         limits = self._config.group(incident.group).limits
         order = RestartOrder(server, limits, str(decision.action), decision.reason, failing, number, change)
-        outcome = await self._restart(order, lambda: self._report(begins))
+        outcome = await self._run_restart(order, lambda: self._report(begins))
         self._report(ActionReport(incident, outcome.text, order.name, outcome.state))
         if outcome.state == FAILED and change is not None:
             await self._restore_flags(order, outcome, incident)
 
-    async def _restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """The outcome of the restart; notes the action as begun, for the group's budget."""
+    async def _run_restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
+        """Carry out the restart and return its outcome; `begun` is called when it counts towards the group's budget."""
         begun_s = time.monotonic()
         outcome = await ServerRestart(self._context, order).run(begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
@@ -144,14 +144,14 @@ class Actor:
         reason, restore = "it did not come up with its new flags", (failed.action_id, override)
         back = RestartOrder(order.server, order.limits, "undo", reason, True, order.incident_id, restore=restore)
         try:
-            outcome = await self._restart(back)
+            outcome = await self._run_restart(back)
         except (ActionFailed, JournalUnavailable) as error:
             self._report(ActionReport(incident, f"old flags are not put back: {error.message}", "undo", FAILED))
             return
         self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
-    async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
-        """Adds one replica, in the journal as an action, and reports how it ended."""
+    async def _add_replica(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
+        """Add one replica to the server's group, journalled as an action of incident `number`, and report it."""
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
@@ -187,7 +187,7 @@ class Actor:
             self._spawn(group, self._resume_all([action for action in others if action.group == group]))
 
     async def _resume_all(self, actions: Sequence[Action]) -> None:
-        """Finishes or undoes one group's actions in order."""
+        """Finish or undo one group's actions that an earlier process left unfinished, in order."""
         for action in actions:
             name = self._acting_on[action.group] = str(action.detail.get("server"))
             server = self._servers.get(name)
@@ -229,7 +229,7 @@ class Actor:
             raise ActionFailed(f"{action} cannot be asked for here", "restart, or undo with an action's number")
         if (action == "undo") != (undo is not None):
             raise ActionFailed("an undo needs the number of an action, and nothing else takes one")
-        restore = await self._restorable(undo, server_name) if undo is not None else None
+        restore = await self._flag_change_of_action(undo, server_name) if undo is not None else None
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
         state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
@@ -242,8 +242,8 @@ class Actor:
             self._spawn(name, self._restart_under_lease(order))
         return decision
 
-    async def _restorable(self, number: int, server_name: str) -> tuple[int, Override]:
-        """The flag change of an action on this server. Raises ActionFailed where there is none."""
+    async def _flag_change_of_action(self, number: int, server_name: str) -> tuple[int, Override]:
+        """The journal id and old flags of an action on this server; raises ActionFailed where it changed none."""
         override = kept_override(number, self._context.home)
         changed = await self._context.journal(lambda journal: journal.action(number)) if override is not None else None
         if override is None or changed is None:
@@ -258,7 +258,7 @@ class Actor:
             if not await self._take_lease(order.server.group):
                 raise ActionFailed(f"one at a time: somebody else acts on group {order.server.group}")
             try:
-                outcome = await self._restart(order)
+                outcome = await self._run_restart(order)
             finally:
                 await self._release_lease(order.server.group)
         except (ActionFailed, JournalUnavailable) as error:

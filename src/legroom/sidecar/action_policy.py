@@ -37,7 +37,7 @@ class ActionLimits:
     most_replicas: int = 8
 
     def backoff_s(self, attempts: int) -> float:
-        """The back-off after this many attempts within a day."""
+        """Seconds to wait after this many attempts within a day."""
         if attempts <= 0:
             return 0.0
         return float(min(self.first_pause_s * 2 ** min(attempts - 1, 30), self.longest_pause_s))
@@ -179,5 +179,5 @@ def _decide_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> 
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """A decision to do nothing."""
+    """A decision to do nothing, with the reason; `again_in_s`: seconds until it is decided again, None: never."""
     return Decision(None, reason, again_in_s, refusal, about)

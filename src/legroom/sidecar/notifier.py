@@ -36,7 +36,7 @@ class Webhook:
 
     @property
     def shown_host(self) -> str:
-        """The host of the address."""
+        """The host of the webhook's address, safe to log."""
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
 
@@ -54,7 +54,7 @@ def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = 
 
 
 def body_of(message: Mapping[str, Any], style: Format) -> Any:
-    """A message in the format of a webhook, without secrets."""
+    """The JSON body of a message in the webhook's format, with secrets masked."""
     sent = {**message, **{name: masked(message[name]) for name in ("title", "text", "detail")}}
     number, closed_s = sent["incident"], sent["closed_s"]
     if style == "json":
@@ -182,6 +182,7 @@ async def _journal_id(incident: OpenIncident) -> int | None:
 
 
 def _put_dropping_oldest(queue: _Queue, notification: tuple[OpenIncident, dict[str, Any]]) -> None:
+    """Queue a notification; a full queue drops its oldest one first."""
     if queue.full():
         queue.get_nowait()
         queue.task_done()
@@ -218,6 +219,7 @@ class IncidentReporter:
         self.note(incident, incident.finding.reason if incident.finding is not None else incident.reason)
 
     def report_critical(self, incident: OpenIncident) -> None:
+        """Note in the journal and notify that an open incident became critical."""
         self.note(incident, "it has become critical", {"severity": incident.severity})
         self._notifier.notify(incident)
 

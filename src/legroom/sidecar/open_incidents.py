@@ -52,7 +52,7 @@ class OpenIncident:
     """Flags to restart with."""
 
     def detail(self) -> dict[str, Any]:
-        """The `detail` of the journal's incident."""
+        """The `detail` object that the journal stores with the incident: finding, severity and numbers."""
         finding = self.finding.to_json() if self.finding is not None else {}
         return {"by": BY, "group": self.group, "severity": self.severity, "finding": finding}
 
@@ -84,10 +84,7 @@ class IncidentKeeper:
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Reopens incidents of an earlier process for servers that are still watched; returns all open keys.
-
-        `patience_s` is the warm-up time of each kind's detector.
-        """
+        """Reopen an earlier process's incidents of watched servers; returns all open keys. `patience_s`: by kind."""
         now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)

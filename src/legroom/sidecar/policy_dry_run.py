@@ -145,8 +145,7 @@ def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
-    """The samples of all servers by time; those older than a day are roll-ups. Drain times are unknown without
-    latencies."""
+    """The samples of all servers in a journal, by time; those older than a day are roll-ups."""
     with Journal.open(path) as journal:
         points = {server: journal.samples(server, 0.0, 1e11, max_points=10**12) for server in journal.servers()}
         series = [[_sample_of_point(server, point) for point in listed] for server, listed in points.items()]

@@ -142,7 +142,7 @@ class ServerRestart:
         }
 
     async def _drain_server(self) -> None:
-        """Drains, without waiting for a failing server."""
+        """Drain the server and wait for its running requests, without waiting where it is failing."""
         order, drain_method = self._order, self._drain_method
         await self._record_stage("draining", {"door": drain_method.name})
         try:
@@ -163,7 +163,7 @@ class ServerRestart:
         await self._record_stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
-        """Writes or restores flags where ordered, then restarts through the platform and records it."""
+        """Write or restore flags where ordered, then restart through the platform (systemd, Kubernetes ...)."""
         order = self._order
         if order.change is not None or order.restore is not None:
             # Kubernetes rolls a change out by itself.
@@ -220,6 +220,7 @@ class ServerRestart:
         return result.process_start_s if isinstance(result, Sample) else None
 
     async def _record_stage(self, name: str, detail: Mapping[str, Any]) -> None:
+        """Record in the journal that the restart reached this stage."""
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     # Outcomes, and recovery after a kill
@@ -252,7 +253,7 @@ class ServerRestart:
         return RestartOutcome(state, text, self._id)
 
     async def _end_drain(self, text: str, patient: bool = True) -> str:
-        """Ends the drain; `patient` retries for 30 s."""
+        """End the drain and return `text`, with the problem added where that fails; `patient`: retry for 30 s."""
         end_s = time.monotonic() + (30.0 if patient else 0.0)
         while True:
             try:

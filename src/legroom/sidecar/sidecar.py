@@ -155,7 +155,7 @@ class Sidecar:
     # Scraping
 
     def _take_safely(self, result: ScrapeResult) -> None:
-        """Logs a bug in the handling of one scrape, so that watching goes on."""
+        """Handle a scrape result; an exception is logged as a bug, so that watching goes on."""
         try:
             self.take(result)
         except Exception as error:
@@ -165,7 +165,7 @@ class Sidecar:
             self._last_error = text
 
     def take(self, result: ScrapeResult) -> None:
-        """Handles one scrape result."""
+        """Handle one scrape result: findings, incidents, actions, metrics and the journal's samples."""
         if self._stopping.is_set():
             return
         self._last_scrape_s = time.monotonic()
@@ -244,11 +244,13 @@ class Sidecar:
         return len(members), len(unhealthy) + len(members) - len(watched)
 
     async def _scrape(self, server: ServerConfig) -> ScrapeResult:
+        """Scrape one server now, for an action that waits for it."""
         return await scrape_result(self._session, server.endpoint)
 
     # The journal
 
     def _flush_samples(self) -> None:
+        """Hand the buffered samples to the journal's thread."""
         samples, self._samples = self._samples, []
         self._journal.add_samples(samples)
 

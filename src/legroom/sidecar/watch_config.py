@@ -198,7 +198,7 @@ def _server_plan(table: TomlTable) -> PlanDocument | None:
 
 
 def _flag_answers(table: TomlTable) -> dict[str, FlagChange]:
-    """`answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
+    """Flag changes by finding, of `answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
     kinds, known = table.table("answers"), [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     if kinds is None:

@@ -94,7 +94,7 @@ class WatchSession:
         self._written_s = 0.0
 
     def take(self, result: ScrapeResult) -> ServerView:
-        """Handles one scrape result."""
+        """Handle one scrape result: update findings, history, incidents and journal; returns the server's view."""
         result = with_start_reason(self._local.with_process_figures(result))
         self.scrapes += 1
         if self._recorder is not None:
@@ -121,7 +121,7 @@ class WatchSession:
             self._samples.append(result)
             if result.time_s - self._written_s >= 10.0:
                 self._written_s = result.time_s
-                self._flush()
+                self._write_samples()
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
@@ -188,7 +188,7 @@ class WatchSession:
         """Closes open incidents and writes what is buffered."""
         for incident in self._keeper.all():
             self._journal_closed(incident, "lasted when watching ended", time.time())
-        self._flush()
+        self._write_samples()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -236,7 +236,7 @@ class WatchSession:
             except Exception as error:
                 self._stop_journaling(error)
 
-    def _flush(self) -> None:
+    def _write_samples(self) -> None:
         """Writes the collected samples to the journal, if there is one."""
         samples, self._samples = self._samples, []
         if samples and self._journal is not None:
@@ -327,7 +327,7 @@ async def _poll_prometheus(config: PrometheusConfig, session: WatchSession, gap_
 
 
 async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Streams until servers were discovered, and a few rounds more."""
+    """Scrape until pods were discovered, then a few rounds more, `gap_s` seconds apart."""
     problems: list[str] = []
     session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))
@@ -345,7 +345,7 @@ async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s:
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
-    """Scrapes for ever and shows a view after every scrape."""
+    """Scrape for ever and pass each server's view to `show` after every scrape."""
     from legroom.sidecar.sources import combined_source  # slow to import
 
     await combined_source(config, session.log)(lambda result: show(session.take(result)), session.remove_server)

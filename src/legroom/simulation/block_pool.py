@@ -47,7 +47,11 @@ class BlockPool:
         taken = [self._free.popitem(last=False)[1] for _ in range(count)]
         for block in taken:
             if block.key is not None:
-                self._evict(block)
+                copies = self._cached[block.key]
+                del copies[block.block_id]
+                if not copies:
+                    del self._cached[block.key]
+                block.key = None
             block.ref_count = 1
         return taken
 
@@ -84,12 +88,3 @@ class BlockPool:
         for block in reversed(uncached):
             self._free[block.block_id] = block
             self._free.move_to_end(block.block_id, last=False)
-
-    def _evict(self, block: Block) -> None:
-        """Remove a block's hash from the prefix cache, so that its contents are no longer found."""
-        assert block.key is not None
-        copies = self._cached[block.key]
-        del copies[block.block_id]
-        if not copies:
-            del self._cached[block.key]
-        block.key = None

@@ -74,7 +74,7 @@ class ServeArgs:
 
     @property
     def engine_ranks(self) -> int:
-        """vLLM's world_size: the GPUs of one engine. Decode context parallelism adds none."""
+        """GPUs of one engine (vLLM's world_size); decode context parallelism adds none."""
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.prefill_context_parallel_size)
         return math.prod(size or 1 for size in sizes)
 
@@ -176,7 +176,7 @@ def json_value(args: ServeArgs, name: str) -> Mapping[str, Any] | None:
 
 
 def redundant_experts(args: ServeArgs) -> int:
-    """Copies of experts that --eplb-config asks for; 0 without load balancing."""
+    """Redundant expert copies (num_redundant_experts) that --eplb-config asks for; 0 without load balancing."""
     count = (json_value(args, "--eplb-config") or {}).get("num_redundant_experts")
     return count if isinstance(count, int) and is_given(args, "--enable-eplb") else 0
 
@@ -234,7 +234,7 @@ def head_kind(config: Mapping[str, Any] | None) -> str:
 
 
 def predicts_itself(method: str) -> bool:
-    """Whether the model's own MTP layers draft."""
+    """Whether this speculative method drafts with the model's own MTP layers."""
     return method.endswith(_PREDICTORS)
 
 

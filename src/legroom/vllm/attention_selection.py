@@ -28,11 +28,11 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
             "PCP requires attention backend support, but the backend of the recurrent layers does not support PCP.",
             "leave --prefill-context-parallel-size out",
         )
-    named = named_backend(settings.given, release) or _forced(model, table)
+    named = named_backend(settings.given, release) or _forced_backend(model, table)
     if named.startswith(_OTHER_VENDORS):
         if ("MLA" in named) != traits(model).mla:
             reason = "non-MLA not supported" if "MLA" in named else "MLA not supported"
-            yield _not_valid(named, [reason]), "leave --attention-backend out"
+            yield _not_valid_text(named, [reason]), "leave --attention-backend out"
         return
     if named and named not in table.names:
         message = (
@@ -40,11 +40,11 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         )
         yield message, "leave --attention-backend out"
         return
-    for needs in dict.fromkeys(_needs(settings, model, gpu, release)):
+    for needs in dict.fromkeys(_layer_needs(settings, model, gpu, release)):
         yield from _refusal(needs, named, table, gpu, release)
         # Up to 0.28 the selected backend is asked for DCP, not the backends before the selection.
         if settings.decode_context_parallel_size > 1 and not needs.decode_context_parallel:
-            chosen = named or _runs(table, needs)
+            chosen = named or _first_backend(table, needs)
             if chosen and not table.shares_contexts(chosen):
                 yield (
                     "Decode Context Parallelism (DCP) requires attention implementations to return the softmax LSE "
@@ -54,7 +54,7 @@ def backend_refusals(settings: EngineSettings, model: Model, gpu: Gpu, release: 
         if traits(model).block_sparse and release.at_least("0.25.0"):
             # Up to 0.28 the first layer's backend alone sets the block size.
             size = settings.block_size or (128 if release.at_least("0.29.0") else 16)
-            small = (named or _runs(table, needs)) == "FLASHINFER" and gpu.compute_capability[0] != 10
+            small = (named or _first_backend(table, needs)) == "FLASHINFER" and gpu.compute_capability[0] != 10
             if size % 128 or small:
                 hint = "leave --kv-cache-dtype and --attention-backend out" if small else "use --block-size 128"
                 yield f"No common block size for {size} (MINIMAX_M3_SPARSE: [128]).", hint
@@ -75,24 +75,25 @@ def _refusal(
     """vLLM's message and a hint where the named backend, or every one, rejects the layer; otherwise nothing."""
     against = {name: table.reasons_against(name, needs) for name in ([named] if named else table.in_order(needs))}
     if named and against[named]:
-        hint = f"leave --attention-backend out, or use {_runs(table, needs) or 'another card'}"
-        yield _not_valid(named, against[named]), hint
+        hint = f"leave --attention-backend out, or use {_first_backend(table, needs) or 'another card'}"
+        yield _not_valid_text(named, against[named]), hint
         return
     chosen = next((name for name, reasons in against.items() if not reasons), None)
     if chosen is None:
         shown = ", ".join(f"{name}: [{', '.join(reasons)}]" for name, reasons in against.items())
-        message = f"No valid attention backend found for cuda with {_shown(needs)}. Reasons: {{{shown}}}."
-        yield message, _hint(needs, table)
+        message = f"No valid attention backend found for cuda with {_needs_text(needs)}. Reasons: {{{shown}}}."
+        yield message, _setting_hint(needs, table)
     elif chosen in ("TRITON_ATTN", "TRITON_MLA") and release.at_least("0.24.0"):
         yield from _triton_on_old_card(chosen, needs, gpu)
 
 
-def _not_valid(named: str, reasons: list[str]) -> str:
+def _not_valid_text(named: str, reasons: list[str]) -> str:
+    """vLLM's error that the named attention backend is not valid, with its reasons."""
     return f"Selected backend AttentionBackendEnum.{named} is not valid for this configuration. Reason: {reasons}"
 
 
 def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Triton's kernels read an FP8 cache from capability 8.9 on and a bfloat16 one from 8.0 on."""
+    """A refusal where Triton would read FP8 KV below compute capability 8.9, or bfloat16 below 8.0."""
     capability = gpu.compute_capability
     for prefix, name, needed in (("fp8", "FP8", (8, 9)), ("bfloat16", "bfloat16", (8, 0))):
         if needs.kv_cache_dtype.startswith(prefix) and capability < needed:
@@ -105,21 +106,21 @@ def _triton_on_old_card(chosen: str, needs: LayerNeeds, gpu: Gpu) -> Iterator[tu
             )
 
 
-def _forced(model: Model, table: BackendTable) -> str:
-    """Gemma-4's two head sizes run on Triton where FlashAttention 4, which masks images, does not."""
+def _forced_backend(model: Model, table: BackendTable) -> str:
+    """TRITON_ATTN where Gemma-4's two head sizes force it (no FlashAttention 4); else empty."""
     heads = {mixer.head_dim for mixer in with_kv_heads(layer.mixer for layer in model.layers)}
     if not model.architecture.startswith("Gemma4") or len(heads) < 2:
         return ""
     return "" if table.masks_images("FLASH_ATTN") else "TRITON_ATTN"
 
 
-def _runs(table: BackendTable, needs: LayerNeeds) -> str:
+def _first_backend(table: BackendTable, needs: LayerNeeds) -> str:
     """The first backend in vLLM's order that runs the layer; empty where none does."""
     return next((name for name in table.in_order(needs) if not table.reasons_against(name, needs)), "")
 
 
-def _hint(needs: LayerNeeds, table: BackendTable) -> str:
-    """The one setting without which a backend runs the layer."""
+def _setting_hint(needs: LayerNeeds, table: BackendTable) -> str:
+    """A hint naming the one setting without which some backend runs the layer; else that none runs it."""
     without: tuple[tuple[str, Any, str], ...] = (
         ("prefill_context_parallel", False, "leave --prefill-context-parallel-size out"),
         ("decode_context_parallel", False, "leave --decode-context-parallel-size out"),
@@ -130,12 +131,12 @@ def _hint(needs: LayerNeeds, table: BackendTable) -> str:
     )
     for name, value, hint in without:
         changed = replace(needs, **{name: value})
-        if changed != needs and _runs(table, changed):
+        if changed != needs and _first_backend(table, changed):
             return hint
     return "no backend of this release runs the model on this card"
 
 
-def _shown(needs: LayerNeeds) -> str:
+def _needs_text(needs: LayerNeeds) -> str:
     """The layer's needs as vLLM prints them in its error message."""
     return (
         f"AttentionSelectorConfig(head_size={needs.head_size}, dtype=torch.{needs.dtype}, "
@@ -145,7 +146,7 @@ def _shown(needs: LayerNeeds) -> str:
     )
 
 
-def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:
+def _layer_needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[LayerNeeds]:
     """What the attention layers ask for; layers that bring their own backend are left out."""
     common: dict[str, Any] = {
         "dtype": settings.dtype,

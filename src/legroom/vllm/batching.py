@@ -28,7 +28,7 @@ class Batching:
 
 
 def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
-    """The V1 engine's step limits."""
+    """The V1 engine's max_num_batched_tokens, max_num_seqs, chunked prefill and prefix caching."""
     chunked = _chunked_prefill_v1(args, model, release)
     tokens, seqs = device_defaults(gpu, release, args.usage)
     if args.performance_mode == "throughput" and release.at_least("0.17.0"):
@@ -49,7 +49,7 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """max_num_batched_tokens where none is given."""
+    """V1's max_num_batched_tokens where none is given; `tokens`, `seqs`: the card's defaults."""
     if release.at_least("0.20.0") and _is_batched_dp_moe(args, model):
         tokens = 256 * (2 if args.performance_mode == "throughput" else 1)
     if not chunked:
@@ -124,7 +124,7 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
 
 
 def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
-    """The V0 engine's step limits."""
+    """The V0 engine's max_num_batched_tokens, max_num_seqs, chunked prefill and prefix caching."""
     chunked = _chunked_prefill_v0(args, model, gpu, release, max_model_len)
     seqs = args.max_num_seqs if args.max_num_seqs is not None else 256
     tokens = args.max_num_batched_tokens
@@ -145,7 +145,7 @@ def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
-    """Chunked prefill of the V0 engine: on by default above 32 Ki tokens from 0.5.3 on, with exceptions."""
+    """Whether V0 chunks prefills: by default above 32 Ki tokens from 0.5.3 on, with exceptions."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
     if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":

@@ -38,11 +38,11 @@ class CommandPart:
     @property
     def long_name(self) -> str:
         """The flag's full name for any spelling: short, abbreviated, `--no-`."""
-        return self.flag.name if self.flag else _positive(self.name)
+        return self.flag.name if self.flag else _without_no_prefix(self.name)
 
     @property
     def dest(self) -> str:
-        """vLLM's Python name."""
+        """vLLM's Python name of the flag (argparse's dest), such as `max_model_len`."""
         return self.flag.dest if self.flag else dest_name(self.name)
 
 
@@ -57,8 +57,8 @@ def command_parts(words: Sequence[str], release: Release | None = None) -> Itera
             at += 1
             continue
         name = plain_name(word)
-        flag = _named(name, table) or _named(name, flags_ever())
-        end = at + 1 if "=" in word or name.startswith("-O") else _end(words, at + 1, flag)
+        flag = _flag_named(name, table) or _flag_named(name, flags_ever())
+        end = at + 1 if "=" in word or name.startswith("-O") else _end_of_values(words, at + 1, flag)
         yield CommandPart(tuple(words[at:end]), name, flag)
         at = end
 
@@ -72,8 +72,8 @@ def plain_name(word: str) -> str:
 def long_name(name: str) -> str:
     """The full name of a flag in any spelling."""
     plain = plain_name(name)
-    flag = _named(plain, flags_ever())
-    return flag.name if flag else _positive(plain)
+    flag = _flag_named(plain, flags_ever())
+    return flag.name if flag else _without_no_prefix(plain)
 
 
 def flags_in(words: Sequence[str]) -> dict[str, str]:
@@ -87,21 +87,21 @@ def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -
     return values[-1] if values else None
 
 
-def _positive(name: str) -> str:
+def _without_no_prefix(name: str) -> str:
     """The flag without `no-`: `--no-x` as `--x`."""
     return "--" + name[5:] if name.startswith("--no-") else name
 
 
-def _named(name: str, table: Mapping[str, Flag]) -> Flag | None:
+def _flag_named(name: str, table: Mapping[str, Flag]) -> Flag | None:
     """The flag of a name or of a unique prefix, as argparse finds it."""
-    flag = table.get(name) or table.get(_positive(name))
+    flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag
     near = {flag.name: flag for long, flag in table.items() if long.startswith(name)}
     return near.popitem()[1] if len(near) == 1 else None
 
 
-def _end(words: Sequence[str], at: int, flag: Flag | None) -> int:
+def _end_of_values(words: Sequence[str], at: int, flag: Flag | None) -> int:
     """The index after the values of a flag that start at `at`."""
     kind = flag.kind if flag else "str"
     if kind in ("switch", "bool"):
@@ -150,7 +150,7 @@ def changes_back(now: Sequence[str], before: Sequence[str]) -> dict[str, str | N
 def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
     """The command that starts this server; settings without a flag in the release are left out."""
     by_dest = _by_dest(release)
-    words = [*_head(args, release)]
+    words = [*_command_head(args, release)]
     for dest in FIELDS:
         value = _field_value(args, dest, release)
         if dest == "model" or value is None:
@@ -214,7 +214,7 @@ def flag_words(flag: Flag, value: Any) -> list[str]:
 
 
 def joined(name: str, values: Sequence[str]) -> list[str]:
-    """A flag and its values; a value that starts with a dash is joined by `=`."""
+    """A flag and its values as words; a value that starts with a dash is joined by `=`."""
     if len(values) == 1 and looks_like_flag(values[0]):
         return [f"{name}={values[0]}"]
     return [name, *values]
@@ -225,7 +225,7 @@ def _by_dest(release: Release) -> dict[str, Flag]:
     return {flag.dest: flag for flag in flags_of(release).values()}
 
 
-def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
+def _command_head(args: ServeArgs, release: Release) -> tuple[str, ...]:
     """The command before its flags: `vllm serve MODEL`, or the api_server module before 0.5.2."""
     # `vllm serve` came with 0.5.2.
     if release.at_least("0.5.2"):
@@ -235,7 +235,7 @@ def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
 
 
 def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
-    """A field's value, with capture sizes inside the compilation config before 0.11.1."""
+    """The value of a ServeArgs field; before 0.11.1 capture sizes go into the compilation config."""
     value = getattr(args, dest)
     if release.at_least("0.11.1"):
         return value

@@ -40,31 +40,32 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def config_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """What the release's config classes refuse, in their order."""
-    args = settings.given
     if not is_asked(release):
         return
-    yield from _fields(args, release)
+    yield from field_refusals(settings.given, release)
     for rule in (
-        _names,
-        _dtype,
-        _media,
-        _runner,
-        _parallel,
-        _shards,
-        _context_parallel,
-        _experts,
-        _routed_experts,
-        _lora,
-        _scheduler,
-        _speculation,
-        _cache,
+        _unknown_name_refusals,
+        _dtype_refusals,
+        _media_refusals,
+        _runner_refusals,
+        _parallel_refusals,
+        _shard_refusals,
+        _context_parallel_refusals,
+        _expert_refusals,
+        _routed_expert_refusals,
+        _lora_refusals,
+        _scheduler_refusals,
+        _speculation_refusals,
+        _cache_refusals,
     ):
         yield from rule(settings, model, release)
 
 
-def _fields(args: ServeArgs, release: Release) -> Iterator[Refusal]:
-    """Each given value against the bounds and choices of its field."""
-    for dest, value in _given(args):
+def field_refusals(args: ServeArgs, release: Release) -> Iterator[Refusal]:
+    """Each given value against the bounds and choices of its field; none for a release whose code was not asked."""
+    if not is_asked(release):
+        return
+    for dest, value in _given_numbers(args):
         rule = field_of_flag(dest, release)
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield from _out_of_bounds(dest, value, rule, flag_name(dest))
@@ -74,11 +75,11 @@ def _fields(args: ServeArgs, release: Release) -> Iterator[Refusal]:
             continue
         fields = config_class(class_name, release)
         for key, item in value.items():
-            yield from _json_field(flag_name(dest), class_name, key, item, fields)
+            yield from _json_refusals(flag_name(dest), class_name, key, item, fields)
 
 
-def _json_field(flag: str, class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
-    """One key of a JSON flag against its field of the config class."""
+def _json_refusals(flag: str, class_name: str, key: str, item: Any, fields: Mapping[str, Any]) -> Iterator[Refusal]:
+    """The refusal of one key of a JSON flag that its config class does not have or accept."""
     rule = fields.get(key)
     if rule is None:
         near = ", ".join(sorted(fields)[:6])
@@ -93,20 +94,20 @@ def _json_field(flag: str, class_name: str, key: str, item: Any, fields: Mapping
 
 
 def _is_choice(item: Any, choices: list[Any]) -> bool:
-    """Names of an enum are taken in any case, and its members by number."""
+    """Whether an item is one of an enum's choices, by name in any case or by number."""
     if item in choices or (isinstance(item, str) and item.upper() in choices):
         return True
     return isinstance(item, int) and not isinstance(item, bool) and item < len(choices)
 
 
 def _out_of_bounds(name: str, value: float, rule: Mapping[str, Any], shown: str) -> Iterator[Refusal]:
-    """The bounds of the rule that the value violates; `shown`: the flag as the hint names it."""
+    """A refusal for each bound (ge, gt, le, lt) of the rule that the value violates; `shown`: the flag in the hint."""
     for key, (words, holds) in _BOUNDS.items():
         if key in rule and not holds(value, rule[key]):
             yield f"{name}: Input should be {words} {rule[key]}", f"give {shown} a value {words} {rule[key]}"
 
 
-def _given(args: ServeArgs) -> Iterator[tuple[str, Any]]:
+def _given_numbers(args: ServeArgs) -> Iterator[tuple[str, Any]]:
     """Every given number: the fields of `ServeArgs`, and the flags kept as words."""
     for name in FIELDS:
         value = getattr(args, name)
@@ -124,12 +125,12 @@ def _given(args: ServeArgs) -> Iterator[tuple[str, Any]]:
 
 
 def _json_value(args: ServeArgs, dest: str) -> Mapping[str, Any] | None:
-    """The value of a JSON flag."""
+    """The JSON object of a flag, from its ServeArgs field or its words; None where not given."""
     return getattr(args, dest) if dest in FIELDS else json_value(args, flag_name(dest))
 
 
-def _names(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Backends and connectors that the release does not have."""
+def _unknown_name_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of attention backends and KV connectors that the release does not have."""
     backend, known = named_backend(settings.given, release), known_names("attention_backends", release)
     if backend and backend not in known:
         message = f"Unknown attention backend: '{backend}'. Valid options are: {', '.join(known)}"
@@ -145,8 +146,8 @@ def _names(settings: EngineSettings, model: Model, release: Release) -> Iterator
         yield f"Unsupported connector type: {connector}", f"use one of {', '.join(connectors)}"
 
 
-def _dtype(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """float16 for model types that do not support it."""
+def _dtype_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusal of float16 for model types that vLLM does not run in it."""
     model_type = str(model.config.get("model_type") or "")
     if settings.dtype == "float16" and model_type in known_names("without_float16", release):
         yield (
@@ -156,8 +157,8 @@ def _dtype(settings: EngineSettings, model: Model, release: Release) -> Iterator
         )
 
 
-def _media(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Negative counts in --limit-mm-per-prompt."""
+def _media_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of negative counts in --limit-mm-per-prompt."""
     for kind, limit in (settings.given.limit_mm_per_prompt or {}).items():
         count = limit.get("count") if isinstance(limit, Mapping) else limit
         if model.modalities and isinstance(count, int) and count < 0:
@@ -165,8 +166,8 @@ def _media(settings: EngineSettings, model: Model, release: Release) -> Iterator
             yield message, f"give --limit-mm-per-prompt 0 or more of {kind}"
 
 
-def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """--runner and --convert where the model's architecture does not support them."""
+def _runner_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of --runner and --convert that the model's architecture does not support."""
     implements = interfaces(model.architecture, release)
     if implements is None:
         return
@@ -180,8 +181,8 @@ def _runner(settings: EngineSettings, model: Model, release: Release) -> Iterato
         yield message, "leave --runner out"
 
 
-def _parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Expert parallelism without experts, and pipeline parallelism for architectures without it."""
+def _parallel_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of expert parallelism without experts and of pipeline parallelism without support for it."""
     implements = interfaces(model.architecture, release)
     if settings.enable_expert_parallel and not traits(model).moe:
         message = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
@@ -194,8 +195,8 @@ def _parallel(settings: EngineSettings, model: Model, release: Release) -> Itera
         )
 
 
-def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Widths that tensor parallelism does not divide."""
+def _shard_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of tensor-parallel sizes that do not divide the model's widths."""
     ranks = settings.tensor_parallel_size
     expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
     hint = "use another --tensor-parallel-size"
@@ -230,8 +231,8 @@ def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterato
                 yield f"{size} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
 
 
-def _context_parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Decode context parallelism of grouped-query attention needs copies of the KV heads to split."""
+def _context_parallel_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of decode context parallelism, which splits replicated KV heads of grouped-query attention."""
     context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, traits(model).heads
     attentions = with_kv_heads(layer.mixer for layer in model.layers)
     groups = traits(model).has_state and not traits(model).attention_free
@@ -274,8 +275,8 @@ def _context_parallel(settings: EngineSettings, model: Model, release: Release) 
         yield "DCP not support sliding window.", "leave --decode-context-parallel-size out"
 
 
-def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """Load balancing of experts (EPLB) and dual batch overlap (DBO)."""
+def _expert_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of expert load balancing (EPLB) and dual batch overlap (DBO)."""
     given = settings.given
     redundant = (_json_value(given, "eplb_config") or {}).get("num_redundant_experts") or 0
     if is_given(given, "--enable-eplb"):
@@ -301,8 +302,8 @@ def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterat
         )
 
 
-def _routed_experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
-    """--enable-return-routed-experts hands the experts of each token to the client."""
+def _routed_expert_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of --enable-return-routed-experts, which returns each token's experts to the client."""
     if release.before("0.32.0") or not is_given(settings.given, "--enable-return-routed-experts"):
         return
     reasons = (
@@ -316,7 +317,8 @@ def _routed_experts(settings: EngineSettings, model: Model, release: Release) ->
             yield f"AuxOutput Connector {reason}", "leave --enable-return-routed-experts out"
 
 
-def _lora(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+def _lora_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of LoRA: max_cpu_loras below max_loras, or an architecture without LoRA."""
     given = settings.given
     if not given.enable_lora:
         return
@@ -329,7 +331,8 @@ def _lora(settings: EngineSettings, model: Model, release: Release) -> Iterator[
         yield f"{model.architecture} does not support LoRA yet.", "leave --enable-lora out"
 
 
-def _scheduler(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+def _scheduler_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of partial prefills, too long a prefill threshold, and `auto` length without a config length."""
     threshold = other_value(settings.given, "--long-prefill-token-threshold")
     partial = (
         other_value(settings.given, name) for name in ("--max-num-partial-prefills", "--max-long-partial-prefills")
@@ -349,7 +352,8 @@ def _scheduler(settings: EngineSettings, model: Model, release: Release) -> Iter
         )
 
 
-def _speculation(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+def _speculation_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of speculative decoding: no MTP layers, no token count, another vocabulary ..."""
     spec = settings.given.speculative_config
     if not spec:
         return
@@ -379,7 +383,8 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         yield "Model does not support EAGLE3 interface", "use another speculative method"
 
 
-def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+def _cache_refusals(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Refusals of KV cache dtypes and context parallelism that the attention kind does not support."""
     if (
         settings.kv_cache_dtype.startswith("nvfp4")
         and traits(model).mla

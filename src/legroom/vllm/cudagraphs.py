@@ -31,7 +31,7 @@ class GraphPlan:
 
 
 def graph_plan(args: ServeArgs, model: Model, gpu: Gpu, release: Release, engine: str, batching: Batching) -> GraphPlan:
-    """cudagraph_mode and ascending capture sizes."""
+    """The cudagraph_mode and the ascending batch sizes that the release captures."""
     if engine == "V0":
         if args.enforce_eager:
             return GraphPlan("NONE", ())
@@ -47,7 +47,7 @@ def graph_plan(args: ServeArgs, model: Model, gpu: Gpu, release: Release, engine
 
 
 def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str, runner: str, mode: str) -> bool:
-    """Whether the release subtracts a graph estimate from the budget (0.18.0+)."""
+    """Whether the release subtracts a CUDA graph estimate from the KV cache budget (0.18.0+)."""
     if engine == "V0" or release.before("0.18.0") or mode == "NONE":
         return False
     asked = env_flag(args, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
@@ -117,8 +117,7 @@ def _captures_mixed_batches(args: ServeArgs, model: Model, gpu: Gpu, release: Re
 
 
 def _attention_in_no_graph(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> bool:
-    """Chunked attention, Triton's MLA up to 0.20, speculation over FlashInfer's kernels of old cards, and Gemma-3's
-    windows around image masks on the cards with a composite backend (0.32+)."""
+    """Whether attention runs outside CUDA graphs: chunked attention, old Triton MLA, some FlashInfer and Gemma-3."""
     if traits(model).chunked:
         return release.at_least("0.11.0")
     major = gpu.compute_capability[0]
@@ -220,7 +219,7 @@ def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: 
 
 
 def num_speculative_tokens(args: ServeArgs) -> int:
-    """num_speculative_tokens; 0 without speculative decoding."""
+    """Draft tokens per step (num_speculative_tokens); 0 without speculative decoding."""
     value = (args.speculative_config or {}).get("num_speculative_tokens")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 

@@ -108,7 +108,7 @@ def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> It
 
 
 def _kv_dtype_reasons(args: ServeArgs, gpu: Gpu, release: Release) -> Iterator[str]:
-    """The KV cache dtype, where V1 of this release does not support it on this card and vLLM falls back to V0."""
+    """A reason for V0 where V1 of this release does not support the KV cache dtype on this card."""
     dtype = args.kv_cache_dtype
     if dtype is None or dtype == "auto":
         return
@@ -121,7 +121,7 @@ def _kv_dtype_reasons(args: ServeArgs, gpu: Gpu, release: Release) -> Iterator[s
 
 
 def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[str]:
-    """Properties of the model that this release supports in the V0 engine only."""
+    """Reasons for V0: model properties that this release supports in the V0 engine only."""
     pooling = is_pooling(args, model)
     if pooling and release.before("0.9.2"):
         yield "a pooling model"
@@ -138,7 +138,7 @@ def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[
 
 
 def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
-    """Speculative decoding, where this release supports the method in the V0 engine only."""
+    """A reason for V0 where this release supports the speculative method in the V0 engine only."""
     if not args.speculative_config or release.at_least("0.10.0"):
         return
     method = draft_method(args.speculative_config)
@@ -148,7 +148,7 @@ def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
 
 
 def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
-    """Flags and variables for which this release falls back to V0: V1 support is experimental or missing."""
+    """Reasons for V0: flags and variables whose V1 support is experimental or missing in this release."""
     if args.enable_lora and release.before("0.8.3"):
         yield "--enable-lora"
     pipeline = (args.pipeline_parallel_size or 1) > 1

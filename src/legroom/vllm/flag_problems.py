@@ -35,13 +35,13 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
     """Why a release does not have a flag: removed, not yet added, or never existed."""
     history = flag_history(name)
     if history is None:
-        return _short_name(name, release) or _never_existed(name, release)
+        return _short_name_problem(name, release) or _unknown_flag_problem(name, release)
     if release.before(history.first):
         message = f"{name} came with vLLM {history.first}; {release} does not have it"
-        older = next((use for use in _OLDER_FLAGS.get(name, ()) if _usable(use, release)), "")
+        older = next((use for use in _OLDER_FLAGS.get(name, ()) if _replacement_in_release(use, release)), "")
         return FlagProblem(name, "not_yet", message, older)
     known = advice(name)
-    use = _usable(known.use, release) if known else ""
+    use = _replacement_in_release(known.use, release) if known else ""
     kind: ProblemKind = "renamed" if known and known.renamed and use else "removed"
     message = f"{name} was {kind} in vLLM {history.removed_in or 'a later release'}"
     if known and known.why:
@@ -49,13 +49,13 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
     return FlagProblem(name, kind, message, use)
 
 
-def _short_name(name: str, release: Release) -> FlagProblem | None:
+def _short_name_problem(name: str, release: Release) -> FlagProblem | None:
     """The problem of a short name; None for a name that no release has."""
     flag = flags_ever().get(name)
     if flag is None:
         return None
     if flag.name not in flags_of(release):
-        return _abbreviated(name, flag.name, release)
+        return _abbreviation_problem(name, flag.name, release)
     # 0.12.0 gave -O to --optimization-level, and -cc to --compilation-config in its place.
     if name == "-cc":
         return FlagProblem(name, "not_yet", f"-cc came with vLLM 0.12.0; {release} has -O for {flag.name}", "-O")
@@ -64,28 +64,28 @@ def _short_name(name: str, release: Release) -> FlagProblem | None:
     return None
 
 
-def _abbreviated(name: str, whole: str, release: Release) -> FlagProblem:
+def _abbreviation_problem(name: str, whole: str, release: Release) -> FlagProblem:
     """The problem of the flag `whole`, reported for its abbreviation."""
     problem = explain_unknown(whole, release)
     return replace(problem, flag=name, message=f"{name} is short for {whole}: {problem.message}")
 
 
-def _never_existed(name: str, release: Release) -> FlagProblem:
+def _unknown_flag_problem(name: str, release: Release) -> FlagProblem:
     """The problem of a flag that no release has, with advice, the flag it abbreviates, or the nearest spelling."""
     known = advice(name)
     if known:
         message = f"no vLLM release has {name}" + (f": {known.why}" if known.why else "")
-        return FlagProblem(name, "unknown", message, _usable(known.use, release))
+        return FlagProblem(name, "unknown", message, _replacement_in_release(known.use, release))
     # argparse accepts unique prefixes; one of fewer than 8 characters is more likely another program's flag.
     whole = [flag for flag in flags_ever() if flag.startswith(name)] if name.startswith("--") else []
     if len(whole) == 1 and len(name) >= 8 and whole[0] not in flags_of(release):
-        return _abbreviated(name, whole[0], release)
+        return _abbreviation_problem(name, whole[0], release)
     near = nearest_flags(name, release)
     return FlagProblem(name, "unknown", f"no vLLM release has {name}", near[0] if near else "")
 
 
-def _usable(use: str, release: Release) -> str:
-    """The replacement; empty where this release does not have it either."""
+def _replacement_in_release(use: str, release: Release) -> str:
+    """The replacement flag `use`; empty where this release does not have it either."""
     flag = use.partition(" ")[0].partition(".")[0]
     if not flag.startswith("--") or flag in flags_of(release) or flag.replace("--no-", "--", 1) in flags_of(release):
         return use

@@ -52,7 +52,7 @@ class FlagReader:
         return self.at < len(self.tokens) and not flag_values.looks_like_flag(self.tokens[self.at])
 
     def take(self) -> str:
-        """The next word."""
+        """Consume and return the next word."""
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -250,7 +250,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
     dashes = "--" if name.startswith("--") else "-"
     head, dot, path = name[len(dashes) :].partition(".")
     name = flag_name(head) if dashes == "--" else dashes + head
-    flag, negated = _find(name, reader)
+    flag, negated = _find_flag(name, reader)
     if flag is None:
         _skip_unknown(name, value, reader)
         return
@@ -270,7 +270,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
         reader.problem(flag.name, "bad_value", f"{flag.name} needs a value")
 
 
-def _find(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
+def _find_flag(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
     """The flag of a name or unique prefix, and whether it is negated by --no-."""
     table = flags_of(reader.release)
     if name in table:
@@ -358,7 +358,7 @@ def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
 
 
 def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -> None:
-    """--compilation-config.cudagraph_mode X, and --x.list+ a,b."""
+    """Store a key of a JSON flag: `--compilation-config.cudagraph_mode X`, or list items: `--x.list+ a,b`."""
     if value is None and reader.at >= len(reader.tokens):
         reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return

@@ -20,7 +20,7 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
     if asked == "auto":
         stored = _DTYPES.get(model.dtype, model.dtype)
         if stored == "float32":
-            return _narrowed(args, model, release, has_bf16), ""
+            return _dtype_for_float32(args, model, release, has_bf16), ""
         if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
             fallback = (
                 "float32" if model.config.get("model_type") in known_names("without_float16", release) else "float16"
@@ -35,7 +35,7 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
     return stored, ""
 
 
-def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -> str:
+def _dtype_for_float32(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -> str:
     """The 16-bit dtype that `auto` selects for a float32 checkpoint."""
     if release.before("0.9.1") or not has_bf16:
         return "float16"

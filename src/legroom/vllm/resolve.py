@@ -105,6 +105,7 @@ def default_and_longest_len(args: ServeArgs, model: Model, release: Release) -> 
 
 
 def _is_longrope(config: Mapping[str, Any]) -> bool:
+    """Whether the config's RoPE scaling is longrope (Phi-3), whose length is not multiplied."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.get(key)
         if isinstance(rope, Mapping):
@@ -167,7 +168,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         disable_hybrid_kv_cache_manager=_hybrid_manager_off(args, model, release),
         num_speculative_tokens=num_speculative_tokens(args),
         given=args,
-        notes=tuple(notes + _ignored(args, release, engine)),
+        notes=tuple(notes + _ignored_flag_notes(args, release, engine)),
     )
     check_settings(settings, model)
     # The checks take what is given; without a KV cache the engine then turns chunked prefill off.
@@ -227,7 +228,7 @@ def _takes_hybrid_manager(args: ServeArgs, release: Release) -> bool:
     return name not in known or name in able
 
 
-def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:
+def _ignored_flag_notes(args: ServeArgs, release: Release, engine: str) -> list[str]:
     """Sentences about given flags without effect."""
     notes = []
     if engine == "V1" and args.swap_space is not None:

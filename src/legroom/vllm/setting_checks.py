@@ -38,7 +38,7 @@ _LARGEST = 2**50
 
 
 def check_given(args: ServeArgs, release: Release) -> None:
-    """Refuse values that are out of range for every model."""
+    """Raise RefusedByVllm for values that are out of range for every model."""
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and not 0 < value < _LARGEST:
@@ -61,7 +61,7 @@ def check_given(args: ServeArgs, release: Release) -> None:
 
 
 def check_length(args: ServeArgs, limit: int, model: Model, release: Release) -> None:
-    """Refuse a --max-model-len above the limit of the model's config."""
+    """Raise RefusedByVllm for a --max-model-len above `limit` tokens, that of the model's config."""
     length = args.max_model_len
     if length is None or length <= limit or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return
@@ -79,14 +79,14 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
 
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
-    """Refuse combinations that the release's config classes refuse, in their order."""
-    for check in (_batched_tokens, _heads, _stages, _block_size, _pool, _state_blocks):
+    """Raise RefusedByVllm for combinations that the release's config classes refuse, in their order."""
+    for check in (_check_tokens, _check_heads, _check_stages, _check_block_size, _check_pool, _check_state_blocks):
         check(settings, model)
     for vllm_message, hint in config_refusals(settings, model, known_release(settings.release)):
         raise RefusedByVllm(vllm_message, hint, vllm_message)
 
 
-def _batched_tokens(settings: EngineSettings, model: Model) -> None:
+def _check_tokens(settings: EngineSettings, model: Model) -> None:
     """Raises RefusedByVllm where max_num_batched_tokens is below a whole unchunked prompt or max_num_seqs."""
     tokens, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
     if tokens < length and not settings.enable_chunked_prefill:
@@ -105,7 +105,7 @@ def _batched_tokens(settings: EngineSettings, model: Model) -> None:
         )
 
 
-def _heads(settings: EngineSettings, model: Model) -> None:
+def _check_heads(settings: EngineSettings, model: Model) -> None:
     """Raises RefusedByVllm where TP does not divide the attention heads, or decode context parallelism TP."""
     heads, ranks = traits(model).heads, settings.tensor_parallel_size
     if heads is not None and heads % ranks:
@@ -125,7 +125,8 @@ def _heads(settings: EngineSettings, model: Model) -> None:
         )
 
 
-def _stages(settings: EngineSettings, model: Model) -> None:
+def _check_stages(settings: EngineSettings, model: Model) -> None:
+    """Raises LegroomError where the pipeline stages are more than the layers."""
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
     if stages > layers:
         raise LegroomError(
@@ -134,14 +135,14 @@ def _stages(settings: EngineSettings, model: Model) -> None:
         )
 
 
-def _block_size(settings: EngineSettings, model: Model) -> None:
-    """0.18+ lists no sizes; every attention backend needs a multiple of 16."""
+def _check_block_size(settings: EngineSettings, model: Model) -> None:
+    """Raises RefusedByVllm for a --block-size that is no multiple of 16 (0.18+ lists no sizes)."""
     size = settings.block_size
     if size is not None and size % 16 and size not in (1, 8) and traits(model).heads is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
 
 
-def _pool(settings: EngineSettings, model: Model) -> None:
+def _check_pool(settings: EngineSettings, model: Model) -> None:
     """Raises LegroomError for --num-gpu-blocks-override below 1."""
     blocks = settings.num_gpu_blocks_override
     if blocks is not None and blocks < 1 and not traits(model).bidirectional:
@@ -149,7 +150,7 @@ def _pool(settings: EngineSettings, model: Model) -> None:
         raise LegroomError(message, "--num-gpu-blocks-override takes a whole number from 1 up")
 
 
-def _state_blocks(settings: EngineSettings, model: Model) -> None:
+def _check_state_blocks(settings: EngineSettings, model: Model) -> None:
     """Raises RefusedByVllm for --mamba-block-size without prefix caching."""
     size, release = settings.given.mamba_block_size, known_release(settings.release)
     if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):

@@ -49,10 +49,10 @@ _known: Memo[LayerTraits] = Memo(64)
 
 def traits(model: Model) -> LayerTraits:
     """The properties of the model's layers, computed once per model."""
-    return _known.get((model.layers,), (), lambda: _read(model.layers))
+    return _known.get((model.layers,), (), lambda: _traits_of_layers(model.layers))
 
 
-def _read(layers: tuple[Layer, ...]) -> LayerTraits:
+def _traits_of_layers(layers: tuple[Layer, ...]) -> LayerTraits:
     """The properties that vLLM's rules ask of a model, from its layers."""
     mixers = [layer.mixer for layer in layers if layer.mixer is not None]
     attentions, latents, states = with_kv_heads(mixers), latent(mixers), recurrent(mixers)
@@ -108,8 +108,7 @@ def built_encoders(args: ServeArgs, model: Model, release: Release) -> tuple[Mod
 
 
 def replicates_encoders(args: ServeArgs, model: Model) -> bool:
-    """Whether every tensor-parallel rank holds the whole encoders: --mm-encoder-tp-mode data, and Kimi's and
-    DeepSeek's where the ranks do not divide the heads (is_vit_use_data_parallel)."""
+    """Whether each TP rank holds whole encoders: --mm-encoder-tp-mode data, or Kimi's and DeepSeek's odd heads."""
     ranks = args.tensor_parallel_size or 1
     falls_back = model.architecture.startswith(("KimiK25", "KimiK3", "DeepseekV4"))
     return other_value(args, "--mm-encoder-tp-mode") == "data" or (

@@ -53,64 +53,64 @@ def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported
     return next((reason for reason in found if reason.certain), found[0] if found else None)
 
 
-def _card(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """The published builds have kernels for a range of compute capabilities."""
+def _card_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where the published builds have no kernels for the card's compute capability."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
     oldest, newest = supported_capabilities(release)
     message = "CUDA error: no kernel image is available for execution on the device"
-    own = _version(gpu.compute_capability)
+    own = _dotted(gpu.compute_capability)
     if gpu.compute_capability < oldest:
-        hint = f"vLLM {release} is built for compute capability {_version(oldest)} and up, {gpu.name} has {own}"
+        hint = f"vLLM {release} is built for compute capability {_dotted(oldest)} and up, {gpu.name} has {own}"
         yield Unsupported("unsupported_gpu", message, hint)
     elif gpu.compute_capability[0] > newest[0]:
         # The card's vendor may publish builds before vLLM's wheels support it.
         hint = (
-            f"the published builds of vLLM {release} end at compute capability {_version(newest)}; {gpu.name} has "
+            f"the published builds of vLLM {release} end at compute capability {_dotted(newest)}; {gpu.name} has "
             f"{own}: use vLLM 0.9.0 or later, or a build of your own"
         )
         yield Unsupported("unsupported_gpu", message, hint, certain=False)
 
 
-def _dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """bfloat16 on NVIDIA cards before Ampere."""
-    if settings.dtype != "bfloat16" or not _lacks(gpu, (8, 0)):
+def _dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where bfloat16 is used on NVIDIA cards before Ampere."""
+    if settings.dtype != "bfloat16" or not _is_below(gpu, (8, 0)):
         return
     yield Unsupported(
         "unsupported_dtype",
         "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
-        f"Your {gpu.name} GPU has compute capability {_version(gpu.compute_capability)}. You can use float16 instead "
+        f"Your {gpu.name} GPU has compute capability {_dotted(gpu.compute_capability)}. You can use float16 instead "
         "by explicitly setting the `dtype` flag in CLI, for example: --dtype=half.",
         "add --dtype half",
     )
 
 
-def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """An FP8 KV cache on cards without FP8: FlashInfer reads it, Triton and FlexAttention do not."""
-    if not settings.kv_cache_dtype.startswith("fp8") or not _lacks(gpu, (8, 9)):
+def _kv_dtype_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where the KV cache is FP8 on a card whose attention kernels cannot read it."""
+    if not settings.kv_cache_dtype.startswith("fp8") or not _is_below(gpu, (8, 9)):
         return
     if settings.engine == "V0" or release.before("0.11.0") or traits(model).mla:
         return
     if release.at_least("0.24.0") and backend_table(release, gpu.compute_capability) is not None:
-        return  # `_attention` knows
-    capability = _version(gpu.compute_capability)
+        return  # `_attention_reasons` knows
+    capability = _dotted(gpu.compute_capability)
     flashinfer_from = (8, 0) if release.at_least("0.24.0") else (7, 5)
     if release.at_least("0.11.1") and gpu.compute_capability >= flashinfer_from:
         return
-    suggested = "float16" if _lacks(gpu, (8, 0)) else "bfloat16"
+    suggested = "float16" if _is_below(gpu, (8, 0)) else "bfloat16"
     message = "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')"
     if release.at_least("0.24.0"):
         message = (
             f"FP8 KV cache is not supported by the Triton attention backend on {gpu.name} (compute capability "
             f"{capability}); native FP8 (fp8e4nv) requires SM89+. Re-run with --kv-cache-dtype {suggested}."
         )
-    elif release.before("0.11.1") and _lacks(gpu, (8, 0)):
+    elif release.before("0.11.1") and _is_below(gpu, (8, 0)):
         message = "FlexAttention does not support quantized kv-cache. Yet"
     yield Unsupported("unsupported_kv_cache_dtype", message, "leave --kv-cache-dtype out: the cache follows the model")
 
 
-def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A model that a later release of vLLM introduced."""
+def _architecture_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where only a later release of vLLM has the model's architecture."""
     if traits(model).hybrid and interfaces(model.architecture, release) is None and is_asked(release):
         message = f"Model architectures ['{model.architecture}'] are not supported for now."
         yield Unsupported("unsupported_architecture", message, f"vLLM {release} has no {model.architecture}")
@@ -129,17 +129,18 @@ def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
     )
 
 
-def _lacks(gpu: Gpu, needed: tuple[int, int]) -> bool:
+def _is_below(gpu: Gpu, needed: tuple[int, int]) -> bool:
     """Whether an NVIDIA card is known to be below the compute capability."""
     return gpu.vendor == "nvidia" and _UNKNOWN < gpu.compute_capability < needed
 
 
-def _version(capability: tuple[int, int]) -> str:
+def _dotted(capability: tuple[int, int]) -> str:
+    """Compute capability (8, 0) as `8.0`."""
     return f"{capability[0]}.{capability[1]}"
 
 
-def _times_ten(capability: tuple[int, int]) -> int:
-    """75 for compute capability 7.5, as vLLM writes it."""
+def _capability_as_int(capability: tuple[int, int]) -> int:
+    """Compute capability (7, 5) as 75, as vLLM writes it."""
     return 10 * capability[0] + capability[1]
 
 
@@ -184,8 +185,8 @@ _EXPERT_METHODS = {
 """The classes that run the experts of a method, under their names in several releases."""
 
 
-def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """The quantization method of --quantization and of the checkpoint's config; a guessed one refuses nothing."""
+def _method_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """Reasons against the method of --quantization or of the config; a guessed one refuses nothing."""
     guessed = model.quantization is not None and not _is_own_config(model)
     for reason in _quantization_reasons(settings, model, gpu, release):
         yield replace(reason, certain=False) if guessed else reason
@@ -207,9 +208,9 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
         flag = None
     method = _method_in_use(flag, model, gpu, release)
     if quantization_method(method, release) is None:
-        yield _unknown(method, release)
+        yield _unknown_method(method, release)
         return
-    mismatch = _mismatch(flag, declared, model, gpu, release)
+    mismatch = _method_mismatch(flag, declared, model, gpu, release)
     if mismatch is not None:
         yield mismatch
         return
@@ -227,7 +228,7 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
             "bypass, set `--allow-deprecated-quantization`.",
             "add --allow-deprecated-quantization, or use another checkpoint",
         )
-    yield from _on_plain(method, declared, model, release)
+    yield from _on_unquantized(method, declared, model, release)
     if method == "online" and declared is None and not is_given(settings.given, "--quantization-config"):
         message = "OnlineQuantizationConfig.__init__() missing 1 required positional argument: 'args'"
         yield Unsupported(_ID, message, "add --quantization-config, or use --quantization fp8_per_tensor")
@@ -238,18 +239,18 @@ def _quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, rele
             "activation ordering or desc_act=False.",
             "use a checkpoint with desc_act=False",
         )
-    yield from _on_card(method, model, gpu, release)
-    yield from _in_dtype(method, settings.dtype, release, online=model.quantization is None)
+    yield from _method_on_card(method, model, gpu, release)
+    yield from _method_in_dtype(method, settings.dtype, release, online=model.quantization is None)
     if declared and traits(model).moe and (settings.given.quantization or "").startswith(_REQUANTIZING):
         message = "Requantizing checkpoint-quantized MoE layers is not supported."
         yield Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
-    yield from _mx_groups(method, settings, model, release)
+    yield from _mx_group_reasons(method, settings, model, release)
     yield from _dense_groups(settings, model, release)
     yield from _expert_blocks(settings, model, gpu, release)
-    yield from _eplb(method, settings, model, release)
+    yield from _eplb_reasons(method, settings, model, release)
 
 
-def _unknown(method: str, release: Release) -> Unsupported:
+def _unknown_method(method: str, release: Release) -> Unsupported:
     """A quantization method that the release does not have, with the plugin that brings it."""
     package = plugin_of(method, release)
     message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
@@ -258,8 +259,10 @@ def _unknown(method: str, release: Release) -> Unsupported:
     return Unsupported(_ID, message, f"vLLM {release} has no quantization method {method}")
 
 
-def _mismatch(flag: str | None, declared: str | None, model: Model, gpu: Gpu, release: Release) -> Unsupported | None:
-    """--quantization names another method than the checkpoint's config."""
+def _method_mismatch(
+    flag: str | None, declared: str | None, model: Model, gpu: Gpu, release: Release
+) -> Unsupported | None:
+    """The reason where --quantization names another method than the checkpoint's config; else None."""
     if flag is None or declared is None or _is_compatible(flag, declared, model, gpu, release):
         return None
     message = (
@@ -269,8 +272,8 @@ def _mismatch(flag: str | None, declared: str | None, model: Model, gpu: Gpu, re
     return Unsupported(_ID, message, "leave --quantization out: the checkpoint says what it is")
 
 
-def _on_plain(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A method that needs a quantized checkpoint, with an unquantized one."""
+def _on_unquantized(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
+    """A reason where the method needs a quantized checkpoint and this one is not."""
     known = quantization_method(method, release)
     if declared is not None or model.quantization is not None or known is None or known.of_plain == "online":
         return
@@ -282,15 +285,15 @@ def _on_plain(method: str, declared: str | None, model: Model, release: Release)
     yield Unsupported(_ID, message, hint, certain=model.source != "the given config.json" or _is_own_config(model))
 
 
-def _on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """The card lacks the compute capability (or, on AMD, the support) that the quantization method needs."""
+def _method_on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where the card lacks the compute capability (on AMD, the support) that the method needs."""
     if gpu.vendor == "amd":
         supported = amd_methods(release)
         if supported is not None and method not in supported:
             message = f"{method} quantization is currently not supported in rocm."
             yield Unsupported(_ID, message, "use a checkpoint in a format that this release runs on AMD cards")
         return
-    capability = _times_ten(gpu.compute_capability)
+    capability = _capability_as_int(gpu.compute_capability)
     if gpu.vendor != "nvidia" or not capability:
         return
     known = quantization_method(method, release)
@@ -306,7 +309,7 @@ def _on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[
 
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
-    """compressed-tensors has many schemes and checks each when it builds a layer."""
+    """A reason where the card is below the compute capability of the compressed-tensors scheme."""
     needed = scheme_capability(_scheme_name(scheme), release)
     if needed is None:
         message = "No compressed-tensors compatible scheme was found."
@@ -329,8 +332,8 @@ def _scheme_name(scheme: Quantization) -> str:
     return "int8" if activations and scheme.weight_bits == 8 else "int_16bit_activations"
 
 
-def _in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
-    """The dtype, where the quantization method does not support it."""
+def _method_in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Iterator[Unsupported]:
+    """A reason where the quantization method does not support the dtype."""
     known = quantization_method(method, release)
     if known is None or not known.dtypes or dtype in known.dtypes or (online and method in _ONLINE_ANY_DTYPE):
         return
@@ -343,7 +346,7 @@ def _in_dtype(method: str, dtype: str, release: Release, *, online: bool) -> Ite
 
 
 def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """Experts with a scale per block of weights: a rank holds whole blocks, or parts of 32 rows."""
+    """A reason where a rank's slice of the experts does not hold whole scale blocks, or parts of 32 rows."""
     scheme = model.quantization
     if scheme is None or scheme.block is None or scheme.weight_bits != 8 or settings.enable_expert_parallel:
         return
@@ -353,7 +356,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
         if shard % rows == 0:
             continue
         if release.at_least("0.32.0") and shard % _SMALLEST_BLOCK == 0:
-            if _lacks(gpu, (8, 9)):
+            if _is_below(gpu, (8, 9)):
                 message = "No FP8 MoE backend supports the deployment configuration."
                 yield Unsupported(_ID, message, "add --enable-expert-parallel, or use a smaller --tensor-parallel-size")
             continue
@@ -365,7 +368,7 @@ def _expert_blocks(settings: EngineSettings, model: Model, gpu: Gpu, release: Re
 
 
 def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """Weights with a scale per block or group: a rank's part of a feed-forward block holds whole ones."""
+    """A reason where a rank's slice of an MLP does not hold whole scale blocks or groups."""
     scheme = model.quantization
     if scheme is None or not is_asked(release):
         return
@@ -378,8 +381,8 @@ def _dense_groups(settings: EngineSettings, model: Model, release: Release) -> I
             yield Unsupported(_ID, message, "use a smaller --tensor-parallel-size")
 
 
-def _eplb(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """Expert methods whose experts cannot be moved between ranks."""
+def _eplb_reasons(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """A reason where expert load balancing meets a method whose experts cannot be moved between ranks."""
     if not (is_given(settings.given, "--enable-eplb") and traits(model).moe):
         return
     scheme = model.quantization
@@ -394,8 +397,8 @@ def _eplb(method: str, settings: EngineSettings, model: Model, release: Release)
             yield Unsupported(_ID, message, "leave --enable-eplb out, or use an FP8 or unquantized checkpoint")
 
 
-def _mx_groups(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
-    """Online MXFP4 and MXFP8 quantize groups of 32 inputs, in the encoders too."""
+def _mx_group_reasons(method: str, settings: EngineSettings, model: Model, release: Release) -> Iterator[Unsupported]:
+    """A reason where online MXFP4 or MXFP8 meets inputs that are no multiple of its groups of 32."""
     if method not in ("mxfp4", "mxfp8") or model.quantization is not None:
         return
     ranks = 1 if replicates_encoders(settings.given, model) else settings.tensor_parallel_size
@@ -468,29 +471,36 @@ def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) 
     if known is None or gpu.vendor != "nvidia":
         # 0.14+ accepts the name on AMD cards and runs other kernels.
         return known is not None and release.at_least("0.14.0")
-    capability = _times_ten(gpu.compute_capability)
+    capability = _capability_as_int(gpu.compute_capability)
     needed = known.min_capability if release.before("0.22.0") else 75
     return scheme.weight_bits in (4, 8) and (not capability or capability >= needed)
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own, which transformers marks with its version: a quantization guessed
-    from a name or written by hand may be imprecise."""
+    """Whether the config is the checkpoint's own (it has transformers_version), so its quantization is certain."""
     return not model.assumed and (model.source.startswith("bundled") or "transformers_version" in model.config)
 
 
-def _compressed_latents(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """A refusal, not certain, where no sparse MLA kernel that DeepSeek-V4 needs is built for the card."""
+def _sparse_kernel_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """An uncertain reason where no sparse MLA kernel that DeepSeek-V4 needs is built for the card."""
     table = backend_table(release, gpu.compute_capability) if traits(model).compressed_mla else None
     if table is not None and not any(table.runs(name) for name in table.names if name.endswith("_DSV4")):
         message = f"no sparse MLA kernel of vLLM {release} is built for compute capability {table.capability}"
         yield Unsupported("unsupported_gpu", message, "it may not run there: use Hopper or Blackwell", certain=False)
 
 
-def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """The attention backend, where vLLM finds none for the model on this card or rejects the named one."""
+def _attention_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A reason where vLLM finds no attention backend for the model on this card, or rejects the named one."""
     for message, hint in backend_refusals(settings, model, gpu, release):
         yield Unsupported("unsupported_attention_backend", message, hint)
 
 
-_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _compressed_latents, _card)
+_CHECKS = (
+    _architecture_reasons,
+    _dtype_reasons,
+    _method_reasons,
+    _kv_dtype_reasons,
+    _attention_reasons,
+    _sparse_kernel_reasons,
+    _card_reasons,
+)

@@ -62,7 +62,7 @@ class Evidence:
     """The text from the match on, with the lines that follow, for a message that is wrapped over several lines."""
 
     def number(self, name: str) -> int | None:
-        """A whole number that the message prints."""
+        """The integer that the message prints under this name; None where it prints none."""
         value = self.facts.get(name)
         return value if isinstance(value, int) else None
 

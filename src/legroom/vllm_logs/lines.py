@@ -45,7 +45,7 @@ class LineWidth:
     at_words: bool
 
     def breaks(self, line: str, following: str) -> bool:
-        """Whether `following` continues `line`."""
+        """Whether `following` is the wrapped rest of `line`."""
         if not following.strip() or _NEW_LINE_START.match(following) or following[:8] == line[:8]:
             return False  # rows of a table
         if self.at_words:
@@ -105,7 +105,7 @@ def line_width(sample: str) -> LineWidth | None:
     at_spaces = broken > full == spaced > 0
     # One message of a few lines: every line but the last is broken.
     is_unusual = broken > full and longest not in _USUAL_WIDTHS
-    if 0 < broken == filled - 1 < _SHORT and not spaced and (is_unusual or _parts_known_words(lines)):
+    if 0 < broken == filled - 1 < _SHORT and not spaced and (is_unusual or _breaks_between_words(lines)):
         return at_words if longest >= _USUAL_NARROWEST or broken >= _FEWEST_BREAKS else None
     if broken > 2 * full or at_spaces or (broken > full == 1 and longest not in _USUAL_WIDTHS):
         return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
@@ -115,8 +115,8 @@ def line_width(sample: str) -> LineWidth | None:
     return at_column if enough or is_short else None
 
 
-def _parts_known_words(lines: list[str]) -> bool:
-    """Whether every line ends and the next begins with a whole word of known messages, so that none was divided."""
+def _breaks_between_words(lines: list[str]) -> bool:
+    """Whether every line ends and the next begins with a whole known word, so that wrapping divided none."""
     filled = [words for line in lines if (words := line.lower().split())]
     pairs = [(before[-1], after[0]) for before, after in pairwise(filled)]
     return all(word in _message_words() for pair in pairs for word in pair)

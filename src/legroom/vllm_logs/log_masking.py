@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def mask_log_values(value: Any) -> Any:
-    """The same for every string inside a JSON value."""
+    """A JSON value with every string masked as by `masked`."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, dict):

@@ -50,7 +50,7 @@ class Scanner:
         self._finder: LiteralFinder | None = None
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[LogPassage]:
-        """Every line with a mark, with the lines after it."""
+        """Every line with a mark (literal text of a known message), with the lines after it."""
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)
@@ -123,7 +123,7 @@ class Scanner:
         return starts
 
     def _count_mark(self, mark: bytes) -> bool:
-        """Counts a mark; true when it becomes frequent enough to be sampled."""
+        """Count a mark; true where it now occurs so often that only samples of it are read."""
         self.counts[mark] += 1
         if self.counts[mark] != MAX_LINES_PER_MARK:
             return False
@@ -150,7 +150,7 @@ class Scanner:
 
 
 def _search_end(buffer: bytes, end: int) -> int:
-    """The end of the part to search: a newline with enough lines after it for a wrapped message."""
+    """The end of the buffer's part to search: a newline with enough lines after it for a wrapped message."""
     for _ in range(WINDOW_LINES + 1):
         end = buffer.rfind(b"\n", 0, max(end, 0))
         if end < 0:

@@ -57,7 +57,7 @@ def pieces_of_stdin() -> Iterator[bytes]:
 
 
 def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> Iterator[bytes]:
-    """The output of a program such as `journalctl -u UNIT`."""
+    """The output of a program such as `journalctl -u UNIT`, in pieces; `what` names it in errors."""
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     except FileNotFoundError:

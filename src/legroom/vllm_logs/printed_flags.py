@@ -37,8 +37,7 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 
 def load_logged_model(name: str) -> Model:
-    """The model by the name that a log prints: a Hub id, a local folder, a Hub cache folder, or a folder named like
-    a known model."""
+    """The model of a name that a log prints: a Hub id, a folder, a Hub cache path, or a folder of a known name."""
     from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
@@ -85,7 +84,7 @@ _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P
 
 
 def engine_facts(config: str) -> dict[str, Any]:
-    """Resolved settings from the `Initializing ... LLM engine` line."""
+    """Settings by vLLM's Python names, from the `Initializing ... LLM engine` line."""
     facts: dict[str, Any] = {}
     for name, pattern in _ENGINE_FACTS.items():
         match = pattern.search(config)
@@ -226,7 +225,7 @@ def read_printed(text: str) -> PrintedFlags:
 
 
 def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
-    """Without values that equal the release's default, or any release's where it is not known."""
+    """The printed flags without values that equal the release's default (any release's where it is unknown)."""
     by_dest = _flags_by_dest(release)
     values = {
         name: value

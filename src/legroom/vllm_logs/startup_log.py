@@ -300,14 +300,17 @@ def _first_value(events: list[StartupEvent], name: str) -> Value | None:
 
 
 def _values_of_name(events: list[StartupEvent], name: str) -> list[Any]:
+    """The values that all events print under this name."""
     return [event.fields[name] for event in events if name in event.fields]
 
 
 def _largest_value(events: list[StartupEvent], name: str) -> Any:
+    """The largest value printed under this name; None where none is."""
     return max(_values_of_name(events, name), default=None)
 
 
 def _smallest_value(events: list[StartupEvent], name: str) -> Any:
+    """The smallest value printed under this name; None where none is."""
     return min(_values_of_name(events, name), default=None)
 
 

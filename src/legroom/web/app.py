@@ -104,7 +104,7 @@ class MetricsLayer:
 def create_app(
     access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None, *, page: bool = True
 ) -> Starlette:
-    """The application; `feed` follows running servers. Without `metrics_page` it serves the API alone."""
+    """The application; `feed` follows running servers. Without `page` it serves the API alone."""
     processes = EndpointProcesses(limits)
     metrics = ApiMetrics()
 
@@ -249,10 +249,12 @@ async def _live_events(feed: LiveFeed | None, request: Request) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
+    """An HTTP error of the framework as legroom's JSON error document."""
     answer = error_response(error.status_code, error.detail)
     answer.headers.update(error.headers or {})
     return answer
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
+    """The 500 response to a bug, without its details."""
     return error_response(500, "this is a bug in legroom, not in your input", "the server's terminal shows where", 70)

@@ -116,7 +116,7 @@ class EndpointProcesses:
 
 @asynccontextmanager
 async def _spooled(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | str]:
-    """A short log itself; of a longer one the path of a temporary file."""
+    """Yields a short log's bytes; of a longer one the path of a temporary file, removed afterwards."""
     head = bytearray()
     async for piece in pieces:
         head += piece
@@ -134,8 +134,7 @@ async def _spooled(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes | str]:
 
 
 def answer_request(name: str, content: bytes | str, query: dict[str, str], memo_reset_after: int = 200) -> WorkerAnswer:
-    """Runs in a worker: the answer of an endpoint, or without a name the diagnosis of a log or of the file at a path.
-    What planning memoizes is cleared after some requests."""
+    """In a worker: an endpoint's answer, or without a name the diagnosis of a log; caches are cleared now and then."""
     if next(_request_numbers) % memo_reset_after == 0:
         Memo.forget_everything()
     status, traceback_text = 200, ""

@@ -64,7 +64,7 @@ class LiveFeed:
             self._readers.discard(reader)
 
     def _current_state(self, max_points: int = 120) -> list[str]:
-        """Events with each server's recent curve (120 points are ten minutes at 5 s), incidents and newest sample."""
+        """Events for a new reader: each server's recent curve (120 points), incidents and newest sample."""
         curves = {
             server: [asdict(point) for point in list(points)[-max_points:]]
             for server, points in self._session.history.items()

@@ -25,7 +25,7 @@ _ERRORS = {
 
 @cache
 def openapi_document(live: bool = True) -> dict[str, Any]:
-    """The document; `live` includes the live feed, which the API without a page does not have."""
+    """The OpenAPI document of the HTTP API; `live` includes the live feed, which the API alone does not have."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -65,6 +65,7 @@ def _path_item(endpoint: ApiEndpoint) -> dict[str, Any]:
 def _operation(
     name: str, summary: str, description: str, content: dict[str, Any], errors: dict[str, Any]
 ) -> dict[str, Any]:
+    """An OpenAPI operation with this content and these error responses."""
     responses = {"200": {"description": description, "content": content}, **errors}
     return {"operationId": name, "summary": summary, "responses": responses}
 

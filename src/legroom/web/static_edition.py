@@ -72,7 +72,7 @@ def write_static(folder: str | Path, runtime: str | None = None) -> StaticEditio
 
 
 def static_files(runtime: str | None = None) -> dict[str, bytes]:
-    """The content of every file, by name."""
+    """The content of every file of the static page, by name; `runtime`: a Pyodide package to use."""
     python = with_bytecode({**runtime_files(runtime), "legroom.tar": browser_package()})
     lock_info = json.loads(python.pop("pyodide-lock.json"))["info"]
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
@@ -88,7 +88,7 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     shell = ["./", *page, "worker.js", "link.js", *(name for name in engine if not name.endswith(".packed"))]
     scripts = _read_scripts("worker.js", "sw.js", "link.js", "preview.png")
     values = {
-        "__VERSION__": _digest({**page, **engine, **scripts}),
+        "__VERSION__": _files_digest({**page, **engine, **scripts}),
         "__FILES__": json.dumps(loads),
         "__LOCK_INFO__": json.dumps(lock_info),
         "__SHELL__": json.dumps(shell),
@@ -104,13 +104,12 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
 
 
 def with_bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files with bytecode of the modules that every visitor loads, compiled by Pyodide in node. Without node they
-    stay as they are, and a first visit takes some seconds longer."""
+    """The files with bytecode of the modules every visitor loads, compiled in node; unchanged without node."""
     node = shutil.which("node")
     if node is None:
         return dict(files)
     scripts = _read_scripts("compile.mjs", "compile_engine.py")
-    cached = home() / "cache" / f"engine-{_digest({**files, **scripts})}"
+    cached = home() / "cache" / f"engine-{_files_digest({**files, **scripts})}"
     if not all((cached / name).is_file() for name in _COMPILED):
         made = _compile_in_node(node, {**files, **scripts})
         if not made:
@@ -154,7 +153,7 @@ def with_policy(html: bytes) -> bytes:
     return html.replace(b"<head>", b"<head>\n" + tag.encode(), 1)
 
 
-def _digest(files: Mapping[str, bytes]) -> str:
+def _files_digest(files: Mapping[str, bytes]) -> str:
     """A digest of all files; browsers cache them under it."""
     digest = hashlib.sha256()
     for name, body in sorted(files.items()):

@@ -89,7 +89,7 @@ class BlackBoxRecorder:
         self._recent.append(black_box.MemoryReading(round(now_s, 1), **shared, **host))
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
-        """PyTorch's allocator calls this in the thread whose request it is about to refuse."""
+        """Record a refused request; PyTorch's allocator calls this in the thread that made it."""
         try:
             frames = list(stack.with_callers(sys._getframe(1)))
             request = black_box.FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
@@ -98,7 +98,7 @@ class BlackBoxRecorder:
             _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
-        """vLLM logged an out-of-memory error: add its text to the record of it, or make one now."""
+        """Add the text of an out-of-memory error that vLLM logged to its record, or record it now."""
         try:
             if worker_rank() is None:
                 return  # the engine core logs its workers' errors again

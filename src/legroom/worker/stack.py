@@ -57,7 +57,7 @@ def _package_path(name: str) -> str:
 
 
 def engine_step(frames: list[FrameType]) -> RecordedStep | None:
-    """The step that the innermost frame with one computes."""
+    """The engine step that the innermost frame with scheduled tokens computes; None where none does."""
     output, batch = _innermost_local(frames, _STEP), _innermost_local(frames, _BATCH)
     tokens: Any = getattr(output, "num_scheduled_tokens", None)
     batched = _scheduled_tokens_of_batch(batch)
@@ -140,7 +140,7 @@ def _known_requests(frames: list[FrameType]) -> _KnownRequests:
 
 
 def _request_facts(request: Any) -> _RequestFacts:
-    """From a request object of the scheduler or the V1 model runner."""
+    """Lengths and sampling parameters of a request of the scheduler or the V1 model runner."""
     prompt = getattr(request, "prompt_token_ids", None)
     length = None if prompt is None else len(prompt)
     return _RequestFacts(
@@ -149,7 +149,7 @@ def _request_facts(request: Any) -> _RequestFacts:
 
 
 def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
-    """From the V2 model runner's arrays, by the request's index."""
+    """Lengths and sampling parameters of a request in the V2 model runner's arrays."""
     index = states.req_id_to_index.get(name)
     if index is None:
         return _RequestFacts()

@@ -77,7 +77,7 @@ class TelemetryFolder:
             (self.path / _RECORD_REQUEST).touch()
 
     def record_requested_s(self) -> float:
-        """When a black box was last requested; 0 if never."""
+        """The Unix time when a black box was last requested; 0 if never."""
         try:
             return (self.path / _RECORD_REQUEST).stat().st_mtime
         except OSError:

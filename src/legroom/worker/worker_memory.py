@@ -123,7 +123,7 @@ def _allocator_segment(
 
 
 def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str:
-    """Empty for the common pool. Sleep mode has private pools too; from 0.10 on vLLM names that of its graphs."""
+    """The name of a segment's private pool (graphs, sleep mode); empty for the common pool."""
     if pool == _COMMON_POOL:
         return ""
     return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
@@ -203,7 +203,7 @@ def read_host_memory(cuda: Any | None) -> WorkerHostMemory:
 
 
 def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
-    """None where the worker holds nothing on the device: it sees the other workers' GPUs too."""
+    """This worker's memory on a device; None where it holds nothing there, as it sees other workers' GPUs too."""
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
     torch = allocator_state(cuda, device, with_blocks=False)
@@ -249,7 +249,7 @@ class CardUse:
 
 
 def card_use(cuda: Any, device: int) -> CardUse:
-    """The memory use of a CUDA device by this process and by others, from NVML (matched by UUID)."""
+    """Total, own and other processes' bytes of a CUDA device from NVML (matched by UUID)."""
     from legroom.live.gpu_memory import nvml_devices
 
     uuid = str(cuda.get_device_properties(device).uuid)

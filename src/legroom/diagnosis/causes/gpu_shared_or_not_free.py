@@ -45,7 +45,9 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if check is None:
         return None
     total, free, desired = (check.number(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
-    confidence = 0.9
+    confidence, asked = 0.9, case.startup.args.gpu_memory_utilization
+    if desired is None and asked and total:
+        desired = round(asked * total)  # the line was cut
     if free is None or total is None or desired is None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
@@ -262,7 +264,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
         ]
     elif share is not None:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
-    if planner.total_bytes is None or planner.case.platform.unified:
+    if planner.total_bytes is None or planner.case.platform.unified or platform == "XPU":
         steps.append(
             "if no process is listed and CPU and GPU share their memory (GB10, Jetson, an APU), it is the page cache, "
             "or a stopped container's memory on its way back: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, and "

@@ -160,7 +160,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if case.has("sleep_enabled"):
             yield known_fix("sleep_without_backup")
         fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
-        yield from reversed(fixes) if case.platform.unified else fixes
+        # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
+        yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes
     if planner.known.ranks > 1:
         yield Fix(
             "sequence_starts_or_wait",
@@ -210,14 +211,19 @@ def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
     return planner.lower_utilization(pool // 8, why)
 
 
+def _is_of_machine(case: Case) -> bool:
+    """Whether the kernel's lines say that the machine's own RAM was used up."""
+    marks = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
+    return any(mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks)
+
+
 def _more_ram_fix(planner: FixPlanner) -> Fix:
     """Fix: a higher memory limit or more RAM; on Ray, its memory monitor's threshold."""
     steps = [
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
     ]
-    of_machine = ("Out of memory: Killed", "CONSTRAINT_NONE", "CONSTRAINT_CPUSET", "global_oom")
-    if any(mark in item.text for item in planner.case.all("killed_process", "oom_killer") for mark in of_machine):
+    if _is_of_machine(planner.case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
     if planner.case.has("ray_node_memory"):
         steps = [

@@ -99,7 +99,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     shares = [{"gpu_memory_utilization": number / 100} for number in range(95, int(planner.utilization * 100), -1)]
     larger = planner.first_change_that_fits("raise_util", shares, "A larger pool, where the card has room.")
     if larger is None and planner.failed_plan is None and planner.utilization < MAX_UTILIZATION:
-        share = {"gpu_memory_utilization": MAX_UTILIZATION}
+        # Who asks for less than half of a card means to share it.
+        doubled = round(2 * planner.utilization, 2) if planner.utilization < 0.5 else MAX_UTILIZATION
+        share = {"gpu_memory_utilization": min(doubled, MAX_UTILIZATION)}
         larger = planner.plan_change("raise_util", share, "The pool is what the share leaves beside the weights.")
     twice = planner.plan_change(
         "kv_cache_dtype",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -98,7 +99,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why = f"{gib(fixed)} do not depend on the length; {gib(short)} more of pool hold the whole request."
         share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
         yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
-    yield _shorter_len_fix(planner)
+    yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
     if not is_limit:
         yield larger
     if short is not None:
@@ -146,6 +147,20 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
         if fix is not None:
             return fix
     return None
+
+
+def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
+    """The part of max_model_len that fits, where the text gives the bytes and not the length."""
+    wanted, needed, has = _printed_shortage(planner.case)
+    if wanted is not None or needed is None or has is None or has <= 0 or planner.failed_plan is not None:
+        return None
+    part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
+    return Fix(
+        "max_model_len",
+        f"{gib(has)} of the {gib(needed)} are there, and KV cache grows with the length.",
+        steps=(f"lower --max-model-len to {part:g} of what it is now (the log and config.json name it)",),
+        trades="requests longer than this are refused",
+    )
 
 
 def _shorter_len_fix(planner: FixPlanner) -> Fix | None:

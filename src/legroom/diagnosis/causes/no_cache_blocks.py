@@ -21,6 +21,8 @@ from legroom.vllm_logs.evidence import Evidence
 
 _DEFAULT_STEP_TOKENS = 2048
 """vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
+_WORKSTATION_BYTES = 33 * GIB
+"""Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
 _DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
@@ -134,8 +136,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if more is None:
             yield _several_savings_fix(planner)
             split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
-            # Weights that loaded into a card whose budget is below them: the budget is the error.
-            yield from (split, smaller) if -accounting.pool_bytes > BESIDE_BYTES else (smaller, split)
+            # Weights that loaded into a card whose budget is below them: the budget is the error. A workstation has
+            # one card.
+            is_far = -accounting.pool_bytes > BESIDE_BYTES and not 0 < (planner.total_bytes or 0) < _WORKSTATION_BYTES
+            yield from (split, smaller) if is_far else (smaller, split)
             yield other_hardware(planner) if accounting.weights_bytes is not None else None
     yield from _fixes_without_figures(planner)
 
@@ -275,11 +279,13 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
 def _several_savings_fix(planner: FixPlanner) -> Fix | None:
     """Higher utilization, smaller steps and fewer graphs together, where utilization alone cannot suffice."""
     missing = -(planner.case.startup.available_kv_bytes or 0)
-    card = planner.accounting.likely_total_bytes or UNKNOWN_CARD_BYTES
-    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * card)
-    is_known = planner.utilization_known or planner.accounting.weights_bytes is not None
+    total, weights = planner.accounting.likely_total_bytes, planner.accounting.weights_bytes
+    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * (total or UNKNOWN_CARD_BYTES))
+    is_known = planner.utilization_known or weights is not None
     if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
         return None
+    if planner.total_bytes and weights and weights > (2 * MAX_UTILIZATION - 1) * planner.total_bytes:
+        return None  # the peak and a pool do not fit into what is left
     flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
     flags |= smaller_step_flags(planner, _proposed_batched_tokens(planner))
     if not planner.known.args.enforce_eager:

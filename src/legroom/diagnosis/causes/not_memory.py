@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
@@ -115,6 +116,9 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     meaning = _STEP_BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
         meaning = _NONE_TYPE_STEP
+    frames = re.findall(r"(?:\bat |site-packages/)([A-Za-z]\w+)[./]", error.window)
+    if package := next((name for name in frames if name not in ("vllm", "torch")), None):
+        meaning = f"the code of {package} refuses it: pip install -U {package}, or the version that this vLLM asks for"
     release = f" {planner.known.release.version}" if planner.known.release_known else ""
     return Fix(
         "report",

@@ -20,6 +20,10 @@ def examine(case: Case) -> Assessment | None:
             else "another process, such as a server awake beside it,"
         )
         why = f"Waking up maps the engine's memory again, and {who} holds part of it by now."
+        if _is_first_mapping(case):
+            why = (
+                "Sleep mode's allocator maps the pool beside what the profile run kept, and the card has no more room."
+            )
         return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
     if grew := case.first("sleep_grew"):
         why = "While the engine went to sleep the card's memory in use grew: another process took it in between."
@@ -48,6 +52,12 @@ def examine(case: Case) -> Assessment | None:
     return None
 
 
+def _is_first_mapping(case: Case) -> bool:
+    """Whether the sleep-mode allocator failed in the start itself, before the server was ever ready to sleep."""
+    asleep = case.has("sleep_freed", "frame_wake") or case.was_ready or _has_trainer(case)
+    return case.has("cumem_oom") and case.startup.available_kv_bytes is not None and not asleep
+
+
 def _has_trainer(case: Case) -> bool:
     """Whether the text shows a training framework, or an engine inside a process that torch.distributed started."""
     if any(item.text.startswith("[rank") for item in case.all("frame_wake")):
@@ -72,7 +82,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         order = known_fix("others_sleep_first")
     off: Fix | None = known_fix("no_sleep_mode")
     off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
-    if planner.case.site in ("build", "load") and not planner.case.platform.trainer:
+    if _is_first_mapping(planner.case):
+        why = "What sleep mode's allocator keeps beside the budget needs room."
+        yield from (planner.lower_utilization(planner.oom_shortage_bytes + GIB, why), off, newer)
+    elif planner.case.site in ("build", "load") and not planner.case.platform.trainer:
         yield from (off, newer, lower)
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)

@@ -58,6 +58,8 @@ def _assess_shared_memory(case: Case) -> Assessment | None:
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
     confidence = 0.75
+    if case.has("no_cache_blocks") and (case.startup.available_kv_bytes or 0) < 0:
+        confidence = 0.5  # vLLM's own account says that the budget is short
     if not case.platform.unified:
         confidence = 0.45  # WSL says so on every start; by itself it explains nothing
     why = (
@@ -92,7 +94,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif case.site == "device":
         yield from (wait, drop, lower)
     else:
-        yield from (drop, lower, wait, wsl) if pool is None else (lower, drop, wait)
+        is_large = pool is not None or (planner.utilization_known and case.has("sigkill", "killed_word", "oom_killer"))
+        yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
 
 
 def _larger_gpu_share_fix(case: Case) -> Fix:

@@ -11,7 +11,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
-from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flags_of
+from legroom.facts.flags import advice, choices, dest_name, flag_kind_ever, flag_name, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -331,6 +331,14 @@ def _lora_rank_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     return _flag_fix(planner, {"max_lora_rank": min(holds)}, f"The adapter has rank {rank}.") if holds else None
 
 
+def _unsupported_setting_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """The setting that the message names taken out; None for a name that is no flag of any release."""
+    name, value = (str(evidence.facts[key]) for key in ("name", "value"))
+    if flag_kind_ever(flag_name(name)) is None:
+        return None
+    return _flag_fix(planner, {name: None}, f"{flag_name(name)} {value} is refused here: without it vLLM chooses.")
+
+
 _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "argument_refused": _argparse_refusal_fix,
     "setting_out_of_range": _out_of_range_fix,
@@ -338,6 +346,7 @@ _FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "batched_below_len": _batched_tokens_fix,
     "heads_and_ranks": _tensor_parallel_fix,
     "lora_rank": _lora_rank_fix,
+    "setting_unsupported": _unsupported_setting_fix,
 }
 
 

@@ -1,4 +1,4 @@
-"""The rules, one file each: every module of this package registers its checks with `legroom.lint.rule.checks`."""
+"""The rules, by topic: every module of this package registers its checks with `legroom.lint.rule.checks`."""
 
 from __future__ import annotations
 

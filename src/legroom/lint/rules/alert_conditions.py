@@ -39,12 +39,12 @@ def alert_on_full_pool(alert: Expression, context: Context) -> Findings:
 
 
 def _lead(alert: Expression) -> str:
-    """The alert's name and a space to start a message with; empty where it has no name."""
+    """The alert's name and a space, to start a message with; empty where it has no name."""
     return f"{alert.name} " if alert.name else ""
 
 
 def _fires_above_level(operand: Operand) -> bool:
-    """Whether the alert fires above a level. A sum above one is over many servers and counts the pools in use."""
+    """Whether the operand is a KV use above a level; a sum above 1 counts the pools of many servers instead."""
     adds_up = "sum" in operand.functions
     return any(
         comparison.operator in (">", ">=") and not (adds_up and comparison.number > 1 and not comparison.scaled)
@@ -82,7 +82,7 @@ def _threshold_out_of_range(expression: Expression, operand: Operand, context: C
 
 @checks(Expression, NO_TRAFFIC)
 def alert_without_traffic(alert: Expression, context: Context) -> Findings:
-    """`rate(success) == 0` without a condition that requests run."""
+    """An alert on `rate(success) == 0` that does not ask for running requests, so that an idle server fires it."""
     if alert.owner != "alert" or roles_in_recorded(alert.text, context) & _LOAD:
         return
     progress = [operand for operand in operands(alert.text) if roles_in(operand.text, context) & _PROGRESS]

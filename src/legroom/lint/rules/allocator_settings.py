@@ -6,6 +6,7 @@ from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
+from legroom.vllm.args import other_value
 
 _WHY_BREAKS = (
     "Memory of expandable segments cannot be shared by IPC handles, pinned by a KV connector, or (before 0.20.1) put "
@@ -52,7 +53,10 @@ def _expandable_segments_findings(server: StartedServer, context: Context, place
     if connector and release.at_least("0.21.0") and not (sleeps or flag_word(server, "--enable-cumem-allocator")):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
         yield finding(BREAKS, place, message, "leave expandable_segments out", is_certain=is_certain)
-    if ranks > 1 and flag_word(server, "--disable-custom-all-reduce") is None:
+    # Ranks on several nodes do not use custom all-reduce, and Ray may have them there.
+    is_spread = other_value(context.parsed_args(server).args, "--distributed-executor-backend") == "ray"
+    is_spread = is_spread or not server.env.keys().isdisjoint(("RAY_ADDRESS", "VLLM_HOST_IP"))
+    if ranks > 1 and not is_spread and flag_word(server, "--disable-custom-all-reduce", "--nnodes") is None:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
         if release.within("0.21.0", "0.28.0"):
             message = (

@@ -25,10 +25,14 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
             is_typo = bool(near) and _is_typo(name, near[0])
             # Env files set variables of other programs too. vLLM itself warns of every such name (0.18.0).
-            is_given_to_vllm = server.runs != "config" and context.runs_vllms_own(server)
+            # Called like a flag it is a mistake in every build; an image's own entry point may read it.
+            flag = "--" + name.removeprefix("VLLM_").lower().replace("_", "-")
+            is_flag = flag in flags_of(release) and len({word.offset for word in server.words[:2]}) == 2
+            is_given_to_vllm = server.runs != "config" and (context.runs_vllms_own(server) or is_flag)
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
-                message, suggestion = f"no vLLM release reads {name}", f"write {near[0]}" if is_typo else "leave it out"
-                yield finding(RULE, server.place_of(word), message, suggestion, len(name))
+                instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
+                suggestion = f"write {instead}" if instead else "leave it out"
+                yield finding(RULE, server.place_of(word), f"no vLLM release reads {name}", suggestion, len(name))
             continue
         if any(not release.before(first) and not release.after(last) for first, last in history):
             continue

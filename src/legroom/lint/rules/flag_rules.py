@@ -23,6 +23,7 @@ from legroom.lint.rule import (
     similarity,
 )
 from legroom.vllm.command_line import plain_name
+from legroom.vllm.config_rules import field_refusals
 from legroom.vllm.flag_problems import FlagProblem
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
@@ -34,6 +35,10 @@ _WHY_IGNORED = "vLLM accepts it and does not use it, whatever its name promises.
 IGNORED = Rule("flag-ignored", "warning", "A flag that changes nothing", _WHY_IGNORED)
 _WHY_OTHER = "A program that reads vLLM's command line and has flags of its own: those are not judged."
 OTHER = Rule("flag-of-another", "note", "Flags of another program", _WHY_OTHER)
+_WHY_CUT_OFF = (
+    "The line above has no backslash at its end, or is a comment: vLLM starts without this flag and all that follow."
+)
+CUT_OFF = Rule("flag-cut-off", "error", "A flag on a line of its own", _WHY_CUT_OFF)
 _BY_KIND = {
     "unknown": UNKNOWN,
     "removed": REMOVED,
@@ -90,6 +95,7 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
         message = f"flags of {extension} are not judged: {extension} reads this command line itself"
         yield finding(OTHER, server.place, message)
     yield from _utilization_above_one(server, context)
+    yield from _refused_by_config_classes(server, context)
     yield from _device_of_another_build(server)
 
 
@@ -100,6 +106,15 @@ def module_with_own_flags(command: InvokedCommand, context: Context) -> Findings
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"
             yield finding(OTHER, command.locate(word.offset), message, length=len(word.text))
+
+
+@checks(InvokedCommand, CUT_OFF)
+def flags_of_no_command(command: InvokedCommand, context: Context) -> Findings:
+    """A command after a server that begins with one of vLLM's flags."""
+    if command.is_cut_off and plain_name(command.words[0].text) in flags_ever():
+        message = f"{command.words[0].text} does not reach vLLM: the command ends on a line before it"
+        suggestion = "end every line but the last with a backslash, with no comment line between them"
+        yield finding(CUT_OFF, command.locate(command.words[0].offset), message, suggestion)
 
 
 def _is_no_mistake(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
@@ -150,8 +165,7 @@ def _finding_of_problem(server: StartedServer, context: Context, problem: FlagPr
 
 
 def _fork_flags(server: StartedServer, problems: Sequence[FlagProblem]) -> list[str]:
-    """All flags of no release, where two of them name a feature of no release: `--tiered-moe-backend` and
-    `--tiered-moe-numa-strict`; empty where none do."""
+    """All flags of no release, where two share an unknown feature (`--tiered-moe-...`), as in a fork; else empty."""
     unknown = [item for item in problems if item.kind == "unknown" and item.flag.startswith("--")]
     own = list(dict.fromkeys(problem.flag for problem in unknown if not _is_typo(server, problem)))
     known = {_feature(flag) for flag in flags_ever()}
@@ -206,7 +220,7 @@ def _why_uncertain(server: StartedServer, context: Context) -> str:
 
 
 def _is_emptied(server: StartedServer, flag: str) -> bool:
-    """Whether the value of a flag is an empty word."""
+    """Whether the flag's value is an empty word, as a script leaves it to switch the flag off."""
     texts = [word.text for word in server.words]
     return any(
         plain_name(text) == flag and (text.endswith("=") or texts[i + 1 : i + 2] == [""])
@@ -226,9 +240,19 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
     yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), is_certain=is_certain)
 
 
+def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
+    """Keys and values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
+    if server.gpu_names or server.call is not None or any(_VARIABLE.search(word.text) for word in server.words):
+        return
+    is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
+    for message, hint in field_refusals(context.parsed_args(server).args, context.release_of(server)):
+        word = next((word for word in server.words if plain_name(word.text) in hint.split()), None)
+        if word is not None and plain_name(word.text) != _SHARE:
+            yield finding(VALUE, server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
+
+
 def _device_of_another_build(server: StartedServer) -> Findings:
-    """`--device cpu` in vLLM's CUDA image: its worker ends with 'Not support device type' (until 0.10.0, which drops
-    the flag)."""
+    """`--device cpu` in vLLM's CUDA image, whose worker refuses the device (until 0.10.0, which drops the flag)."""
     word = flag_word(server, "--device")
     if word is None or not is_published_by_vllm(server.image) or is_for_other_hardware(server.image):
         return

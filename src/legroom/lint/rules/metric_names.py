@@ -122,7 +122,7 @@ def _is_certainly_wrong(
 
 
 def _may_be_native_histogram(expression: str) -> bool:
-    """Prometheus can convert every histogram to a native one, which has no buckets."""
+    """Whether the expression may read a native histogram, which Prometheus makes of any and has no buckets."""
     words = {token.text for token in tokens(expression)}
     return "le" not in words and any(word.startswith("histogram_") for word in words)
 
@@ -135,6 +135,7 @@ def is_series_of_exporter(expression: Expression) -> bool:
 
 @cache
 def _base_names() -> frozenset[str]:
+    """Every series name of any release, reduced by `_base_name`."""
     return frozenset(map(_base_name, all_exposed_names()))
 
 

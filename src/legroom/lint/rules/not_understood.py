@@ -15,5 +15,6 @@ RULE = Rule("not-understood", "note", "Flags of vLLM that were not judged", _WHY
 
 @checks(UnclaimedFlags, RULE)
 def flags_not_understood(flags: UnclaimedFlags, context: Context) -> Findings:
+    """vLLM flags in a file that belong to no server which could be read."""
     message = f"{flags.flag} is vLLM's, and what it is given to was not understood ({plural(flags.lines, 'line')})"
     yield finding(RULE, flags.place, message, "lint the command itself, or what the tool makes of this file")

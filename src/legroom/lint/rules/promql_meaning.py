@@ -29,6 +29,7 @@ def _is_query(expression: Expression) -> bool:
 
 @checks(Expression, RATE_OF_GAUGE)
 def rate_of_gauge(expression: Expression, context: Context) -> Findings:
+    """A rate(), increase() or the like of a gauge."""
     stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":

@@ -58,11 +58,12 @@ class _Compared:
 
     @property
     def divides(self) -> bool:
+        """Whether a quotient is compared."""
         return any(token.text == "/" for token in tokens(self.operand.text))
 
     @property
     def subtracts(self) -> bool:
-        """`x - x offset 5m` and other differences of counters, which also fall."""
+        """Whether a difference is compared, such as `x - x offset 5m`, which also falls."""
         return any(token.text == "-" for token in tokens(self.operand.text))
 
     @property
@@ -99,6 +100,7 @@ def _as_share(compared: _Compared) -> float:
 
 
 def _percent_finding(expression: Expression, compared: _Compared) -> LintFinding:
+    """The finding where a ratio from 0 to 1 is compared with a percentage."""
     number, operator = compared.comparison.number, compared.comparison.operator
     name = compared.first_series
     of = f"vllm:{_DIVIDED_BY[min(compared.roles)]}_total"
@@ -121,6 +123,7 @@ def _compares_counter_value(compared: _Compared) -> bool:
 
 
 def _counter_level_finding(expression: Expression, compared: _Compared) -> LintFinding:
+    """The finding where a counter's ever-growing value is compared instead of its rate."""
     number, name = compared.comparison.number, compared.first_series
     place = expression.locate(compared.comparison.offset)
     suggestion = f"write increase({name}[...])"

@@ -22,6 +22,7 @@ _PLACEHOLDER = re.compile(
 
 @checks(StartedServer, RULE)
 def secret_written_in_file(server: StartedServer, context: Context) -> Findings:
+    """An API key or token written as plain text in a command or environment."""
     for name in _NAMES:
         word = server.env.get(name)
         if word is not None and not _PLACEHOLDER.search(word.text):

@@ -42,17 +42,17 @@ class ProfiledItem:
 
 def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tuple[ProfiledItem, ...]:
     """The largest item of every kind that --limit-mm-per-prompt allows."""
-    allowed = {item.kind for tower in towers for item in _current(tower, settings) if limit(settings, item.kind)}
+    allowed = {item.kind for tower in towers for item in _release_items(tower, settings) if limit(settings, item.kind)}
     return tuple(
-        _sized(item, tower, settings, allowed)
+        _as_profiled(item, tower, settings, allowed)
         for tower in towers
-        for item in _current(tower, settings)
+        for item in _release_items(tower, settings)
         if item.kind in allowed and item.tokens > 0
     )
 
 
 def encoder_budget(items: tuple[ProfiledItem, ...], settings: EngineSettings) -> int:
-    """The encoder compute budget of one step, in tokens."""
+    """Encoder tokens that vLLM computes in one step (max_num_encoder_input_tokens)."""
     return max(settings.max_num_batched_tokens, *(item.tokens for item in items))
 
 
@@ -69,7 +69,7 @@ def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -
 
 
 def limit(settings: EngineSettings, kind: str) -> int:
-    """--limit-mm-per-prompt of a kind of item."""
+    """Items of a kind ("image", "video" ...) that --limit-mm-per-prompt allows per prompt."""
     given = (settings.given.limit_mm_per_prompt or {}).get(kind)
     if isinstance(given, Mapping):
         given = given.get("count")
@@ -78,7 +78,7 @@ def limit(settings: EngineSettings, kind: str) -> int:
     return 1 if settings.engine == "V0" else UNLIMITED
 
 
-def _current(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]:
+def _release_items(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]:
     """The media items of the encoder that exist in this release; one of its largest size where none are listed."""
     release = known_release(settings.release)
     if not tower.items:
@@ -91,17 +91,17 @@ def _current(tower: Modality, settings: EngineSettings) -> tuple[MediaItem, ...]
     )
 
 
-def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
+def _as_profiled(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: set[str]) -> ProfiledItem:
     """The item as large as the profile run builds it, within processor limits, per-prompt limits and length."""
     item = _with_processor_limits(item, settings)
     options = (settings.given.limit_mm_per_prompt or {}).get(item.kind)
     options = options if isinstance(options, Mapping) else {}
     tokens, patches, outputs = item.tokens, item.patches, item.outputs or item.tokens
     if item.max_frames:
-        image = next((i.tokens for i in _current(tower, settings) if i.kind == "image"), 0)
+        image = next((i.tokens for i in _release_items(tower, settings) if i.kind == "image"), 0)
         shared = "image" in allowed and _shares_length(item, settings)
-        steps = _steps(item, settings.max_model_len - (image if shared else 0))
-        built = _steps(item, _dummy_length(settings, item, steps))
+        steps = _video_frame_steps(item, settings.max_model_len - (image if shared else 0))
+        built = _video_frame_steps(item, _dummy_length(settings, item, steps))
         tokens, patches, outputs = steps * item.tokens, built * item.patches, built * (item.outputs or item.tokens)
     if item.within_length and tokens > settings.max_model_len:
         patches, outputs = (size * settings.max_model_len // tokens for size in (patches, outputs))
@@ -126,7 +126,7 @@ def _shares_length(item: MediaItem, settings: EngineSettings) -> bool:
     return until == "always" or bool(until and known_release(settings.release).before(until))
 
 
-def _steps(item: MediaItem, length: int) -> int:
+def _video_frame_steps(item: MediaItem, length: int) -> int:
     """Frame steps of a video that fit into `length` tokens, at least 1."""
     whole = max(length, 0) // item.tokens
     return max(1, min(whole, cdiv(item.max_frames, item.frames_per_step)))
@@ -188,6 +188,7 @@ class EncoderBatch:
 
     @property
     def patches(self) -> int:
+        """Patches of all items in the batch."""
         return self.count * self.item.patches
 
 
@@ -251,7 +252,7 @@ def _is_profiled(model: Model, settings: EngineSettings) -> bool:
 
 
 def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """Rows of one kept output: 0.11 pads it to the whole budget, 0.12 to the item's placeholders, others not."""
+    """Rows of an item's cached encoder output: 0.11 pads them to the whole budget, 0.12 to its placeholders."""
     release = known_release(settings.release)
     if release.before("0.11.0") or release.at_least("0.13.0"):
         return item.outputs
@@ -261,7 +262,7 @@ def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int
 def _tower_peak(
     batch: EncoderBatch, model: Model, settings: EngineSettings, gpu: Gpu | None, width: int
 ) -> tuple[int, str]:
-    """Peak bytes of the encoder for this batch on one rank, and the moment at which it is reached."""
+    """Peak bytes of the encoder for this batch on one rank, and the operation at which it is reached."""
     tower = batch.item.tower
     moments = [m for m in tower.moments or _PLAIN if not _outdated(m, settings)]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
@@ -271,7 +272,7 @@ def _tower_peak(
         for moment in moments
     )
     pixels = batch.patches * _pixel_bytes(tower, settings, width)
-    return at_once * live + pixels + tower.table_bytes + _tapped_bytes(batch, model, settings, width), where
+    return at_once * live + pixels + tower.table_bytes + _deepstack_bytes(batch, model, settings, width), where
 
 
 def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
@@ -289,20 +290,20 @@ _FLASH_ON_RDNA = "0.15.0"
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
-    """Input bytes of one patch."""
+    """Bytes of one patch's input pixels; `width`: bytes of a value."""
     raw = bool(tower.raw_pixels_since) and known_release(settings.release).at_least(tower.raw_pixels_since)
     return tower.pixels_per_patch * (1 if raw else width)
 
 
 def _outdated(moment: LiveTensors, settings: EngineSettings) -> bool:
-    """Whether these live tensors belong to releases before or after the one in use."""
+    """Whether these live tensors are those of releases other than the one in use."""
     release = known_release(settings.release)
     early = bool(moment.since) and release.before(moment.since)
     return early or (bool(moment.until) and release.at_least(moment.until))
 
 
 def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text: int) -> int:
-    """Bytes per patch live at this moment on one rank; `width`: bytes an element, `text`: the LLM's hidden size."""
+    """Bytes per patch live at one point on one rank; `width`: bytes a value, `text`: the LLM's hidden size."""
     split = 1 if not any(weight.split for weight in tower.weights) and tower.weights else ranks
     inner = cdiv(tower.intermediate_size, split)
     elements = moment.hidden * tower.hidden_size + moment.heads * tower.hidden_size / split + moment.inner * inner
@@ -321,15 +322,15 @@ def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | Non
     return max(1, gpu.total_bytes // 10 // (frame * tower.chunk_bytes_per_patch)) * frame
 
 
-def _tapped_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, width: int) -> int:
-    """DeepStack's features of earlier blocks, which live while the last blocks run."""
+def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, width: int) -> int:
+    """Bytes of DeepStack's features of earlier blocks, which live while the last blocks run."""
     tower = batch.item.tower
     if tower.feature_levels < 2:
         return 0
     size = batch.count * batch.item.outputs * model.hidden_size * width
     freed = batch.patches * tower.hidden_size * width
-    # 0.27+ profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
-    if known_release(settings.release).at_least("0.27.0") and size < freed < size + LARGE_SEGMENT_BYTES:
+    # 0.32 profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
+    if known_release(settings.release).at_least("0.32.0") and size < freed < size + LARGE_SEGMENT_BYTES:
         size = freed
     return (tower.feature_levels - 1) * size
 

@@ -61,10 +61,12 @@ class Widths:
 
     @property
     def ranks(self) -> int:
+        """The tensor-parallel ranks."""
         return self.execution.ranks
 
     @property
     def compiled(self) -> bool:
+        """Whether torch.compile runs the model."""
         return self.execution.compiled
 
 
@@ -97,7 +99,7 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
 
 
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements of a mixer that live while the compiled piece behind it runs."""
+    """Elements per token of a mixer's tensors that live while the compiled graph piece after it runs."""
     if mixer is None:
         return 0
     if not isinstance(mixer, StateSpace):
@@ -110,7 +112,7 @@ def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
 
 
 def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """Elements of a mixer that live when the next mixer starts: without a gated delta net's normed output."""
+    """Elements per token of a mixer's tensors still live when the next mixer starts."""
     kept = held_by_mixer(mixer, model_type, ranks)
     for gated in recurrent([mixer]):
         if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
@@ -119,7 +121,7 @@ def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
 
 
 def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
-    """The input projection and the inner width of a recurrent mixer."""
+    """Elements per token of a recurrent mixer's input projection and of its inner width, on one rank."""
     width = dict(mixer.config)
     if mixer.kind == "mamba2":
         inner = cdiv(width["intermediate_size"], ranks)
@@ -136,7 +138,7 @@ def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
 
 
 def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
-    """Projections, output and residual at the widest point of a mixer."""
+    """The live tensors (projections, output, residual) at a mixer's widest point; None without a mixer."""
     if isinstance(mixer, Attention):
         return _attention(mixer, at)
     if isinstance(mixer, LatentAttention):
@@ -200,7 +202,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
-    """Gate, up and their product at the widest point of a feed-forward block."""
+    """The live tensors (gate, up, product) at a feed-forward block's widest point; None without a block."""
     block = layer.feedforward
     if isinstance(block, Experts):
         return _experts(block, at)
@@ -261,7 +263,7 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
         return ExpertScratch()
-    scratches = [_of_block(block, model, settings, gpu) for block in blocks]
+    scratches = [_scratch_of_block(block, model, settings, gpu) for block in blocks]
     largest = max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
     if known_release(settings.release).before("0.13.0"):
         return largest
@@ -277,8 +279,7 @@ _INDEXED_REQUESTS = 40
 
 
 def _sparse_workspace(mixer: Mixer | None, settings: EngineSettings, gpu: Gpu) -> int:
-    """Bytes that DeepSeek's sparse attention reserves of the workspace: the indexer's keys with their scales, and in
-    DeepSeek-V4 the 16-bit latents that FlashMLA gathers (FlashInfer's kernel on SM 12 gathers none)."""
+    """Bytes of DeepSeek sparse attention's workspace: indexer keys and scales; in V4 also FlashMLA's latents."""
     if not isinstance(mixer, LatentAttention):
         return 0
     ratio = mixer.compress_ratio or 1
@@ -302,7 +303,7 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
     return "0" not in switches and aligned and known_release(settings.release).at_least("0.20.0")
 
 
-def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
+def _scratch_of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     """The fused-experts buffers of one MoE block on one rank, by release and kernel."""
     release = known_release(settings.release)
     inner = cdiv(block.intermediate_size, 1 if settings.enable_expert_parallel else settings.expert_ranks)

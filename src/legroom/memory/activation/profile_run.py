@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.facts.fit import constants
+from legroom.facts.fit import constants, runs_on_transformers
 from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
 from legroom.facts.model import Experts, Model, latent, recurrent
 from legroom.facts.releases import release as known_release
@@ -22,8 +22,7 @@ from legroom.vllm.traits import built_encoders, is_pooling
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start: torch.compile times kernels on a copy of the embedding (seen in 0.26),
-    which a model with encoders looks up before its compiled graph."""
+    """The activation peak of a first start, where torch.compile autotunes on a copy of the embedding."""
     warm = activation(model, settings, gpu, pp_rank)
     encoders = built_encoders(settings.given, model, known_release(settings.release))
     if not is_compiled(settings) or pp_rank or encoders:
@@ -33,7 +32,15 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     beside = 2 * settings.max_num_batched_tokens * model.hidden_size * width
     cold = max(warm.bytes, table + beside)
     how = "compiling: a copy of the embedding + 2 x hidden of every token"
-    return estimated(cold, cold - _spread(cold), cold + _spread(cold), (Term("first start", cold, how),))
+    return estimated(cold, cold - _half_band(cold), cold + _half_band(cold), (Term("first start", cold, how),))
+
+
+def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """What stays reserved if a small tensor is cut from the freed copy of a first start: 0.27 charges the drop of free
+    memory, and 0.32 is the first release read that limits such cuts in the profile run, on CUDA."""
+    release, cold = known_release(settings.release), activation_cold(model, settings, gpu, pp_rank)
+    limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
+    return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
 
 
 @cached(PROFILE_RUN)
@@ -57,19 +64,19 @@ def element_bytes(settings: EngineSettings) -> int:
 
 
 def cublas_workspace(gpu: Gpu) -> int:
-    """Torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
+    """Bytes of torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
     return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
 
 
 @cached(PROFILE_RUN)
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """Peak of the profile run above the weights, with a warm compile cache."""
+    """The profile run's peak of temporary tensors above the weights, with a warm compile cache."""
     scratch = expert_scratch(model, settings, gpu)
     encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
     kept = scratch.kept_elements * element_bytes(settings)
-    at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
-    at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
+    at_forward, forward_terms = _forward_peak(model, settings, gpu, pp_rank)
+    at_sampling, how = _sampling_peak(model, settings, gpu, pp_rank)
     # A multimodal model reads the batch's embeddings from a persistent buffer, a text model allocates them.
     is_buffered = encoder is not None and not is_compiled(settings) and settings.engine != "V0"
     buffered = settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings) if is_buffered else 0
@@ -94,7 +101,7 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     slack = _reserved_slack(peak, settings)
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
-    spread = max(_spread(peak), doubt) + slack // 2
+    spread = max(_half_band(peak), doubt) + slack // 2
     sample = sampling(model, settings, gpu)
     saved_by_flashinfer = sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
     least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
@@ -131,22 +138,20 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
     fuses_product = static and in_release and model.model_type in fused["families"]
-    since = constants()["eager"]["float32_rotary"].get(model.model_type)
-    rotates_in_float32 = bool(since) and known_release(settings.release).at_least(since)
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
         fuses_product,
-        rotates_in_float32,
+        runs_on_transformers(model.model_type, settings.release),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
 
 
-def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
-    """The peak of the forward pass over this stage's layers."""
+def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
+    """Peak bytes of the forward pass over this stage's layers, and the terms that make it up."""
     width, tokens = element_bytes(settings), settings.max_num_batched_tokens
     scratch = expert_scratch(model, settings, gpu)
     best = 0
@@ -165,8 +170,7 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
             best + waiting,
             (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
         )
-    # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
-    # Whether no cuBLAS product runs before the activation peak: quantized models without experts, mxfp4 aside.
+    # Quantized dense models, mxfp4 aside, reach their peak before the first cuBLAS product, the one of the output head.
     scheme = model.quantization
     experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     never_calls_cublas = scheme is not None and not experts and scheme.method != "mxfp4"
@@ -175,14 +179,14 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
 
 
 def _states_for_draft(settings: EngineSettings) -> int:
-    """Hidden states that the model keeps for an EAGLE head: measured in eager mode, the minimum where compiled."""
+    """How many hidden states per token the model keeps for an EAGLE head; the minimum where compiled."""
     method = draft_method(settings.given.speculative_config)
     states: int = constants()["eager"]["draft_states"].get(method, 0)
     return min(states, EAGLE3_STATES) if is_compiled(settings) else states
 
 
 def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
-    """Bytes live at this moment for max_num_batched_tokens; `passing`: elements live inside the experts only."""
+    """Live bytes at one layer's peak for max_num_batched_tokens; `passing`: elements live inside the experts only."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
@@ -193,18 +197,12 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
 
 
 def _indexer_logits(model: Model, settings: EngineSettings) -> int:
-    """The largest logits of DeepSeek-V4's indexer, which the profile run allocates from 0.20 on; GLM-5's measured start
-    has none."""
+    """Bytes of the largest logits of DeepSeek-V4's indexer in the profile run (0.20+); 0 for other models."""
     mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
-    if not any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers) or known_release(
-        settings.release
-    ).before("0.20.0"):
+    indexed = any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers)
+    if not indexed or known_release(settings.release).before("0.20.0"):
         return 0
-    return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", _INDEXER_LOGITS_MB)) * MIB
-
-
-_INDEXER_LOGITS_MB = 512
-"""vLLM's default of VLLM_SPARSE_INDEXER_MAX_LOGITS_MB."""
+    return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)) * MIB  # vLLM's default
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -218,7 +216,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 
 
-def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
+def _sampling_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
     """Bytes of hidden states, logits and sampler on the last pipeline stage, and their terms in words."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
@@ -237,7 +235,7 @@ def _quantizes_activations(model: Model) -> bool:
     return scheme.dynamic_activations or scheme.static_activations
 
 
-def _spread(peak: int) -> int:
+def _half_band(peak: int) -> int:
     """Half the error band of the activation peak, from the residuals of the fit."""
     band = constants()["activation_band"]
     return int(peak * band["relative"]) + int(band["fixed_mib"] * MIB)
@@ -249,7 +247,6 @@ _MASKING = 12
 _SORTING = 36
 # With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
 _REJECTING = 28
-_AMPERE = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +282,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
     each, masking = _SORTING + width, logits * (_MASKING + width)
     flashinfer_switch = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
-    takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= _AMPERE
+    takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= (8, 0)
     if takes_flashinfer and flashinfer_switch == "1":
         return Sampling(masking, 0, f"{_MASKING + width} bytes x sequences x vocabulary: FlashInfer's sampler")
     # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.

@@ -46,7 +46,7 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
 
 
 def _intel_page(model: Model, settings: EngineSettings) -> int:
-    """vLLM's XPU kernels take pages of 64 tokens, Triton's take 16: for float32, image masks, or where it is named."""
+    """Tokens per block of the attention kernel on Intel GPUs: 64, or Triton's 16 for float32 and image masks."""
     release = known_release(settings.release)
     masked = masks_images(settings.given, model, release)
     triton = "TRITON" in named_backend(settings.given, release) or settings.dtype == "float32" or masked
@@ -54,7 +54,7 @@ def _intel_page(model: Model, settings: EngineSettings) -> int:
 
 
 def _flash_attention_page(model: Model, settings: EngineSettings, gpu: Gpu, release: Release) -> int:
-    """FlashAttention 4's kernels for wide heads take one page size (0.32+)."""
+    """Tokens per block that FlashAttention takes: one fixed size for FA4's wide heads (0.32+), else 16."""
     if release.before("0.32.0"):
         return DEFAULT_BLOCK_SIZE
     named, major = named_backend(settings.given, release), gpu.compute_capability[0]

@@ -46,11 +46,12 @@ class CacheGroup:
 
     @property
     def block_size(self) -> int:
+        """Tokens per block."""
         return self.specs[0].block_size
 
     @property
     def bytes_per_block(self) -> int:
-        """The pages of all layers for one block id."""
+        """Bytes of one block id: the pages of all layers of the group."""
         return sum(spec.page_bytes for spec in self.specs)
 
     def blocks(self, length: int) -> int:
@@ -58,7 +59,7 @@ class CacheGroup:
         return max(spec.blocks(length) for spec in set(self.specs))
 
     def on_stage(self, stage: Specs) -> CacheGroup:
-        """The layers of this group on a pipeline stage; a group without layers keeps its spec."""
+        """The group reduced to the layers on a pipeline stage (`stage`: its specs); without any it keeps its spec."""
         kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]
         if not kept:
             return CacheGroup((), (self.spec,))
@@ -68,7 +69,7 @@ class CacheGroup:
 def cache_groups(
     specs: Specs, release: Release, *, hybrid_off: bool = False, packed: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """The groups of a model (or, before 0.11, of one stage)."""
+    """The KV cache groups that vLLM makes of these layers: of the model or, before 0.11, of one pipeline stage."""
     if not specs:
         return ()
     if hybrid_off or release.before("0.9.1"):
@@ -82,7 +83,7 @@ def cache_groups(
     try:
         # Make all pages equal: smaller pages get larger blocks (0.12+), or padding in later releases.
         largest = max(spec.page_bytes for spec in specs.values())
-        specs = {name: _paged(name, spec, largest, release) for name, spec in specs.items()}
+        specs = {name: _with_page_bytes(name, spec, largest, release) for name, spec in specs.items()}
     except UnsupportedCache:
         if release.before("0.27.0") or not _latent_beside_window(specs):
             raise
@@ -99,7 +100,7 @@ def _is_one_type(specs: Specs, release: Release) -> bool:
 
 
 def promoted(specs: Specs) -> dict[str, CacheSpec]:
-    """Sliding and chunked layers as full attention (hybrid KV cache manager off, or before 0.9.1)."""
+    """The specs with sliding and chunked layers as full attention (hybrid manager off, or before 0.9.1)."""
     full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
     if not full:
         return dict(specs)
@@ -121,6 +122,7 @@ def _as_full_attention(spec: CacheSpec, block_size: int) -> CacheSpec:
 
 
 def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
+    """The group of these layers."""
     return CacheGroup(tuple(names), tuple(specs[name] for name in names))
 
 
@@ -130,7 +132,7 @@ def _latent_beside_window(specs: Specs) -> bool:
     return LatentSpec in kinds and SlidingWindowSpec in kinds and not kinds & {LatentWindowSpec, ChunkedLocalSpec}
 
 
-def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:
+def _with_page_bytes(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:
     """The spec with pages of `largest` bytes, by a larger block or padding; raises UnsupportedCache otherwise."""
     page = spec.page_bytes
     if page == largest:
@@ -171,7 +173,7 @@ def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
 def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
     """Groups for block-outermost layouts, where one block holds pages of several sizes."""
     buckets = _type_buckets(specs)
-    pages = [_by_page(specs, names) for names in buckets]
+    pages = [_names_by_page_bytes(specs, names) for names in buckets]
     balanced = [len({len(names) for names in by_page.values()}) == 1 for by_page in pages]
     repeats = [max(len(names) for names in by_page.values()) for by_page in pages]
     floor = max(
@@ -217,7 +219,7 @@ def _type_buckets(specs: Specs) -> list[list[str]]:
     return list(buckets.values())
 
 
-def _by_page(specs: Specs, names: Sequence[str]) -> dict[int, list[str]]:
+def _names_by_page_bytes(specs: Specs, names: Sequence[str]) -> dict[int, list[str]]:
     """Layer names by the bytes of their page."""
     pages: dict[int, list[str]] = defaultdict(list)
     for name in names:

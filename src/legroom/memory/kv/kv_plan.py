@@ -77,7 +77,7 @@ class KvPlan:
         """The context length at which this many running requests fit; at most max_model_len."""
         if self.shape.is_empty or self.num_blocks <= 0:
             return 0
-        holds = partial(_concurrency, self.shape, self.num_blocks)
+        holds = partial(_logged_concurrency, self.shape, self.num_blocks)
         lengths = range(1, self.max_model_len + 1)
         # Concurrency falls as requests grow, so the lengths can be bisected.
         return bisect_left(lengths, True, key=lambda length: holds(length) < requests)
@@ -110,20 +110,20 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
     counts = [_stage_blocks(shape, settings, bytes_, stage) for stage, bytes_ in enumerate(available_bytes)]
     blocks = min(counts)
     printed = counts[0] if shape.era.first_stage_printed else blocks
-    concurrency = _concurrency(shape, printed, length)
+    concurrency = _logged_concurrency(shape, printed, length)
     tightest = counts.index(blocks)
     needed = shape.needed_bytes(max(length, 1), tightest)
     return KvPlan(
         num_blocks=blocks,
         block_size=_block_size(shape, length),
-        tokens=_tokens(shape, printed, concurrency, length),
+        tokens=_logged_tokens(shape, printed, concurrency, length),
         max_concurrency=concurrency,
         bytes_per_block=shape.stages[tightest].bytes_per_block,
         bytes_per_token=_bytes_per_token(shape, tightest, max(length, 1)),
         max_model_len=length,
         needed_bytes=needed,
         state_blocks=blocks if shape.has_states and shape.engine == "V1" else None,
-        failure=_failure(shape, settings, checked, length, blocks),
+        failure=_failed_check(shape, settings, checked, length, blocks),
         shape=shape,
         checked_bytes=tuple(checked),
     )
@@ -154,7 +154,7 @@ def _block_size(shape: KvShape, length: int) -> int:
     return length if smallest == WHOLE_REQUEST else smallest
 
 
-def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
+def _logged_concurrency(shape: KvShape, blocks: int, length: int) -> float:
     """Requests of `length` tokens at once, as the release computes its "Maximum concurrency" line."""
     if length < 1:
         return 0.0
@@ -166,7 +166,7 @@ def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
     return blocks / max(1, request)
 
 
-def _tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
+def _logged_tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
     """The tokens of the "GPU KV cache size" log line."""
     if shape.era.tokens_line == "slots":
         return blocks * shape.block_size
@@ -190,7 +190,7 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
     return cdiv(here.bytes_per_block * blocks, longest)
 
 
-def _failure(
+def _failed_check(
     shape: KvShape, settings: EngineSettings, checked: Sequence[int], length: int, blocks: int
 ) -> Failure | None:
     """The failed KV cache check; None where a request of `length` tokens fits (`checked`: bytes of each stage)."""

@@ -137,10 +137,10 @@ def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:
     if not isinstance(mixer, Attention) or mixer.shares_kv or not mixer.causal:
         return 0
     width = head_token_bytes(mixer.head_dim, mixer.head_dim, settings.kv_cache_dtype, settings.dtype)
-    return _heads(mixer, settings) * width
+    return _kv_heads(mixer, settings) * width
 
 
-def _heads(mixer: Attention, settings: EngineSettings) -> int:
+def _kv_heads(mixer: Attention, settings: EngineSettings) -> int:
     """KV heads of one rank; with more ranks than heads they are replicated."""
     return max(1, mixer.kv_heads // settings.tensor_parallel_size)
 
@@ -163,7 +163,7 @@ def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, 
 def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
     """The cache spec of an attention layer on one rank: full, sliding-window, chunked, or cross-attention."""
     settings = deployment.settings
-    heads = _heads(mixer, settings)
+    heads = _kv_heads(mixer, settings)
     v_head_dim = mixer.v_head_dim if deployment.release.at_least("0.14.0") else mixer.head_dim
     # The backends for unequal key and value widths (MiMo-V2) and for block-sparse layers (MiniMax-M3) pack no scales.
     token_bytes = heads * head_token_bytes(
@@ -239,7 +239,7 @@ def keeps_latent(settings: EngineSettings) -> bool:
 
 
 def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAttentionSpec:
-    """Latent attention cached as full heads; up to 0.7.0 a head of 192 is padded to 256."""
+    """The cache spec of MLA cached as full heads (no latent); up to 0.7.0 a head of 192 is padded to 256."""
     head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
     if deployment.release.before("0.7.1"):
         head_dim = max(head_dim, 256)
@@ -296,7 +296,7 @@ def _state_spec(mixer: StateSpace, deployment: _Deployment) -> StateSpec:
 
 
 def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
-    """States per request, and whether every block of tokens adds one."""
+    """State blocks per request, and whether each further block of tokens adds one (prefix caching of states)."""
     if release.before("0.11.1"):
         return 1, False
     if release.before("0.15.0"):
@@ -341,8 +341,8 @@ def _state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> 
     return conv, conv
 
 
-def _share(total: int, settings: EngineSettings, what: str) -> int:
-    """One tensor-parallel rank's share; raises LegroomError where `total` does not divide."""
+def _per_rank(total: int, settings: EngineSettings, what: str) -> int:
+    """`total` divided by the tensor-parallel ranks; LegroomError, naming `what`, where it does not divide."""
     ranks = settings.tensor_parallel_size
     if total % ranks:
         raise LegroomError(
@@ -359,7 +359,7 @@ def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
 
 def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a Mamba-1 layer's convolution state and recurrent state on one rank."""
-    inner = _share(mixer.width("intermediate_size"), settings, "the Mamba inner size")
+    inner = _per_rank(mixer.width("intermediate_size"), settings, "the Mamba inner size")
     return inner * (mixer.width("conv_kernel") - 1), inner * mixer.width("state_size")
 
 
@@ -368,10 +368,10 @@ def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     groups = mixer.width("n_groups")
     if groups % settings.tensor_parallel_size:
         groups = settings.tensor_parallel_size  # groups are replicated to every rank
-    conv = _share(
+    conv = _per_rank(
         mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"), settings, "the Mamba width"
     )
-    heads = _share(mixer.width("num_heads"), settings, "the number of Mamba heads")
+    heads = _per_rank(mixer.width("num_heads"), settings, "the number of Mamba heads")
     return conv * _conv_tail(mixer, settings), heads * mixer.width("head_dim") * mixer.width("state_size")
 
 
@@ -379,16 +379,16 @@ def _gdn(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a gated delta net's convolution state and recurrent state on one rank."""
     key_width = mixer.width("head_k_dim") * mixer.width("num_k_heads")
     value_width = mixer.width("head_v_dim") * mixer.width("num_v_heads")
-    conv = _share(2 * key_width + value_width, settings, "the linear-attention width")
-    heads = _share(mixer.width("num_v_heads"), settings, "the number of linear-attention heads")
+    conv = _per_rank(2 * key_width + value_width, settings, "the linear-attention width")
+    heads = _per_rank(mixer.width("num_v_heads"), settings, "the number of linear-attention heads")
     return conv * _conv_tail(mixer, settings), heads * mixer.width("head_v_dim") * mixer.width("head_k_dim")
 
 
 def _kda(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a Kimi delta attention layer's convolution state and recurrent state on one rank."""
     heads, head_dim = mixer.width("num_heads"), mixer.width("head_dim")
-    conv = _share(3 * heads * head_dim, settings, "the linear-attention width")
-    own = _share(heads, settings, "the number of linear-attention heads")
+    conv = _per_rank(3 * heads * head_dim, settings, "the linear-attention width")
+    own = _per_rank(heads, settings, "the number of linear-attention heads")
     return conv * _conv_tail(mixer, settings), own * head_dim * head_dim
 
 
@@ -400,7 +400,9 @@ def _lightning(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 
 def _short_conv(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     """Elements of a short convolution's state on one rank; it has no recurrent state."""
-    return _share(mixer.width("intermediate_size"), settings, "the convolution width") * _conv_tail(mixer, settings), 0
+    return _per_rank(mixer.width("intermediate_size"), settings, "the convolution width") * _conv_tail(
+        mixer, settings
+    ), 0
 
 
 _STATE_SHAPES = {

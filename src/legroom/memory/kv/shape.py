@@ -49,7 +49,7 @@ class Era:
 
 @cache
 def era(version: str, engine: str) -> Era:
-    """The KV cache computation of a release and engine."""
+    """How a release and engine count KV blocks, tokens and concurrency, as `Era`."""
     now = known_release(version)
     v0 = engine == "V0"
     checks: tuple[tuple[str, LengthCheck], ...] = (
@@ -83,7 +83,7 @@ Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
 
 
 def demanded(demand: Demand, length: int) -> int:
-    """The sum for a request of `length` tokens."""
+    """Blocks or bytes of a request of `length` tokens: the sum over the demand of weight times blocks."""
     total = 0
     for weight, specs in demand:
         total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
@@ -187,7 +187,7 @@ def shape_of_specs(
     empty = not any(specs)
     states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())
     try:
-        groups, stage_groups = _grouped(specs, release, hybrid_off, packed)
+        groups, stage_groups = _groups_of_stages(specs, release, hybrid_off, packed)
     except UnsupportedCache as problem:
         stages = tuple(StageCaches(stage_specs, (), 0, (), ()) for stage_specs in specs)
         return KvShape(release, now, "V1", size, (), stages, (), shards, str(problem), empty, states)
@@ -207,14 +207,14 @@ def shape_of_specs(
 
 
 def _block_demand(groups: Sequence[CacheGroup]) -> Demand:
-    """The blocks of one request: the groups, counted by their distinct specs."""
+    """The blocks of one request, as counts and specs: the groups by their distinct specs."""
     return tuple((count, specs) for specs, count in Counter(_distinct(group) for group in groups).items())
 
 
 def _needed_demand(
     now: Era, specs: dict[str, CacheSpec], own: Sequence[CacheGroup], whole: Sequence[CacheGroup], release: Release
 ) -> Demand:
-    """The bytes of one request as the release's check of max_model_len counts them."""
+    """The bytes of one request, as weights and specs, as the release's check of max_model_len counts them."""
     if not specs:
         return ()
     if now.length_check == "all groups":
@@ -234,7 +234,7 @@ def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
     return tuple(dict.fromkeys(group.specs))
 
 
-def _grouped(
+def _groups_of_stages(
     specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
     """The groups of the model, and those of each pipeline stage; before 0.11.0 every stage groups its own layers."""

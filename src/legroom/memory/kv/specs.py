@@ -41,7 +41,7 @@ class CacheSpec:
 
     @property
     def working(self) -> str:
-        """The terms of `bytes_of_token` in words."""
+        """The computation of `bytes_of_token` in words, for `--explain-math`."""
         raise NotImplementedError
 
     @property
@@ -87,7 +87,7 @@ class AttentionSpec(CacheSpec):
 
     @property
     def token_working(self) -> str:
-        """The terms of `token_bytes` in words."""
+        """The computation of `token_bytes` in words, for `--explain-math`."""
         heads = f"{self.kv_heads} KV head{'s' if self.kv_heads > 1 else ''}"
         values = self.kv_heads * (self.head_dim + self.v_head_dim)
         size, rest = divmod(self.token_bytes, values) if values else (0, 1)

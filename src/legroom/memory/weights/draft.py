@@ -20,30 +20,29 @@ EAGLE3_STATES = 3
 
 
 def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks, tokens: int) -> Iterator[Module]:
-    """The modules of MTP layers, an EAGLE head, or a Medusa head per speculative token; embeddings are shared with the
-    target model."""
+    """The modules of MTP layers, an EAGLE head or a Medusa head per draft token; embeddings are the target's."""
     if predicts_itself(method):
         for layer in model.draft_layers:
             yield Module("draft", "mtp.eh_proj", model.hidden_size, 2 * model.hidden_size)
-            yield from _layer(model.hidden_size, layer, shape, ranks)
+            yield from _draft_layer(model.hidden_size, layer, shape, ranks)
             for name in ("enorm", "hnorm", "norm"):
                 yield from norm("draft", name, model.hidden_size, shape)
     elif method in HEADS:
-        yield from _head(model, method, shape, ranks)
+        yield from _eagle_head(model, method, shape, ranks)
     elif method == "medusa":  # a linear layer on every rank, and an output layer of its own
         yield Module("draft", "medusa.blocks", model.hidden_size, model.hidden_size, copies=tokens)
         yield Module("draft", "medusa.lm_heads", cdiv(model.vocab_size, ranks.tensor), model.hidden_size, copies=tokens)
 
 
-def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
+def _eagle_head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
     """The modules of an EAGLE head; without its config, of one dense layer of the target's width."""
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
-    layers = head.layers if head else (_dense(model.layers[-1], model),)
+    layers = head.layers if head else (_with_dense_feedforward(model.layers[-1], model),)
     states = EAGLE3_STATES if method == "eagle3" else 2
     yield Module("draft", "fc", hidden, states * model.hidden_size)
     for layer in layers:
-        yield from _layer(hidden, layer, shape, ranks)
+        yield from _draft_layer(hidden, layer, shape, ranks)
     if method == "eagle3":
         for first in with_kv_heads([layers[0].mixer]):
             # The first layer also reads the embedding, so qkv_proj has twice the inputs.
@@ -53,9 +52,8 @@ def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[M
         yield Module("draft", "lm_head", cdiv(int(vocabulary), ranks.tensor), hidden)
 
 
-def _dense(layer: Layer, model: Model) -> Layer:
-    """The layer with a dense feed-forward block: vLLM's EAGLE heads are Llama layers (llama_eagle.py). A published head
-    of Gemma-4-26B-A4B takes 0.35 GiB, a layer with its experts would take 1.6."""
+def _with_dense_feedforward(layer: Layer, model: Model) -> Layer:
+    """The layer with a dense MLP in place of experts, as vLLM's EAGLE heads are Llama layers (llama_eagle.py)."""
     experts = layer.feedforward
     if not isinstance(experts, Experts):
         return layer
@@ -104,7 +102,8 @@ def is_estimated(model: Model, settings: EngineSettings) -> bool:
     return method in (*HEADS, "medusa", "mlp_speculator", "dflash")
 
 
-def _layer(hidden: int, layer: Layer, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
+def _draft_layer(hidden: int, layer: Layer, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
+    """The modules of one draft layer on one rank, with its norms."""
     if layer.mixer is not None:
         yield from mixer_modules(layer.mixer, hidden, shape, ranks)
     if layer.feedforward is not None:

@@ -88,12 +88,12 @@ _FLASHINFER_MLA_BYTES = 128 * MIB
 
 
 def workspace(name: str, size_bytes: int) -> Module:
-    """A workspace as a module."""
+    """A workspace of this many bytes as a module, so that it is allocated among the weights."""
     return Module("workspace", name, size_bytes // 4, dtype="float32")
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """DeepGEMM's workspace, where linear layers quantize their inputs to FP8 (0.20+)."""
+    """Workspaces allocated before the layers: DeepGEMM's, where linear layers quantize inputs to FP8 (0.20+)."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
     # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):

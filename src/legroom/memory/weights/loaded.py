@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
+from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Experts, Model
+from legroom.facts.model import Experts, Model, Quantization
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
@@ -44,7 +45,7 @@ class LoadedWeights:
 
 
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The weights on one rank of a pipeline stage."""
+    """The weights on one rank of a pipeline stage, in GPU bytes with allocator rounding."""
     return loaded_weights(model, settings, gpu, pp_rank).figure
 
 
@@ -76,28 +77,28 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
     """The weights of one rank after loading, and the peak while loading with its reason."""
-    stored, offloaded = _offload(stored_modules(model, settings, gpu, pp_rank), settings)
+    stored, offloaded = _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)
     allocator = CachingAllocator(_allocator_settings(settings, gpu), ascending_addresses=True)
-    _load(allocator, stored)
+    _replay_loading(allocator, stored)
     total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
-    terms = _terms(stored)
+    terms = _weights_terms(stored)
     tensors = sum(term.bytes for term in terms)
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
-    figure = _figure(model, settings, gpu, total, terms)
+    figure = _weights_figure(model, settings, gpu, total, terms)
     staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
-    return LoadedWeights(figure, peak, _why(stored, staged, peak - figure.bytes))
+    return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes))
 
 
 _loaded_by_batched_tokens = cached(Inputs(*_UNUSED))(_loaded)
 _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 
 
-def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term]) -> Figure:
+def _weights_figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term]) -> Figure:
     """The weights as exact, or as an estimate with a band where the config does not explain all of them."""
-    share = _checkpoint_share(model, settings, gpu)
+    share = _checkpoint_ratio(model, settings, gpu)
     if share is not None:
         stored_bytes = int(total * share)
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
@@ -106,22 +107,21 @@ def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms:
     if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
         less = 0 if model.known else int(total * (1 - _LEAST_OF_UNKNOWN))
-        low = total - max(band, less, _tables_if_quantized(model, terms) if model.assumed else 0)
+        low = total - max(band, less, _tables_if_quantized(model.quantization, settings, terms) if model.assumed else 0)
         return Figure(total, "estimated", low, total + band, tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
-    exactly = encoders and not _is_loose(model, settings, gpu)
+    exactly = encoders and not _is_size_uncertain(model, settings, gpu)
     return Figure(total, "exact" if exactly else "estimated", terms=tuple(terms))
 
 
-def _tables_if_quantized(model: Model, terms: list[Term]) -> int:
-    """What the checkpoint saves if its embeddings are quantized too: a name does not say."""
-    scheme = model.quantization
-    bits = scheme.weight_bits if scheme else 16
-    tables = sum(term.bytes for term in terms if term.label in ("embeddings", "lm_head"))
-    return tables * (16 - bits) // 16
+def _tables_if_quantized(scheme: Quantization | None, settings: EngineSettings, terms: list[Term]) -> int:
+    """Bytes saved if the checkpoint's embeddings are quantized too, which its name does not say."""
+    since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if scheme else {}
+    loadable = [name for name, first in since.items() if known_release(settings.release).at_least(first)]
+    return sum(term.bytes * (16 - scheme.weight_bits) // 16 for term in terms if scheme and term.label in loadable)
 
 
-def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
+def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     """Whether the stored size of the weights is not known to the byte."""
     scheme = scheme_in_use(model, settings)
     # On ROCm before 0.21, "weights" is the drop of free memory while they load, with torch's reserve and code.
@@ -142,13 +142,13 @@ def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:
-    """The checkpoint file that fastsafetensors reads into GPU memory before it copies the weights out."""
+    """Bytes of the checkpoint file that fastsafetensors holds in GPU memory while copying; 0 with other loaders."""
     if other_value(settings.given, "--load-format") != "fastsafetensors":
         return 0
     return min(SHARD_BYTES, sum(sum(each.storage.kept) for each in stored))
 
 
-def _why(stored: list[StoredModule], staged: int, above: int) -> str:
+def _loading_peak_reason(stored: list[StoredModule], staged: int, above: int) -> str:
     """Why loading peaks above the final weights; empty below 1 MiB."""
     if above < MIB:
         return ""
@@ -162,9 +162,8 @@ def _why(stored: list[StoredModule], staged: int, above: int) -> str:
     return "a layer is quantized or repacked while its own tensors are still there"
 
 
-def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
-    """Checkpoint bytes over the bytes that the config implies, for unknown architectures and GGUF, whose tensors have
-    several widths; None where the config alone is exact."""
+def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
+    """Checkpoint bytes over those the config implies, for GGUF and unknown architectures; None where exact."""
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None
@@ -192,7 +191,7 @@ def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
 
 
 def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings:
-    """On CUDA, 0.21+ loads with max_split_size_mb:20."""
+    """The allocator's settings while loading: on CUDA, 0.21+ uses max_split_size_mb:20; else the defaults."""
     limited = gpu.vendor == "nvidia" and known_release(settings.release).at_least("0.21.0")
     env = settings.given.env
     conf = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
@@ -200,9 +199,8 @@ def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings
     return AllocatorSettings(expandable, 20 * MIB if limited else None)
 
 
-def _offload(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
-    """The modules that stay on the GPU, and the tensors that --cpu-offload-gb moves: layer parameters in order, until
-    the limit is reached."""
+def _split_offloaded(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
+    """The modules kept on the GPU, and sizes of parameters that --cpu-offload-gb moves, in order to the limit."""
     limit = (settings.given.cpu_offload_gb or 0) * GIB
     kept: list[StoredModule] = []
     offloaded: list[int] = []
@@ -220,26 +218,26 @@ def _offload(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[
 
 def weight_segments(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
     """Bytes of every allocator segment of a rank's weights; sleep mode copies them one by one."""
-    stored, _ = _offload(stored_modules(model, settings, gpu, pp_rank), settings)
+    stored, _ = _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)
     # The memory pool of sleep mode never uses expandable segments.
     allocator = CachingAllocator(
         replace(_allocator_settings(settings, gpu), expandable_segments=False), ascending_addresses=True
     )
-    _load(allocator, stored)
+    _replay_loading(allocator, stored)
     return allocator.used_segments
 
 
 def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """The model's rotary tables, which sleep level 2 copies to the host."""
+    """Bytes of the model's rotary tables, which sleep level 2 copies to the host."""
     return sum(rope.bytes for each in stored_modules(model, settings, gpu, pp_rank) for rope in each.ropes)
 
 
 def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
     """Bytes of every parameter that --cpu-offload-gb keeps on the host."""
-    return _offload(stored_modules(model, settings, gpu, pp_rank), settings)[1]
+    return _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)[1]
 
 
-def _load(allocator: CachingAllocator, stored: list[StoredModule]) -> None:
+def _replay_loading(allocator: CachingAllocator, stored: list[StoredModule]) -> None:
     """Create every module, then replace the tensors of quantized ones, as vLLM does after loading."""
     later: list[tuple[list[Block], Storage]] = []
     for each in stored:
@@ -251,16 +249,16 @@ def _load(allocator: CachingAllocator, stored: list[StoredModule]) -> None:
             for size in storage.loaded:
                 allocator.allocate(size)
         for rope in each.ropes:
-            _follow(allocator, [], construction(rope))
+            _replay(allocator, [], construction(rope))
     freed_last: list[Block] = []
     for blocks, storage in later:
         replaced = freed_last if storage.freed_last else None
-        _follow(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after, replaced)
+        _replay(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after, replaced)
     for block in freed_last:
         allocator.free(block)
 
 
-def _follow(
+def _replay(
     allocator: CachingAllocator, blocks: list[Block], steps: Iterable[Step], freed_last: list[Block] | None = None
 ) -> None:
     """Replays allocations (bytes) and frees (~index into `blocks`); `freed_last` collects frees instead."""
@@ -274,7 +272,7 @@ def _follow(
             freed_last.append(blocks[~step])
 
 
-def _terms(stored: list[StoredModule]) -> list[Term]:
+def _weights_terms(stored: list[StoredModule]) -> list[Term]:
     """Bytes of the stored weights by part of the model, with biases, scales and rope caches apart."""
     parts: dict[str, int] = {}
     # Equal layers share their StoredModule objects.

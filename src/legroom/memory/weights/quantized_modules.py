@@ -36,15 +36,15 @@ class Patterns:
     """Whether an expression may match one layer and not another with as many digits."""
 
     def names_layer(self, layer: int) -> bool:
-        """Whether a module of this layer may match where the same one of another layer does not."""
+        """Whether some pattern names this layer's number, so that it may be stored unlike other layers."""
         if self.tells_layers_apart:
             return True
         number = str(layer)
         return any(number[:count] in self.numbers for count in range(1, len(number) + 1))
 
     def match(self, name: str) -> bool:
-        """`name` starts at `layers.N.` (or is a module outside the layers)."""
-        if self.exact and not self.exact.isdisjoint(_beginnings(name)):
+        """Whether a pattern matches a module's name, which starts at `layers.N.` or is outside the layers."""
+        if self.exact and not self.exact.isdisjoint(_dotted_beginnings(name)):
             return True
         if self.words:
             parts = tuple(name.split("."))
@@ -61,11 +61,12 @@ class Patterns:
         return any(self._matches_whole(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
     def _matches_whole(self, name: str) -> bool:
+        """Whether a pattern equals the whole name or one of its dotted beginnings."""
         return name.startswith(self.starts) or (self.regex is not None and self.regex.match(name) is not None)
 
 
-def _beginnings(name: str) -> Iterator[str]:
-    """`a`, `a.b` and `a.b.c`."""
+def _dotted_beginnings(name: str) -> Iterator[str]:
+    """The dotted beginnings of a name: `a`, `a.b` and `a.b.c`."""
     end = name.find(".")
     while end >= 0:
         yield name[:end]
@@ -74,6 +75,7 @@ def _beginnings(name: str) -> Iterator[str]:
 
 
 def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    """Whether `words` occur in `parts` one after the other."""
     size = len(words)
     if words[0] not in parts:
         return False

@@ -24,11 +24,7 @@ from legroom.vllm.traits import is_pooling
 
 
 def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:
-    """The quantization of the loaded weights; None: the model's dtype.
-
-    vLLM refuses a --quantization that contradicts the config, so such a config is not the checkpoint's: the flag
-    decides where it quantizes online.
-    """
+    """The quantization of the loaded weights (--quantization decides where it contradicts the config); None: 16-bit."""
     declared, flag = model.quantization, settings.given.quantization or settings.quantization
     if declared is None or names_another_method(model, settings):
         return (online_quantization(flag) if flag else None) or declared
@@ -137,15 +133,15 @@ def loaded_modules(
     build = _Build(
         model, settings, context, shape, ranks, scheme, Schemes(scheme, shape), pp_rank == 0, pp_rank == last
     )
-    built = _base(build, stage_range(len(model.layers), settings, pp_rank))
+    built = _base_weights(build, stage_range(len(model.layers), settings, pp_rank))
     yield from built
     for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
         yield StoredModule(module, storage(module, None, context))
     if build.last and not draft_is_uncounted(settings):
-        yield from _draft(build)
+        yield from _draft_weights(build)
 
 
-def _draft(build: _Build) -> Iterator[StoredModule]:
+def _draft_weights(build: _Build) -> Iterator[StoredModule]:
     """The speculative decoding weights of the last stage: a draft model, a head, or the model's MTP layers."""
     model, settings, context = build.model, build.settings, build.context
     method = draft_method(settings.given.speculative_config)
@@ -165,15 +161,17 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
         )
 
 
-def _base(build: _Build, stage: range) -> list[StoredModule]:
+def _base_weights(build: _Build, stage: range) -> list[StoredModule]:
     """The stored weights of one rank without draft model and adapters, in the order of loading."""
     context = build.context
     before = (*encoder_modules(build.model, build.settings, build.ranks.tensor),)
     stored = _stored_alike(before, context)
-    stored += [StoredModule(each, storage(each, build.schemes.of(each, 0), context)) for each in _encoder(build)]
+    stored += [
+        StoredModule(each, storage(each, build.schemes.of(each, 0), context)) for each in _seq2seq_encoder(build)
+    ]
     stored += _stored_alike((*_embeddings(build), *before_layers(build.scheme, context)), context)
-    stored += _layers(build, stage)
-    for module in _outputs(build):
+    stored += _stage_layers(build, stage)
+    for module in _output_modules(build):
         scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
         stored.append(StoredModule(module, storage(module, scheme, context)))
     return stored
@@ -191,7 +189,7 @@ def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[St
     return alike
 
 
-def _encoder(build: _Build) -> Iterator[Module]:
+def _seq2seq_encoder(build: _Build) -> Iterator[Module]:
     """The encoder of an encoder-decoder model: convolutions, layers and final norm."""
     model, shape, hidden = build.model, build.shape, build.model.hidden_size
     if not model.encoder_layers:
@@ -206,7 +204,7 @@ def _encoder(build: _Build) -> Iterator[Module]:
         yield Module("embeddings", "encoder.positions", int(model.config[shape.encoder_positions]), hidden)
 
 
-def _vocabulary(build: _Build) -> int:
+def _vocabulary_rows(build: _Build) -> int:
     """Embedding rows of one rank, padded to a multiple of 64."""
     if build.shape.whole_embeddings:
         return build.model.vocab_size
@@ -228,7 +226,7 @@ def _embeddings(build: _Build) -> Iterator[Module]:
     config = model.config
     stated = config.get("word_embed_proj_dim")  # smaller than hidden_size in OPT-350m
     width = stated if isinstance(stated, int) and stated > 0 else model.hidden_size
-    yield Module("embeddings", "embed_tokens", _vocabulary(build), width)
+    yield Module("embeddings", "embed_tokens", _vocabulary_rows(build), width)
     if width != model.hidden_size:
         yield Module("embeddings", "project_in", model.hidden_size, width)
         yield Module("embeddings", "project_out", width, model.hidden_size)
@@ -245,7 +243,7 @@ def _embeddings(build: _Build) -> Iterator[Module]:
         yield Module("buffers", "normalizer", 1)
 
 
-def _outputs(build: _Build) -> Iterator[Module]:
+def _output_modules(build: _Build) -> Iterator[Module]:
     """The final norm and the LM head of this stage; no head where embeddings are tied or the model pools."""
     model, shape = build.model, build.shape
     if shape.final_norm and (build.last or shape.final_norm_on == "all"):
@@ -254,7 +252,7 @@ def _outputs(build: _Build) -> Iterator[Module]:
         return
     if not model.tie_word_embeddings:
         name = "lm_head"
-        yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
+        yield Module(name, name, _vocabulary_rows(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
 
 
 class _StoredLayers:
@@ -297,14 +295,14 @@ class _StoredLayers:
                 yield StoredModule(copy, storage(copy, None, context), in_layer=True)
 
 
-def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
+def _stage_layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     """The stored weights of the stage's layers, with rope caches and workspaces where they are created."""
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
     workspaces = with_first_attention(model, build.settings, context)
     layers = _StoredLayers(build)
     for index in stage:
-        due = tuple(rope for rope in pending if _same_kind(model, rope.layer, index))
+        due = tuple(rope for rope in pending if _is_same_layer_kind(model, rope.layer, index))
         pending = [rope for rope in pending if rope not in due]
         if not due and not workspaces:
             yield from layers.of(index)
@@ -321,7 +319,7 @@ def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
             yield StoredModule(Module("buffers", "none", 0), Storage(()), due)
 
 
-def _same_kind(model: Model, first: int, index: int) -> bool:
+def _is_same_layer_kind(model: Model, first: int, index: int) -> bool:
     """Whether a pipeline stage that starts after layer `first` creates its rotary table at `index`."""
     return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
 

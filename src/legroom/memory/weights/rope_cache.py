@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.facts.anatomy import Anatomy
+from legroom.facts.fit import runs_on_transformers
 from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.storage import Step
@@ -33,12 +34,13 @@ class RopeCache:
 
     @property
     def bytes(self) -> int:
+        """The table's bytes."""
         return self.positions * self.dim * self.element_bytes
 
 
 def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
     """Every table of the model, at the first layer that uses it."""
-    if anatomy.rope == "none":
+    if anatomy.rope == "none" or runs_on_transformers(model.model_type, settings.release):
         return []
     first: dict[tuple[str, int], int] = {}
     for index, layer in enumerate(model.layers):
@@ -47,12 +49,12 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
                 first.setdefault((mixer.rope_kind, mixer.rope_width), index)
     caches: dict[tuple[Any, ...], RopeCache] = {}
     for (kind, width), index in first.items():
-        key, cache = _table(model, anatomy, settings, dtype_bytes, (index, kind, width))
+        key, cache = _rope_table(model, anatomy, settings, dtype_bytes, (index, kind, width))
         caches.setdefault(key, cache)
     return [cache for cache in caches.values() for _ in range(anatomy.rope_tables)]
 
 
-def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _rope_parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """The config's rope parameters for this kind of layer; empty where it has none."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
@@ -64,13 +66,13 @@ def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return {}
 
 
-def _table(
+def _rope_table(
     model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int, where: tuple[int, str, int]
 ) -> tuple[tuple[Any, ...], RopeCache]:
     """The rope cache of a layer (`where`: index, kind, head size), after the key by which tables are shared."""
     layer, kind, head_dim = where
     config = model.config
-    rope = _parameters(config, kind)
+    rope = _rope_parameters(config, kind)
     local = anatomy.rope_layers == "by_type" and kind == "sliding_attention"
     # Gemma-3 and ModernBERT scale their global layers alone.
     if local and "sliding_attention" not in (config.get("rope_parameters") or {}):
@@ -133,7 +135,7 @@ def _element_bytes(
 
 
 def construction(cache: RopeCache) -> Iterator[Step]:
-    """The allocations and frees of building a table, in order."""
+    """The allocations (bytes) and frees (~index) of building a rotary table, in order."""
     tables = cache.tables or (cache.positions,)
     count = 0
     built: list[int] = []

@@ -31,7 +31,7 @@ class Storage:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Bytes of the tensors that remain."""
+        """Bytes of each tensor that remains after loading and repacking."""
         if not self.after:
             return self.loaded
         sizes = list(self.loaded)
@@ -83,12 +83,12 @@ class StorageContext:
         return self.vendor != "nvidia" or self.capability >= (8, 9) or self.capability == (0, 0)
 
     def at_least(self, version: str) -> bool:
+        """Whether the release is this version or a later one."""
         return known_release(self.release).at_least(version)
 
 
 def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | None:
-    """The kernel family whose weight layout was read from source and never measured: NVFP4, and FP8 through Marlin on
-    cards without FP8 kernels."""
+    """The kernel family of a weight layout never measured (NVFP4, FP8 through Marlin); None where it was."""
     schemes = (scheme, *(other for _, other in scheme.rules))
     if any(each.is_nvfp4 for each in schemes):
         return "nvfp4"
@@ -138,7 +138,7 @@ def _groups(module: Module, scheme: Quantization) -> int:
 
 
 def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """Packed weights, zero points and scales; 0.5.4+ repacks all three for Marlin where it runs."""
+    """AWQ's packed weights, zero points and scales; 0.5.4+ repacks all three for Marlin where it runs."""
     groups = _groups(module, scheme)
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
@@ -166,7 +166,7 @@ def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
 
 
 def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
-    """Machete keeps zero points as 16-bit numbers, multiplied by the scales."""
+    """Allocations and frees that repack for Machete, which keeps zero points as 16-bit numbers times the scales."""
     return (weight, weight, ~14, ~7, 8 * zeros, scales, scales, scales, ~18, ~17, ~16, ~13)
 
 
@@ -177,7 +177,7 @@ def _machete(module: Module, scheme: Quantization, context: StorageContext) -> b
 
 
 def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """As AWQ, and the group of every input channel. Marlin drops that without act-order, and symmetric zero points."""
+    """GPTQ's tensors: as AWQ, and each input channel's group, which Marlin drops without act-order."""
     groups = _groups(module, scheme)
     if scheme.act_order and module.whole_inputs and scheme.group_size:
         groups = cdiv(module.whole_inputs, scheme.group_size)
@@ -212,7 +212,7 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
     if scheme.block:
         # Experts keep separate scales for gate and up; fused linears share a block that spans both.
         parts = shards if copies > 1 else 1
-        high, wide = _block(module, scheme.block, parts)
+        high, wide = _scale_block(module, scheme.block, parts)
         rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
         loaded = (weight, copies * rows * columns * FLOAT32_BYTES)
         if context.fp8_kernels:
@@ -237,8 +237,8 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
     return Storage(loaded, replaced(weight, scales, *(0 for _ in activation)))
 
 
-def _block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
-    """The scale block; smaller for experts whose slice is not a multiple of it."""
+def _scale_block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
+    """The rows and columns that share a scale; smaller for experts whose slice is not a multiple of the block."""
     if module.copies == 1:
         return block
     width = module.outputs // parts if ".w13" in module.name else module.inputs
@@ -246,7 +246,7 @@ def _block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int
 
 
 def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """Two weights per byte, an FP8 scale per group of 16, a float per tensor and one for its activations."""
+    """NVFP4: two weights per byte, an FP8 scale per 16, a float per tensor and one for its activations."""
     groups = module.inputs // (scheme.group_size or 16)
     weight, scales = module.elements // 2, module.copies * module.outputs * groups
     scalar = module.copies * _shards(module) * FLOAT32_BYTES
@@ -316,7 +316,7 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
 
 
 def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """4 bits and a scale per 64 weights; up to 0.9.1 the scales stay quantized (compress_statistics=True)."""
+    """bitsandbytes: 4 bits and a scale per 64 weights; up to 0.9.1 the scales stay quantized."""
     if scheme.weight_bits == 8:
         return _int8(module, scheme, context)
     blocks = module.elements // 64
@@ -331,7 +331,7 @@ def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Stor
 
 
 def _int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """A byte per weight and a float32 scale per output."""
+    """experts_int8: a byte per weight and a float32 scale per output."""
     return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
 
 

@@ -50,11 +50,12 @@ class Packed:
 
     @property
     def name(self) -> str:
+        """The server's name."""
         return self.needs.server.name
 
     @property
     def peak_bytes(self) -> int:
-        """Memory of its own processes on each of its cards."""
+        """Peak bytes of the server's own processes on each of its cards."""
         return self.needs.footprint_bytes(self.pool_bytes)
 
 
@@ -82,7 +83,7 @@ class PackedCard:
 
     @property
     def sure_headroom_bytes(self) -> int:
-        """Free memory at the upper end of every band."""
+        """Free bytes of the card where every server needs the upper end of its error band."""
         return self.headroom_bytes - self.spread_bytes - self.card.reserve_bytes
 
 
@@ -132,7 +133,7 @@ def pack(request: PackRequest) -> PackResult:
 
 
 def _band_shares(policy: Policy) -> tuple[float, ...]:
-    """Shares of the error bands to hold back: the policy's, then smaller ones."""
+    """Fractions of the error bands to hold back on each try: the policy's, then smaller ones."""
     return tuple(kept for kept in sorted(BAND_KEPT.values(), reverse=True) if kept <= BAND_KEPT[policy])
 
 
@@ -147,14 +148,14 @@ def _pack_placed(
     pools = share_pools(problem, needs, placement)
     uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
     servers = tuple(
-        _planned_last(problem, each, needs, placement, pools, each.server.name in sleepers) for each in needs
+        _planned_beside_all(problem, each, needs, placement, pools, each.server.name in sleepers) for each in needs
     )
     verdict: Verdict = "fits"
     if any(use.sure_headroom_bytes < 0 for use in uses) or any(each.plan.verdict == "tight" for each in servers):
         verdict = "tight"
     if any(each.plan.memory.failure for each in servers):
         verdict = "does_not_fit"
-    order = _order(problem.shifts, [each.server.name for each in needs])
+    order = _start_order(problem.shifts, [each.server.name for each in needs])
     return PackResult(request, needs, verdict, servers, uses, order)
 
 
@@ -180,7 +181,7 @@ def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapp
     )
 
 
-def _planned_last(
+def _planned_beside_all(
     problem: PackingProblem,
     needs: ServerNeeds,
     every: Sequence[ServerNeeds],
@@ -188,7 +189,7 @@ def _planned_last(
     pools: Mapping[str, int],
     sleeps: bool,
 ) -> Packed:
-    """One server planned beside all its neighbours at their peak."""
+    """One server planned beside all its neighbours at their peak, as if it started last."""
     name = needs.server.name
     cards = placement[name]
     neighbour_bytes = max(
@@ -237,8 +238,8 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
     return flags
 
 
-def _order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tuple[str, ...]:
-    """The start order: any within one shift; a server of a later shift starts when the earlier ones sleep."""
+def _start_order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tuple[str, ...]:
+    """The start order of `names`: any within one shift; a later shift's servers start when earlier ones sleep."""
     if len(shifts) == 1:
         return "any"
     order: list[str] = []
@@ -260,7 +261,7 @@ def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[Ser
     pools = {each.server.name: each.least_pool_bytes for each in needs}
     uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
     short = max(0, *(-use.headroom_bytes for use in uses))
-    servers = tuple(_planned_last(problem, each, needs, placement, pools, sleeps=False) for each in needs)
+    servers = tuple(_planned_beside_all(problem, each, needs, placement, pools, sleeps=False) for each in needs)
     return PackResult(request, needs, "does_not_fit", servers, uses, "any", short)
 
 
@@ -271,18 +272,18 @@ def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[
     """What `legroom pack --json` prints."""
     document: dict[str, Any] = {
         "verdict": result.verdict,
-        "servers": [_server(each) for each in result.packed],
+        "servers": [_server_json(each) for each in result.packed],
         "headroom_bytes": result.headroom_bytes,
         "order": result.order if isinstance(result.order, str) else list(result.order),
-        "cards": [_card(use) for use in result.cards],
-        "changes": [_change(change) for change in changes],
+        "cards": [_card_json(use) for use in result.cards],
+        "changes": [_change_json(change) for change in changes],
     }
     if result.request.shifts:
         document["shifts"] = [{"name": shift.name, "awake": sorted(shift.awake)} for shift in result.request.shifts]
     return document
 
 
-def _server(packed: Packed) -> dict[str, Any]:
+def _server_json(packed: Packed) -> dict[str, Any]:
     """The plan document of one server, with its cards, its KV cache and its bytes while asleep."""
     needs = packed.needs
     return plan_json(packed.plan) | {
@@ -296,7 +297,7 @@ def _server(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _card(use: PackedCard) -> dict[str, Any]:
+def _card_json(use: PackedCard) -> dict[str, Any]:
     """JSON of one card in its fullest shift: bytes used and free, and who holds them."""
     return {
         "card": use.card.number,
@@ -312,7 +313,7 @@ def _card(use: PackedCard) -> dict[str, Any]:
     }
 
 
-def _change(change: PackChange) -> dict[str, Any]:
+def _change_json(change: PackChange) -> dict[str, Any]:
     return {
         "server": change.server,
         "flags": dict(change.flags),

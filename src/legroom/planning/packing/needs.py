@@ -184,7 +184,7 @@ def _with_goal(server: PackedServer) -> PackedServer:
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
-    """The smallest and the largest useful KV cache in bytes, and the bytes of a block."""
+    """The smallest and largest useful KV cache in bytes, and the bytes of one block."""
     if shape.is_empty:
         return 0, 0, 0
     if shape.unsupported is not None:

@@ -31,7 +31,7 @@ def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
     if result.verdict != "does_not_fit":
         return ()
     offered: list[PackChange] = []
-    for change in _candidates(result):
+    for change in _candidate_changes(result):
         if change.result.verdict != "does_not_fit":
             offered.append(change)
         if len(offered) == _MOST_OFFERED:
@@ -39,7 +39,7 @@ def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
     return tuple(offered)
 
 
-def _candidates(result: PackResult) -> Iterator[PackChange]:
+def _candidate_changes(result: PackResult) -> Iterator[PackChange]:
     """Changes to try in order of preference, each with the request packed anew."""
     largest_first = sorted(result.needs, key=lambda needs: -needs.least_bytes)
     for needs in largest_first:
@@ -64,7 +64,7 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
 
 
 def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Smaller batches: less activation memory, smaller tables and graphs, the same outputs."""
+    """Changes to a smaller max_num_batched_tokens: less activation memory, the same outputs."""
     settings, args = needs.settings, needs.server.args
     flags: dict[str, Any] = {}
     if args.max_num_batched_tokens is None and settings.max_num_batched_tokens > _STEP_TOKENS:
@@ -152,7 +152,7 @@ def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
 
 
 def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
-    """A shift for each server, in which the others sleep."""
+    """The change to a shift for each server, in which the others sleep (sleep mode)."""
     can_sleep = all(sleep_rules(server.target.release.version) for server in request.servers)
     if request.shifts or len(request.servers) < 2 or not can_sleep:
         return
@@ -161,7 +161,7 @@ def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
 
 
 def proof(result: PackResult) -> tuple[str, ...]:
-    """Why the servers do not fit, as sentences with the sums."""
+    """Why the servers cannot fit, as sentences with the sums of bytes."""
     lines: list[str] = []
     wide = [needs for needs in result.needs if needs.server.gpus > len(result.request.cards)]
     for needs in wide:

@@ -101,7 +101,7 @@ class _Search:
             for number in cards:
                 self.here[number].append(needs)
             self.placed[needs.server.name] = cards
-            if all(self._room(number) >= 0 for number in cards) and self.place(rest):
+            if all(self._room_bytes(number) >= 0 for number in cards) and self.place(rest):
                 return True
             for number in cards:
                 self.here[number].pop()
@@ -109,8 +109,8 @@ class _Search:
         return False
 
     def _choices(self, needs: ServerNeeds) -> Iterator[tuple[int, ...]]:
-        """Sets of cards, the emptiest first; equivalent sets are tried once."""
-        rooms = {card.number: self._room(card.number) for card in self.problem.cards}
+        """Sets of card numbers for a server, the emptiest first; equivalent sets once."""
+        rooms = {card.number: self._room_bytes(card.number) for card in self.problem.cards}
         order = sorted(rooms, key=lambda number: (-rooms[number], number))
         equivalent: set[tuple[tuple[int, int], ...]] = set()
         for cards in combinations(order, needs.server.gpus):
@@ -119,7 +119,7 @@ class _Search:
                 equivalent.add(key)
                 yield tuple(sorted(cards))
 
-    def _room(self, number: int) -> int:
+    def _room_bytes(self, number: int) -> int:
         """Free bytes of a card in its fullest shift, with what is placed on it so far."""
         return self.problem.least_room_bytes(self.problem.cards[number], self.here[number])
 
@@ -143,7 +143,7 @@ _HUGE = float(1 << 50)
 
 
 def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement) -> dict[str, int]:
-    """The KV cache of every server on each of its cards, in whole blocks: free memory divided by weight."""
+    """Each server's KV cache bytes per card, in whole blocks: free memory divided by the servers' weights."""
     pools = {each.server.name: float(each.least_pool_bytes) for each in needs}
     growing = {each.server.name for each in needs if each.block_bytes and each.most_pool_bytes > each.least_pool_bytes}
     while growing:
@@ -166,7 +166,7 @@ def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement
 def _grow_pools(
     needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
 ) -> dict[str, float]:
-    """The KV cache bytes with each growing server's raised by `level` times its weight, up to its most."""
+    """The KV cache bytes of each server, those in `growing` raised by `level` x weight up to their maximum."""
     grown = dict(pools)
     for each in needs:
         if each.server.name in growing:

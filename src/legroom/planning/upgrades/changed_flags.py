@@ -67,14 +67,14 @@ def changed_flags(
     before, after = releases
     given = list(command(args, before))
     return (
-        *_given_flags(given, before, after),
+        *_changed_given_flags(given, before, after),
         *_resolved_defaults(given, old, new, releases),
         *_declared_defaults(given, before, after),
-        *_variables(args, before, after),
+        *_unread_variables(args, before, after),
     )
 
 
-def _given_flags(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
+def _changed_given_flags(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
     """Flags of the command that the newer release refuses, renames, ignores or deprecates."""
     problems = {problem.flag: problem for problem in parse_flags(words, after).problems}
     known = {problem.flag for problem in parse_flags(words, before).problems}
@@ -124,10 +124,12 @@ def _declared_defaults(words: list[str], before: Release, after: Release) -> Ite
 
 
 def _given_names(words: list[str], release: Release) -> set[str]:
+    """The long names of the flags in a command."""
     return {part.long_name for part in command_parts(words, release) if part.name}
 
 
 def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
+    """A `ChangedFlag` for a default that becomes another in `release`."""
     why = f"not given: vLLM {release} takes {_value_text(new)} where it was {_value_text(old)}"
     return ChangedFlag(flag, "new_default", old, new, why)
 
@@ -137,7 +139,7 @@ def _is_source_text(value: Any) -> bool:
     return isinstance(value, str) and _SOURCE_TEXT.fullmatch(value) is not None
 
 
-def _variables(args: ServeArgs, before: Release, after: Release) -> Iterator[ChangedFlag]:
+def _unread_variables(args: ServeArgs, before: Release, after: Release) -> Iterator[ChangedFlag]:
     """VLLM_ environment variables that are set and that the newer release no longer reads."""
     for name, value in args.env.items():
         spans = env_history(name) if name.startswith("VLLM_") else None

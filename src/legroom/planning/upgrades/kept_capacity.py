@@ -40,8 +40,7 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The smallest change that keeps the full-length requests and the headroom of `old`, else one that keeps the
-    requests with the most headroom; one that fits before one that is tight."""
+    """The smallest change keeping `old`'s full-length requests and headroom, else the requests; fits before tight."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
@@ -65,10 +64,10 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
 def _capacity_of(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
     """The plan with whether it holds the old plan's requests and keeps its headroom."""
     headroom = plan.layout.headroom_bytes >= old.layout.headroom_bytes - _SAME_HEADROOM_BYTES
-    return KeptCapacity(plan, flags, _holds(plan, old), headroom, gives_up)
+    return KeptCapacity(plan, flags, _holds_old_requests(plan, old), headroom, gives_up)
 
 
-def _holds(plan: Plan, old: Plan) -> bool:
+def _holds_old_requests(plan: Plan, old: Plan) -> bool:
     """Whether it starts and holds as many requests of the old max_model_len as before, or nearly."""
     if not plan.starts or plan.settings.max_model_len < old.settings.max_model_len:
         return False
@@ -132,13 +131,13 @@ def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], 
 
 
 def _holds_bytes(plan: Plan, old: Plan) -> bool:
-    """Like `_holds`, without the start-up checks, so that it is monotonic in the size of the KV cache."""
+    """Like `_holds_old_requests`, without the start-up checks, so that it is monotonic in the size of the KV cache."""
     lengths = plan.settings.max_model_len, old.settings.max_model_len
     return plan.memory.kv.max_concurrency * lengths[0] >= old.memory.kv.max_concurrency * lengths[1] * _SAME
 
 
 def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
-    """The old requests as a capacity goal for the flag search."""
+    """The answer of a flag search whose goal is the old plan's requests; None where it finds none."""
     concurrency = old.memory.kv.max_concurrency
     if concurrency < 1:
         return None

@@ -193,11 +193,11 @@ def kv_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
 
 
 def _moves(old: Plan, new: Plan) -> Iterator[_Move]:
-    """What each part of the budget, then each setting, adds to the KV cache bytes between the two plans."""
+    """The changes from old to new plan: what each budget part, then each setting, adds to the KV cache bytes."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         yield _Move("KV cache", new.layout.kv_cache.bytes - old.layout.kv_cache.bytes, None, None)
         return
-    current, wanted = _accounting(old.target, _resolved(old)), _resolved(new)
+    current, wanted = _accounting(old.target, _resolved_settings(old)), _resolved_settings(new)
     ruled = replace(current.settings, **{name: getattr(wanted, name) for name in _WITH_RELEASE})
     end = _accounting(new.target, ruled)
     for key in dict.fromkeys(key for each in (current, end) for stage in each.stages for key in stage):
@@ -218,7 +218,7 @@ def _moves(old: Plan, new: Plan) -> Iterator[_Move]:
         current = after
 
 
-def _resolved(plan: Plan) -> EngineSettings:
+def _resolved_settings(plan: Plan) -> EngineSettings:
     """The settings that the release resolves, before max_model_len is fitted to the memory."""
     return resolve(plan.args, plan.target.model, plan.target.gpu, plan.target.release)
 
@@ -230,10 +230,10 @@ def _accounting(target: Target, settings: EngineSettings) -> _Accounting:
         stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
         for stage in range(settings.pipeline_parallel_size)
     )
-    return _Accounting(settings, tuple(_parts(layout) for layout in layouts))
+    return _Accounting(settings, tuple(_kv_contributions(layout) for layout in layouts))
 
 
-def _parts(layout: Layout) -> dict[_Key, _Part]:
+def _kv_contributions(layout: Layout) -> dict[_Key, _Part]:
     """Contributions of a layout to its KV cache in bytes: the budget, less what weights and the rest take."""
     parts = {("budget", ""): _Part(layout.budget_bytes)}
     for name in ("weights", "activation", "cuda_graph"):
@@ -257,7 +257,7 @@ def _charged_for_others(layout: Layout) -> int:
 def _accounting_reason(first: _Part | None, last: _Part | None, release: Release) -> str:
     """Why the release counts a part differently, by the terms that differ."""
     if first is not None and last is not None:
-        return f"{_difference(first, last)} as vLLM {release} counts"
+        return f"{_part_difference_text(first, last)} as vLLM {release} counts"
     if last is not None:
         return f"vLLM {release} counts it: {_size_text(last)}"
     if first is not None:
@@ -265,7 +265,7 @@ def _accounting_reason(first: _Part | None, last: _Part | None, release: Release
     return f"vLLM {release} does not keep the same kind of KV cache for this model"
 
 
-def _difference(first: _Part, last: _Part) -> str:
+def _part_difference_text(first: _Part, last: _Part) -> str:
     """What differs between two sizes of a part, term by term where terms are known."""
     before, after = ({term.label: term.bytes for term in part.terms} for part in (first, last))
     moved = [
@@ -286,6 +286,7 @@ def _size_text(part: _Part) -> str:
 
 
 def _shown_value(value: Any) -> str:
+    """A setting's value as a sentence shows it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

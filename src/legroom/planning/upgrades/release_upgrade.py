@@ -81,10 +81,10 @@ def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
     """Sentences about printed figures that the two releases compute differently."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         return ()
-    return (*_tokens_line(old, new), *_request(old, new), *_hybrid(old, new))
+    return (*_token_count_remark(old, new), *_request_bytes_remark(old, new), *_cache_groups_remark(old, new))
 
 
-def _tokens_line(old: Plan, new: Plan) -> Iterator[str]:
+def _token_count_remark(old: Plan, new: Plan) -> Iterator[str]:
     """A sentence where the log line "GPU KV cache size" counts tokens differently in the two releases."""
     before, after = old.memory.kv, new.memory.kv
     lines = before.shape.era.tokens_line, after.shape.era.tokens_line
@@ -100,7 +100,7 @@ def _tokens_line(old: Plan, new: Plan) -> Iterator[str]:
     )
 
 
-def _request(old: Plan, new: Plan) -> Iterator[str]:
+def _request_bytes_remark(old: Plan, new: Plan) -> Iterator[str]:
     """A sentence where the releases count one full-length request as different KV cache bytes."""
     before, after = old.memory.kv, new.memory.kv
     if before.needed_bytes == after.needed_bytes or before.max_model_len != after.max_model_len:
@@ -112,7 +112,7 @@ def _request(old: Plan, new: Plan) -> Iterator[str]:
     )
 
 
-def _hybrid(old: Plan, new: Plan) -> Iterator[str]:
+def _cache_groups_remark(old: Plan, new: Plan) -> Iterator[str]:
     """A sentence where the KV cache groups of the layers, or the bytes of a block, differ."""
     before, after = old.memory.kv, new.memory.kv
     if max(len(before.groups), 1) != max(len(after.groups), 1):
@@ -128,6 +128,7 @@ def _hybrid(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def _groups(kv: KvPlan) -> str:
+    """The KV cache groups in words: layers, kind and bytes per block of each."""
     number = len(kv.groups) or 1
     return "one group" if number == 1 else f"{number} groups"
 
@@ -175,6 +176,7 @@ class Upgrade:
 
     @property
     def is_downgrade(self) -> bool:
+        """Whether the new release is older than the old one."""
         return self.new.target.release.before(self.old.target.release.version)
 
     def to_json(self) -> dict[str, Any]:
@@ -207,8 +209,7 @@ class Upgrade:
 def upgrade(
     args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
 ) -> Upgrade:
-    """Plan a command on two releases and compare the plans. `every_release`: also on all releases between them.
-    `advice`: add changes of flags where the new release does not start it."""
+    """A command planned on two releases and compared; `every_release`: also on those between, `advice`: fixes."""
     try:
         before = make_plan(args, old, machine, advice=False)
     except RefusedByVllm as error:
@@ -218,7 +219,7 @@ def upgrade(
         from legroom.planning.advice import with_advice  # only for what does not start
 
         after = with_advice(after)
-    ended, begun = _bugs(before, after)
+    ended, begun = _fixed_and_new_bugs(before, after)
     return Upgrade(
         old=before,
         new=after,
@@ -231,7 +232,7 @@ def upgrade(
         bugs_ended=ended,
         bugs_begun=begun,
         kept=kept_capacity(before, after),
-        steps=tuple(_steps(before, after)) if every_release else (),
+        steps=tuple(_release_steps(before, after)) if every_release else (),
     )
 
 
@@ -292,7 +293,7 @@ def _replacement_series(name: str, release: Release, engine: str) -> str | None:
     return by_role or (close if close and not close.startswith(name) else None)
 
 
-def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
+def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
     """Bugs of this deployment in the old release only, and in the new release only."""
     before, after = (
         bugs_of(made.target.model, made.target.gpu, made.target.release, made.settings, made.memory)
@@ -303,7 +304,7 @@ def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, .
     return ended, tuple(bug for bug in after if bug.id not in there)
 
 
-def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
+def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
     """Every known release from the old one to the new one."""
     releases = known_releases()
     first, last = (releases.index(made.target.release.version) for made in (old, new))
@@ -317,12 +318,12 @@ def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
             yield ReleaseStep(known_release(version), None, refused=error.message)
             continue
         yield ReleaseStep(
-            made.target.release, made, kv_changes(previous, made), differs=_figures(made) != _figures(previous)
+            made.target.release, made, kv_changes(previous, made), differs=_compared(made) != _compared(previous)
         )
         previous = made
 
 
-def _figures(made: Plan) -> tuple[Any, ...]:
+def _compared(made: Plan) -> tuple[Any, ...]:
     """What is compared to tell whether a release plans the server differently."""
     kv = made.memory.kv
     return (

@@ -258,18 +258,15 @@ class TierReplay(StepByStepReplay):
         if self.scheduler.running:
             self.chunks_read_before = self._chunks_read()
         elif self._chunks_read() - self.chunks_read_before > _MAX_TIER_READS * self.tier.num_chunks:
-            self._reject_waiting_for_files()
+            # The prompt needs more chunks than the host holds: vLLM would read and evict them without end.
+            self.chunks_read_before = self._chunks_read()
+            if len(self.scheduler.waiting):
+                self.rejections.append(Rejection(self.scheduler.waiting.pop().id, _LIVELOCK))
 
     def _chunks_read(self) -> int:
         """Chunks read from files so far; 0 for a tier without files."""
         files = self.scheduler.offload.tier.file_tally()
         return files.loaded_chunks if files else 0
-
-    def _reject_waiting_for_files(self) -> None:
-        """Reject a prompt that needs more chunks than the host holds: vLLM would read and evict them without end."""
-        self.chunks_read_before = self._chunks_read()
-        if len(self.scheduler.waiting):
-            self.rejections.append(Rejection(self.scheduler.waiting.pop().id, _LIVELOCK))
 
     def _advance_clock(self, output: SchedulerOutput) -> None:
         if not self.has_requests:

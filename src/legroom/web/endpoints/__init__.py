@@ -35,7 +35,7 @@ class ApiEndpoint:
 
     @property
     def function(self) -> Callable[[Document], Document]:
-        """Imported on first use: every module delays the first answer in a browser."""
+        """The endpoint's function, imported on first use, as every module delays a browser's first answer."""
         module: Any = import_module(f"legroom.web.endpoints.{self.module}")
         return getattr(module, self.name)  # type: ignore[no-any-return]
 
@@ -86,7 +86,12 @@ def answer(name: str, request: Any) -> Document:
     if endpoint.fetches_from_hub:
         return endpoint.function(request)
     with isolated():
-        document = endpoint.function(with_whole_numbers(request))
+        try:
+            document = endpoint.function(with_whole_numbers(request))
+        except LegroomError as error:
+            said = in_requested_language({"words": [error.message, error.hint]}, request)["words"]
+            error.message, error.hint = said
+            raise
         return document if endpoint.module == "lookups" else in_requested_language(document, request)
 
 

@@ -32,7 +32,7 @@ def models(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus(request: dict[str, Any]) -> dict[str, Any]:
-    """As `legroom gpus --json`."""
+    """The known GPUs, as `legroom gpus --json` prints them."""
     from legroom.facts.gpus import all_gpus, gpu_names
 
     names = gpu_names()

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom plan --json`; `"advice": false` skips the search for fixes, which can take seconds.
-    With `language` it has the sentences of `legroom plan` as `words`; with `want` it is the search for a setting."""
+    """As `legroom plan --json`; `advice` false skips fixes, `language` adds sentences, `want` searches a setting."""
     from legroom.planning.plan_json import plan_json
     from legroom.render.plan_text import plan_words, search_words
 

@@ -1,0 +1,100 @@
+"""Containers with too little shared memory, host memory or GPUs for their ranks."""
+
+from __future__ import annotations
+
+from legroom.deployments.subjects import StartedServer
+from legroom.errors import LegroomError
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
+from legroom.memory.host_needs import HostSettings, host_needs
+from legroom.units import MIB, human_bytes, parse_bytes
+
+_WHY_SHM = (
+    "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
+    "more (LR503)."
+)
+SHM = Rule("shm-missing", "warning", "Several ranks in a container without shared memory", _WHY_SHM)
+_SUGGESTIONS = {
+    "docker": "add --ipc=host or --shm-size 4g",
+    "compose": "add shm_size: 4gb (or ipc: host)",
+    "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
+}
+
+
+@checks(StartedServer, SHM)
+def too_little_shared_memory(server: StartedServer, context: Context) -> Findings:
+    """A container with several ranks and less than 512 MiB of /dev/shm."""
+    ranks = context.parsed_args(server).args.engine_ranks
+    if not server.in_container or ranks < 2 or not server.runs_on_gpus:
+        return
+    suggestion = _SUGGESTIONS.get(server.runs, "")
+    if server.shm is None:
+        yield finding(SHM, server.place, f"{ranks} ranks share 64 MiB of /dev/shm", suggestion)
+        return
+    try:
+        size = parse_bytes(server.shm)
+    except LegroomError:
+        return
+    if size < 512 * MIB:
+        message = f"{ranks} ranks share {human_bytes(size)} of /dev/shm: message queues alone are larger"
+        yield finding(SHM, server.place, message, suggestion)
+
+
+_WHY_HOST = (
+    "Every GPU has a worker process beside the API server and the engine; above the limit the kernel ends one of them "
+    "(exit code 137, OOMKilled), whatever the GPU has left (LR501)."
+)
+HOST = Rule("host-memory", "error", "A memory limit below what the processes hold", _WHY_HOST)
+
+
+@checks(StartedServer, HOST)
+def host_memory_limit_too_low(server: StartedServer, context: Context) -> Findings:
+    """A container memory limit below the host memory that the server's processes hold."""
+    if not server.memory_limit_bytes or not server.gpu_count:
+        return
+    args = context.parsed_args(server).args
+    ranks = min(args.engine_ranks, server.gpu_count)
+    engines = max(min(args.gpus_needed, server.gpu_count) // ranks, 1)
+    needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))
+    if server.memory_limit_bytes >= needs.held_bytes:
+        return
+    is_short = server.memory_limit_bytes < needs.least_bytes
+    limit, held = human_bytes(server.memory_limit_bytes), needs.least_bytes if is_short else needs.held_bytes
+    count, verb = ranks * engines, "hold at least" if is_short else "may come to hold"
+    ranks_text = f"{count} ranks {verb}" if count > 1 else f"one rank {verb.replace('hold at', 'holds at')}"
+    message = f"the container may use {limit} of the host's memory, and {ranks_text} {human_bytes(held)}"
+    suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
+    # A launcher chooses the processes itself.
+    yield finding(HOST, server.place, message, suggestion, is_certain=is_short and not server.launcher)
+
+
+_WHY_GPUS = (
+    "From 0.11.1 on vLLM ends with 'World size is larger than the number of available GPUs' unless it is told of Ray "
+    "or of other nodes; before, it looked for a Ray cluster."
+)
+GPUS = Rule("gpus-too-few", "error", "More ranks than GPUs", _WHY_GPUS)
+_MULTI_NODE = ("--distributed-executor-backend", "--nnodes")
+"""Flags that put ranks on other machines."""
+_PARTS = ("size-local", "rank", "start-rank", "address", "backend", "external-lb", "hybrid-lb")
+_DATA_PARALLEL_NODES = ("--headless", *(f"--data-parallel-{part}" for part in _PARTS))
+"""Flags that put data-parallel engines on other machines."""
+_SIZES = tuple(f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "prefill-context", "data"))
+
+
+@checks(StartedServer, GPUS)
+def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
+    """A server whose parallel sizes need more GPUs than its container or environment gives it."""
+    if server.launcher or context.release_of(server).before("0.11.1"):
+        return  # a launcher spreads ranks over nodes itself
+    gpus = server.gpu_count
+    args = context.parsed_args(server).args
+    ranks = args.engine_ranks if flag_word(server, *_DATA_PARALLEL_NODES) else args.gpus_needed
+    if not gpus or ranks <= gpus or flag_word(server, *_MULTI_NODE):
+        return
+    message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM does not start"
+    suggestion = (
+        "give it a GPU for each rank, or ask for fewer; on a Ray cluster, add --distributed-executor-backend ray"
+    )
+    # A GPU request (`count: all`) overrides NVIDIA_VISIBLE_DEVICES.
+    is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
+    is_certain = context.is_release_certain(server) and is_counted
+    yield finding(GPUS, flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)
