@@ -46,10 +46,8 @@ def free_dead_holders(
     sigterm_grace_s: float = _SIGTERM_GRACE_S,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """End these processes and remove these segments, where a new scan still finds them dead.
-
-    A journal that cannot be written is a warning.
-    """
+    """End these processes and remove these segments, where a new scan still finds them dead."""
+    # A journal that cannot be written is a warning.
     action: int | None = None
     try:
         action = journal.begin_action(None, "recover", "free", _journal_record(dead)) if journal else None

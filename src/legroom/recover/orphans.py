@@ -138,7 +138,7 @@ def _user_of_unreadable(snapshot: MachineSnapshot, top: int) -> str:
 def _state_with_python_parent(
     snapshot: MachineSnapshot, top: ProcessInfo, above: ProcessInfo
 ) -> tuple[HolderState, str, int]:
-    """A Python parent has started it, unless it is a supervisor as PID 1 without a connection to it."""
+    """State, reason and top PID of an engine under a Python parent: in use, unless that is an unconnected PID 1."""
     is_apart = snapshot.knows_peers and above.is_readable and above.pid not in top.peers
     if above.pid == 1 and is_apart and not (_SERVER.search(above.title) or above.loads_vllm):
         return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
@@ -155,7 +155,7 @@ def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
 
 
 def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
-    """PIDs that the driver lists and /proc does not."""
+    """A holder for each PID that the driver lists and /proc does not show."""
     reason = "the driver names it, but no such process can be seen: another container's, or one just gone"
     for card in snapshot.gpus:
         for pid, used in card.processes:

@@ -95,10 +95,8 @@ def _modification_time_s(path: Path) -> float:
 
 
 def restart_after(crashed: CrashedServer) -> RestartCommand:
-    """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither.
-
-    Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
-    """
+    """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither."""
+    # Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
     restart = _restart_command(crashed)
     env, words = _split_env(restart.command)
     given, _ = _split_env(shlex.split(crashed.command or ""))

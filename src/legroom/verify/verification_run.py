@@ -80,7 +80,7 @@ class VerificationRun:
         self.interrupted = False
 
     async def result(self) -> Verification:
-        """Run all steps, or those before a failure or an interruption."""
+        """Run all checks and return their results; a failure or an interruption ends them early."""
         try:
             await self._run_steps()
         except asyncio.CancelledError:
