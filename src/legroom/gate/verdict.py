@@ -215,8 +215,7 @@ class VerdictCache:
         return key, verdict
 
     async def decide(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict within the deadline, else `NoVerdict`. Without fixes, the full search starts in the background;
-        its result is returned if it arrives within `wait_for_fixes_s`, and cached in any case."""
+        """The verdict within the deadline, else NoVerdict; the search for fixes goes on in the background, cached."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._search_task(key, manifest)) is None:

@@ -126,11 +126,9 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
 
 
 def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded.
-
-    The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
-    the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
-    """
+    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded."""
+    # The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
+    # the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
     pieces, full = captures(settings)
     sampled = _full_sizes(settings)[-_SAMPLES:]
     driver = _driver_bytes(model, settings, gpu, pieces, len(sampled))

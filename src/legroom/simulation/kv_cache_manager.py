@@ -139,11 +139,9 @@ class SlidingWindowManager(FullAttentionManager):
         return min(super().max_blocks_held(num_tokens), self.max_held_blocks)
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether the block lies in a window from which a later request can continue.
-
-        0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found a
-        longer shared prefix.
-        """
+        """Whether the block lies in a window from which a later request can continue."""
+        # 0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found
+        # a longer shared prefix.
         boundaries = (request.num_prompt_tokens - 1, request.shared_prefix_boundary)
         ends = [boundary // self.block_size for boundary in boundaries if boundary]
         return any(end - self.blocks_for_hit <= index < end for end in ends)

@@ -405,8 +405,7 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """What the failed step lacked, including prompt log-probabilities still to be computed where a black box shows
-    them."""
+    """Bytes that the failed step lacked, with prompt logprobs still to be computed where a black box shows them."""
     oom = planner.case.oom
     if oom is None:
         return GIB
