@@ -127,10 +127,8 @@ class Sidecar:
         return runner
 
     async def _take_over(self) -> None:
-        """Takes over the open incidents and unfinished actions of an earlier sidecar.
-
-        Retried while the journal cannot be read; no action is taken before.
-        """
+        """Takes over the open incidents and unfinished actions of an earlier sidecar."""
+        # Retried while the journal cannot be read; no action is taken before.
         try:
             left = await self._journal.call(left_open)
             if self._config.prometheus is not None or self._config.kubernetes is not None:

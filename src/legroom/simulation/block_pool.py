@@ -71,11 +71,9 @@ class BlockPool:
             self._cached.setdefault(key, {})[block.block_id] = block
 
     def free_blocks(self, blocks: Iterable[Block]) -> None:
-        """Drop one reference to each block, in the order in which they should be reused.
-
-        Since 0.27 a block without cached content goes to the front of the queue, a cached one to the back (least
-        recently used goes first).
-        """
+        """Drop one reference to each block, in the order in which they should be reused."""
+        # Since 0.27 a block without cached content goes to the front of the queue, a cached one to the back (least
+        # recently used goes first).
         uncached: list[Block] = []
         for block in blocks:
             if block is self.null_block:
