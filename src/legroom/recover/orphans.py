@@ -113,10 +113,8 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
         whose = _user_of_unreadable(snapshot, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
-    daemon_and_tracker_pids = _resource_tracker_pids(snapshot) | {
-        process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
-    }
-    outside = {peer for member in group for peer in member.peers} - inside - daemon_and_tracker_pids
+    daemons = {process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)}
+    outside = {peer for member in group for peer in member.peers} - inside - daemons - _resource_tracker_pids(snapshot)
     if outside:
         named = ", ".join(_process_name(snapshot, pid) for pid in sorted(outside)[:3])
         return "in use", f"its parent is gone, but {named} talks to it", top.pid
@@ -152,6 +150,7 @@ def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
 
 
 def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
+    """`PID 42 (title)` for a message; the PID alone where the process is gone."""
     process = snapshot.processes.get(pid)
     return f"PID {pid} ({process.title[:60] or process.name})" if process else f"PID {pid}"
 

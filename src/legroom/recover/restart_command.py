@@ -152,9 +152,8 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
             "; ".join(problem.message for problem in fatal),
             "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
         )
-    first = plan_on_named_card(
-        _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count), deployment.args
-    )
+    target = _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count)
+    first = plan_on_named_card(target, deployment.args)
     fitting, why = first, "it fits as it is"
     if first.verdict != "fits":
         working = [each for each in with_advice(first).advice if each.plan.verdict == "fits"]

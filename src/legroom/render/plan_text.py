@@ -163,7 +163,7 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Tokens a second of one user and of all together, and the list price; nothing where it does not start."""
-    from legroom.simulation.card_models import speed_and_price_json  # reads numpy
+    from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
     known = speed_and_price_json(plan) if plan.starts else {}
     if one := known.get("one_user_tokens_per_s"):

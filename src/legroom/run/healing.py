@@ -236,9 +236,8 @@ def find_remedy(
     ended: str = "",
 ) -> Remedy:
     """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
-    hints = Hints(
-        _command_with_env(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None
-    )
+    line, release = _command_with_env(command, environ), command.stated_release or None
+    hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
     if kill is not None:

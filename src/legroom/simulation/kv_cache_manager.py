@@ -263,11 +263,8 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Hold slots for `num_new_tokens` more; False if the pool has too few free blocks.
-
-        Blocks behind a window are freed either way. `num_loaded_tokens` come from another tier: their blocks are cached
-        only once they are loaded. `reserved_blocks` must stay free.
-        """
+        """Hold slots for `num_new_tokens` more; False if too few blocks are free (`reserved_blocks` must stay so)."""
+        # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
         if hit is None and computed + num_new_tokens <= request.stable_until_tokens:

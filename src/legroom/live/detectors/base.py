@@ -134,9 +134,8 @@ class Detector(ABC):
         self._calm_since_s, self._calm_scrapes = None, 0
         self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
         self._bad_scrapes += 1
-        self.is_active = self.is_active or _has_held(
-            self._hold_of(self.begins_after), self._bad_scrapes, now_s - self._bad_since_s
-        )
+        hold, seconds = self._hold_of(self.begins_after), now_s - self._bad_since_s
+        self.is_active = self.is_active or _has_held(hold, self._bad_scrapes, seconds)
 
     def _count_calm(self, now_s: float) -> None:
         """Counts one calm scrape; clears `is_active` once calm has lasted as long as `ends_after` asks."""
