@@ -198,7 +198,9 @@ class RunFile:
             return None, f"{self._flags} cannot be read: {error.strerror}"
         try:
             changes = json.loads(text)
-            if not all(isinstance(part, dict) for part in (changes, changes.get("flags", {}), changes.get("env", {}))):
+            if not isinstance(changes, dict) or not all(
+                isinstance(changes.get(part, {}), dict) for part in ("flags", "env")
+            ):
                 raise ValueError
         except ValueError:
             return None, f'{self._flags} is not {{"flags": {{...}}, "env": {{...}}}}, so nothing is changed'
