@@ -180,6 +180,7 @@ def hardware(plan: Plan) -> Hardware:
         sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * 2,
         link_bytes_s=gpu.link_bytes_s,
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
+        is_async=settings.async_scheduling,
     )
 
 
