@@ -43,7 +43,7 @@ class Figure:
         )
 
     def named(self, label: str, how: str = "") -> Figure:
-        """The same figure with one term."""
+        """The same bytes and band with a single term of this label."""
         return replace(self, terms=(Term(label, self.bytes, how),))
 
 

@@ -42,7 +42,7 @@ def round_up(a: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """`79.10GiB`, `24 GB`, `16M` or plain bytes."""
+    """Bytes of `79.10GiB`, `24 GB`, `16M` or a plain number; LegroomError, naming `what`, otherwise."""
     found = _NUMBER.fullmatch(text)
     unit = found.group(2).lower() if found else ""
     if not found or unit not in _BYTES:
@@ -51,7 +51,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """`4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
+    """A whole number: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
@@ -60,7 +60,7 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """A context length: `32k` is 32,768 tokens, whereas vLLM's flags read it as 32,000."""
+    """Tokens of a context length: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:
@@ -92,10 +92,10 @@ def parse_seconds(text: str | None, what: str) -> float | None:
 
 
 def gib(bytes_: float, digits: int = 2) -> str:
-    """`12.34 GiB`."""
+    """Bytes in GiB as text: `12.34 GiB`."""
     return f"{bytes_ / GIB:.{digits}f} GiB"
 
 
 def human_bytes(bytes_: float) -> str:
-    """`12.34 GiB`, or `56.7 MiB` below 0.1 GiB."""
+    """Bytes as text: `12.34 GiB`, or `56.7 MiB` below 0.1 GiB."""
     return gib(bytes_) if abs(bytes_) >= GIB / 10 else f"{bytes_ / MIB:.1f} MiB"

@@ -24,10 +24,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str]) -> None:
-    """Runs the server until it and all of its descendants have ended.
-
-    Descendants may outlive the server by `leftover_grace_s`, unless `kill` was received.
-    """
+    """Run the server until all its descendants ended, at most `leftover_grace_s` after it or at once on `kill`."""
     adopt_orphans()
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)

@@ -209,10 +209,7 @@ def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str
 
 
 def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
-    """Raises `FlagsFixed` where the words do not start vLLM, so that a changed flag would not reach it.
-
-    `in_image`: the image's entry point is unknown and taken for vLLM, unless the words start a shell.
-    """
+    """Raise FlagsFixed unless the words start vLLM; `in_image`: an image's entry point counts unless it is a shell."""
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return

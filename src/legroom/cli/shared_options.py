@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """`words` as (options of the parser, other words, words after `--`).
-
-    Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
-    """
+    """`words` as (options of the parser, other words, words after `--`)."""
+    # Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
     before, after = list(words), list[str]()
     if "--" in before:
         cut = before.index("--")

@@ -137,11 +137,9 @@ _ONLY_ACTIONS = re.compile(r"^[ \t]*(?:(?:\{\{.*?\}\}|\{%.*?%\})[ \t]*)+(?:#[^\n
 
 
 def template_as_yaml(text: str) -> str:
-    """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns.
+    """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns."""
 
-    Both sides of an `if` stay.
-    """
-
+    # Both sides of an `if` stay.
     def blank(action: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", action[0])
 

@@ -208,8 +208,7 @@ class Case:
 
     @cached_property
     def site(self) -> str:
-        """Where the failing allocation was made, finer than a phase; empty where unknown. Frames of the traceback
-        count more than milestones."""
+        """Where the failing allocation was made, by traceback frames, else start-up steps; empty where unknown."""
         for site, _, frames in _SITES:
             if self.frames & frames:
                 return self._site_after_last_milestone(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
@@ -389,7 +388,6 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
 
 
 def _is_integrated_amd_gpu(oom: TorchOom) -> bool:
-    """AMD's cards report a total of whole 4 GiB less some MiB; an integrated GPU reports a share of the RAM, by
-    default half (amdgpu's GTT, ttm.pages_limit)."""
+    """Whether the total is no card's (whole 4 GiB less some MiB) but a share of the RAM, as of an AMD APU."""
     total = oom.total_bytes or 0
     return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

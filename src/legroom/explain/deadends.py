@@ -29,7 +29,7 @@ from legroom.home import home
 
 
 def record_id(entry: Entry) -> str:
-    """`llm/vllm-lr203-kv-too-small-for-max-len`."""
+    """The entry's id in the dead-ends format: `llm/vllm-lr203-kv-too-small-for-max-len`."""
     if entry.record is not None:
         return entry.id
     return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"

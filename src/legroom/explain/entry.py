@@ -85,7 +85,7 @@ class Count:
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
-        """A result's share of all tries; None below three threads."""
+        """The fraction of tries with `outcome` (its count); None below three threads."""
         return round(outcome / self.tried, 2) if self.tried >= MIN_THREADS_FOR_RATE else None
 
 
@@ -176,7 +176,7 @@ class Entry:
     """The imported record as it came; None for legroom's own entries."""
 
     def counted(self, kind: str | None) -> Count:
-        """In how many of the counted threads one kind of change worked or failed."""
+        """In how many counted threads changes of this kind worked and failed."""
         if kind is None:
             return Count()
         worked = [thread for thread in self.threads if kind in thread.worked]

@@ -132,7 +132,6 @@ def engine_files(generation: str) -> frozenset[str]:
 
 
 def trainer_settings(line: str) -> tuple[str, str] | None:
-    """Where the training framework of a line sets vLLM's share of the card, and how it moves its own part off it
-    (`data/trainers.json`)."""
+    """The settings of vLLM's share and of offloading in the training framework that a line names; else None."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]
     return next(((row["setting"], row["offload"]) for row in rows if row["mark"] in text), None)

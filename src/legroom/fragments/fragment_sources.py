@@ -34,7 +34,7 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def readings_of_content(
     content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
 ) -> tuple[AllocatorReading, ...]:
-    """The readings of a file's bytes."""
+    """The readings of a file's bytes: a black box, a torch snapshot or a memory summary."""
     if is_pickle(content[:2]):
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):

@@ -78,6 +78,7 @@ class _PlainUnpickler(pickle._Unpickler):
             target[key] = value
 
     def load_dict(self) -> None:
+        """The DICT opcode, with plain keys only."""
         items = self.pop_mark()
         self.stack.append({})
         self.set_items(items)
@@ -87,7 +88,7 @@ class _PlainUnpickler(pickle._Unpickler):
         self.set_items([key, value])
 
     def load_setitems(self) -> None:
-        """SETITEMS into a plain dict; anything else is refused."""
+        """The SETITEMS opcode into a plain dict; anything else is refused."""
         self.set_items(self.pop_mark())
 
 
@@ -327,7 +328,7 @@ def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: A
 
 
 def _call_site_name(frames: Any) -> str:
-    """The innermost Python frame outside torch."""
+    """`file:line function` of the innermost Python frame outside torch; empty where there is none."""
     if not isinstance(frames, list | tuple):
         return ""
     python = [

@@ -163,9 +163,8 @@ def dashboard_expressions(source: Text) -> list[Expression] | None:
     if '"prometheusQuery"' in source.text:
         return list(_dashboard_queries(source))  # Google Cloud Monitoring uses PromQL, too
     if product := _other_metrics_product(document):
-        raise LegroomError(
-            f"is a dashboard of another product ({product}), not one of Grafana", "lint reads Grafana's JSON"
-        )
+        problem = f"is a dashboard of another product ({product}), not one of Grafana"
+        raise LegroomError(problem, "lint reads Grafana's JSON")
     return None
 
 

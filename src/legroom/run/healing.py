@@ -235,11 +235,9 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill and `death`
-    the first process that ended, in words `ended`: a diagnosis of these needs no log."""
-    hints = Hints(
-        _command_with_env(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None
-    )
+    """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
+    line, release = _command_with_env(command, environ), command.stated_release or None
+    hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
     if kill is not None:

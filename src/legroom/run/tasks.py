@@ -56,9 +56,8 @@ def prepare(question: Question) -> Answer:
         added = ["--shutdown-timeout", str(max(1, math.ceil(question["drain_s"])))]
     expected = expected_pool(command, os.environ, gpus)
     if added:
-        notes.append(
-            f"added {shlex.join(added)}: with vLLM's own default of 0 a SIGTERM during requests hangs the server"
-        )
+        why = "with vLLM's own default of 0 a SIGTERM during requests hangs the server"
+        notes.append(f"added {shlex.join(added)}: {why}")
     return _command_answer(command, (*command.words, *added)) | {
         "gpus": asdict(gpus),
         "expected": asdict(expected),

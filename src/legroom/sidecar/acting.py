@@ -155,9 +155,8 @@ class Actor:
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
-        action = await self._context.journal(
-            lambda journal: journal.begin_action(number, server.group, "scale", detail)
-        )
+        scaling = (number, server.group, "scale", detail)
+        action = await self._context.journal(lambda journal: journal.begin_action(*scaling))
         self._begun[action] = (server.group, time.monotonic())
         try:
             text, state = await scale(server.platform, wanted, act=True), DONE
@@ -353,9 +352,8 @@ class Drains:
         self._report(ActionReport(incident, f"drain: {reason}", "drain"))
         detail = {"by": BY, "server": server.name, "door": drain_method.name}
         number = await self._context.journal(lambda journal: journal.incident_id(incident.key))
-        action = await self._context.journal(
-            lambda journal: journal.begin_action(number, server.group, "drain", detail)
-        )
+        drain = (number, server.group, "drain", detail)
+        action = await self._context.journal(lambda journal: journal.begin_action(*drain))
         try:
             await drain_method.begin()
             text, state = f"new work is kept from {server.name} by {drain_method.name}", DONE

@@ -46,8 +46,7 @@ def class_of(work: Hardware) -> str:
 
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
-    """The error band of a plan's step time: narrow where measured, wider from published loads, and wider still for
-    what neither has."""
+    """The error band of a plan's step time: narrow where measured, wider from published loads, else widest."""
     data, name, settings = _fit_data("step_band.json"), class_of(work), plan.settings
     measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
     left_out = _fit_data("step_fit.json")["left_out_families"][name]
@@ -282,11 +281,9 @@ def fixed_cost(step_s: float) -> StepCost:
 
 
 def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_held: float) -> StepCost:
-    """Scale the cost to a measured mean time between tokens at so many running requests and tokens held.
-
-    vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
-    `vllm:num_requests_running`, and the KV usage times the pool's tokens.
-    """
+    """Scale the cost to a measured mean time between tokens at so many running requests and tokens held."""
+    # vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
+    # `vllm:num_requests_running`, and the KV usage times the pool's tokens.
     predicted = step_seconds(cost, running, tokens_held, running)  # type: ignore[no-untyped-call]
     if measured_step_s <= 0 or predicted <= 0:
         raise LegroomError("cannot calibrate on a step that takes no time", "measure while the server is busy")

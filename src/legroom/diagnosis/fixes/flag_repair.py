@@ -33,8 +33,7 @@ def has_given_pool(args: ServeArgs) -> bool:
 
 
 def larger_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A larger explicit pool (bytes, blocks or CPU space) that holds one request of full length; None where the pool
-    is not explicit."""
+    """A larger explicit pool that holds one request of max_model_len; None where no flag sets the pool's size."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
         return _more_pool_blocks_fix(planner, args) or _scaled_pool_fix(planner, "num_gpu_blocks_override")

@@ -141,10 +141,8 @@ def _percentile_queries(measures: Measures, role: str) -> dict[str, str]:
 def _overview_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     window = levels.time(levels.rate_window_s)
     fullest = f"max({measures.peak('kv_use', window, 'max')})"
-    about_kv = (
-        f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone is "
-    )
-    about_kv += "healthy: look at the queue next to it."
+    about_kv = f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. "
+    about_kv += "Full alone is healthy: look at the queue next to it."
     tokens = f"sum({measures.rate('generation_tokens', WINDOW)})"
     ttft, ttft_level = f"max({measures.quantile('ttft', 0.99, WINDOW)})", _target_color(levels.ttft_p99_s)
     waiting, queue_level = f"sum({measures.queued()})", ((levels.detect.queue_least, "orange"),)
@@ -198,10 +196,8 @@ def pool_tokens(plan: PlanDocument) -> int:
 
 def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     use = {SERVER: measures.value("kv_use", "max")}
-    about = (
-        f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room for "
-    )
-    about += "one more like those that run: above zero, the pool is what they wait for."
+    about = f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room "
+    about += "for one more like those that run: above zero, the pool is what they wait for."
     panels = (
         Panel("KV cache in use", use, "percentunit", levels=_pool_colors(levels), max=1.0),
         Panel("Pressure", {SERVER: pressure_query(measures, levels)}, levels=((1, "red"),), own_description=about),
@@ -281,9 +277,7 @@ def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
     """PromQL of the share of tokens recomputed after preemption; empty without a counter or pool size."""
-    useful = (
-        f"{in_parens(measures.rate('prompt_tokens', WINDOW))} + {in_parens(measures.rate('generation_tokens', WINDOW))}"
-    )
+    useful = " + ".join(in_parens(measures.rate(role, WINDOW)) for role in ("prompt_tokens", "generation_tokens"))
     recomputed = []
     if measures.has("prompt_tokens_recomputed"):
         recomputed.append(in_parens(measures.rate("prompt_tokens_recomputed", WINDOW)))

@@ -155,11 +155,9 @@ class ReleaseForecast:
         self._weight = 1.0 - (1.0 - self._weight) * kept
 
     def wait_s(self, need: int, free: int, now_s: float, behind_queue: bool = True) -> float | None:
-        """Seconds until `need` are free for a refused request; None where no rate is known.
-
-        It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
-        already waited, behind the queue.
-        """
+        """Seconds until `need` are free for a refused request; None where no rate is known."""
+        # It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
+        # already waited, behind the queue.
         rate = self.per_s(now_s)
         if rate <= 0:
             return None

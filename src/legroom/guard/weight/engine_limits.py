@@ -162,10 +162,9 @@ def read_limits(path: Path) -> EngineLimits:
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """Limits from `vllm:cache_config_info`, which has a row for each engine; the smallest pool counts for all.
-
-    Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks (0.9+).
-    """
+    """Limits from `vllm:cache_config_info`, which has a row for each engine; the smallest pool counts for all."""
+    # Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks
+    # (0.9+).
     servers: Counter[frozenset[tuple[str, str]]] = Counter()
     for line in page.splitlines():
         if line.startswith("vllm:cache_config_info{"):
@@ -294,11 +293,9 @@ def _positive_int(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown.
-
-    vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
-    of its prompts, hence twice the running sequences.
-    """
+    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown."""
+    # vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
+    # of its prompts, hence twice the running sequences.
     if release.before(FIRST_WITH_QUEUE_BOUNDS):
         return {}
     flags = {}

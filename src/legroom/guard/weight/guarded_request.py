@@ -89,11 +89,9 @@ def need_of(
     sequences: int | None,
     block_size: int = DEFAULT_BLOCK,
 ) -> BlockNeed:
-    """What the pool reserves; `answer` None: the request at its longest.
-
-    A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole pool,
-    or by projection as half of it.
-    """
+    """What the pool reserves; `answer` None: the request at its longest."""
+    # A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole
+    # pool, or by projection as half of it.
     fewer = 1 if answer is None else 2
     most_blocks, most_sequences = (
         needed if limit is None or needed <= limit else max(1, limit // fewer)

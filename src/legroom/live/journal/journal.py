@@ -305,9 +305,8 @@ def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
     version = schema_version(db)
     if version > VERSION:
         newer = f"a newer legroom (version {version} of its tables; this one knows {VERSION})"
-        raise JournalUnavailable(
-            f"the journal {path} was written by {newer}", "update legroom, or name another journal"
-        )
+        hint = "update legroom, or name another journal"
+        raise JournalUnavailable(f"the journal {path} was written by {newer}", hint)
     migrate(db)
 
 

@@ -111,8 +111,7 @@ class SampleStore:
         return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
-        """Points between two times at the finest step that stays within `max_points`; where that step is no longer
-        kept, at the next coarser one."""
+        """Points between two times at the finest kept step that stays within `max_points`."""
         server_id = self.servers().get(server)
         if server_id is None or until_s < since_s:
             return ()

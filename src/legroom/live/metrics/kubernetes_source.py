@@ -71,9 +71,8 @@ class KubernetesPods:
             raise LegroomError(message, "kubectl auth can-i list pods", UNREACHABLE) from error
         except Exception as error:
             # The client passes its HTTP library's exceptions on.
-            raise LegroomError(
-                f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
-            ) from error
+            problem = f"the Kubernetes API does not answer ({type(error).__name__})"
+            raise LegroomError(problem, "kubectl get pods", UNREACHABLE) from error
         return [pod for item in listed.items if (pod := _running_pod(item)) is not None]
 
 

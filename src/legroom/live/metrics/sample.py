@@ -71,9 +71,8 @@ class Histogram:
         """The sum of both; self where the bounds differ."""
         if other.bounds != self.bounds:
             return self
-        return Histogram(
-            self.bounds, tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.sum + other.sum
-        )
+        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
         """The quantile by linear interpolation; in the last bucket its lower bound. None without observations."""

@@ -165,10 +165,8 @@ async def scrape_fleet(
     timeout_s: float = TIMEOUT_S,
     max_concurrent: int = 64,
 ) -> None:
-    """Scrapes every server once per interval, for ever or `rounds` times, and passes each result to `take`.
-
-    Scrapes are spread evenly over the interval. A server that has not answered by its next turn is skipped once.
-    """
+    """Scrape every server once per interval, for ever or `rounds` times, spread evenly; results go to `take`."""
+    # A server that has not answered by its next turn is skipped once.
     if not targets:
         return
     gate = asyncio.Semaphore(max_concurrent)

@@ -113,9 +113,8 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
 
 
 def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
-    """Whether encoder and forward peak may both count: gated delta nets with NVFP4 weights on Blackwell. A report of an
-    RTX 5090 shows their sum (2.21 GiB at 2,048 tokens, 2.84 at 8,192); on all measured cards the larger one counts.
-    The source does not explain it, so it widens the upper bound only."""
+    """Whether encoder and forward peak may add up, as one RTX 5090 report shows (gated delta net, NVFP4, Blackwell)."""
+    # The report has their sum (2.21 GiB at 2,048 tokens, 2.84 at 8,192); on all measured cards the larger one counts.
     scheme = model.quantization
     if scheme is None or gpu.compute_capability[0] < BLACKWELL[0]:
         return False
