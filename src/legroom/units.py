@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def cdiv(a: int, b: int) -> int:
-    """Division that rounds up."""
+    """a / b rounded up."""
     return -(-a // b)
 
 

@@ -72,7 +72,7 @@ class Deployment:
 
 
 def deployment_from_command(text: str, requested: Release | None = None) -> Deployment:
-    """The first server of a shell line or script."""
+    """The first vLLM server of a shell line or script; LegroomError where it starts none."""
     if len(text) > MAX_FILE_BYTES:
         raise LegroomError("the command is too long to be one", f"legroom reads at most {MAX_FILE_BYTES:,} characters")
     subjects = read_shell(Text("the command", _ROOT_PROMPT.sub("  ", text, count=1))).subjects

@@ -339,7 +339,7 @@ def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
 
 
 def _has_type(kind: str, value: Any) -> bool:
-    """Whether a literal has the type of a field."""
+    """Whether a Python literal has the type that the engine argument's kind takes."""
     if not kind:
         return isinstance(value, str | int | float | bool | list | tuple | dict)
     if isinstance(value, bool):

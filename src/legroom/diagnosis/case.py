@@ -91,7 +91,7 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last error that states a reason."""
+        """The last logged error that states a reason; None without one."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
         reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in reasons if item.id not in BOILERPLATE), None)

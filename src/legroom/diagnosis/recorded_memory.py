@@ -376,7 +376,7 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
 
 
 def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
-    """Each fact with its name and unit."""
+    """Each fact of a record as text with its name and unit."""
     return [
         f"{name.removesuffix('_bytes').replace('_', ' ')} {human_bytes(int(value))}"
         if name.endswith("_bytes")

@@ -32,7 +32,7 @@ from legroom.records import dataclass
 
 
 def bundled_documents() -> dict[str, Any]:
-    """Every entry file by its name."""
+    """The parsed JSON of every bundled catalog entry, by file name."""
     paths = sorted((CATALOG_FOLDER / "entries").glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -86,7 +86,7 @@ _PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "o
 
 
 def entry_of_document(document: Mapping[str, Any]) -> Entry:
-    """One entry file as an object."""
+    """A catalog entry from its parsed JSON file."""
     documentation = document["documentation"] or {"url": None, "section": None}
     copied: dict[str, Any] = {name: document[name] for name in (*_PLAIN_FIELDS, "updated")}
     lists = {name: document[name] for name in ("tags", "aliases", "also")} | document["transitions"]

@@ -41,12 +41,12 @@ class FlagHistory:
 
     @property
     def first(self) -> str:
-        """The release that introduced it."""
+        """The release that introduced the flag."""
         return self.spans[0][0]
 
     @property
     def last(self) -> str:
-        """The last release that has it."""
+        """The last release that has the flag."""
         return self.spans[-1][1]
 
     @property

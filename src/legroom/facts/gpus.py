@@ -164,7 +164,7 @@ def gpu_names() -> dict[str, tuple[str, ...]]:
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
-    """The known names with the closest spelling."""
+    """Known GPU names with the closest spelling, for a hint."""
     import difflib  # only on the way to an error message
 
     wanted, index = _normalized_name(name), _cards_by_name()

@@ -38,13 +38,13 @@ class Build:
 
 @cache
 def builds() -> tuple[Build, ...]:
-    """Every build, the oldest first."""
+    """The default wheels of vLLM (CUDA version, compute capabilities) by range of releases, oldest first."""
     rows = read_data("builds.json")["builds"]
     return tuple(Build(row["since"], row["cuda"], tuple(row["capabilities"])) for row in rows)
 
 
 def build_of(known: Release) -> Build:
-    """The default wheel of a release."""
+    """The CUDA version and compute capabilities of a release's default wheel."""
     return next((build for build in reversed(builds()) if known.at_least(build.since)), builds()[0])
 
 

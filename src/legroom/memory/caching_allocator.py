@@ -104,7 +104,7 @@ class Block:
         self.after: Block | None = None
 
     def link(self, before: Block | None, after: Block | None) -> None:
-        """Set the neighbours on both sides."""
+        """Set the blocks before and after this one in its segment."""
         self.before, self.after = before, after
         if before is not None:
             before.after = self

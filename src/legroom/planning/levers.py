@@ -186,7 +186,7 @@ def offloaded_weights(plan: Plan) -> Proposals:
 
 
 def smaller_model(plan: Plan) -> Proposals:
-    """The next smaller model of the same series."""
+    """Proposals: the smaller models of the same series, the largest first."""
     for model in smaller_models(plan.target, plan.args):
         yield {"model": model.name}
 

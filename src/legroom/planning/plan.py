@@ -203,12 +203,12 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the tightest GPU."""
+        """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest
 
     @property
     def host(self) -> HostNeeds:
-        """Host memory and CPUs that it needs."""
+        """Host memory and CPUs that the planned server needs."""
         return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)
 
 

@@ -150,6 +150,7 @@ def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
 
 
 def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
+    """`PID 42 (title)` for a message; the PID alone where the process is gone."""
     process = snapshot.processes.get(pid)
     return f"PID {pid} ({process.title[:60] or process.name})" if process else f"PID {pid}"
 

@@ -315,7 +315,7 @@ def _math_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
-    """The terms of the KV bytes per token."""
+    """Lines with the terms of the KV cache bytes per token."""
     kv = plan.memory.kv
     if not kv.token_terms or not kv.bytes_per_token:
         return

@@ -26,7 +26,7 @@ _DRIVER_BYTES = GIB
 
 
 def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: Style) -> str:
-    """GPUs and holders, the dead first."""
+    """GPUs and what holds their and the host's memory, dead holders first."""
     lines = []
     for card in snapshot.gpus:
         lines.append(

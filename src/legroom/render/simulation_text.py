@@ -83,7 +83,7 @@ _VERDICTS = {
 
 
 def _headline(timeline: Timeline, load: LoadVerdict) -> str:
-    """The verdict, and the number that decides it."""
+    """The verdict on the load in one sentence, with the number that decides it."""
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
     words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
     if load.verdict == "falls_behind":

@@ -122,10 +122,12 @@ class Supervisor:
 
     @property
     def setup(self) -> restart_policy.Setup:
+        """The command and environment in use now."""
         return self._setups.current
 
     @property
     def history(self) -> list[dict[str, Any]]:
+        """An entry for each end of the server, for the run file and --json."""
         return self._restarts.history
 
     def run(self) -> int:

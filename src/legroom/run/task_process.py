@@ -51,7 +51,7 @@ class TaskProcess:
         return self._answer.fileno()
 
     def read(self) -> None:
-        """Reads the available output."""
+        """Read what the task has written so far, without blocking."""
         piece = self._answer.read(1 << 16) or b""
         self._received += piece
         self.done = not piece

@@ -50,7 +50,7 @@ class DryRun:
 
     @property
     def actions(self) -> tuple[DryRunEvent, ...]:
-        """The events that are actions."""
+        """The events at which the sidecar would have acted."""
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
 
 
 def _percentile_queries(measures: Measures, role: str) -> dict[str, str]:
-    """The queries of a latency's p50, p90 and p99."""
+    """PromQL of a latency's p50, p90 and p99, by legend."""
     shares = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
     return {f"{name} {SERVER}": measures.quantile(role, share, WINDOW) for share, name in shares}
 

@@ -310,7 +310,7 @@ class Admission:
             self.learner.on_chunk(request, chunk)
 
     def refuse(self, refusal: Refusal) -> Refusal:
-        """Count a refusal, and return it."""
+        """Count a refusal in the metrics, by its reason, and return it."""
         self.metrics.rejected[refusal.reason] += 1
         return refusal
 

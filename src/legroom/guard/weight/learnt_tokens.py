@@ -248,6 +248,6 @@ class AnswerLengths:
         return max(1, min(most, value))
 
     def observe(self, model: str, client: str, max_tokens: int | None, tokens: int) -> None:
-        """Learn from a complete answer."""
+        """Learn the length in tokens of a complete answer, for its model and client."""
         for key in ((model, None), (model, client)):
             self._learnt.get_or_add(key).observe(max_tokens, tokens)

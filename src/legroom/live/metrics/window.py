@@ -62,7 +62,7 @@ class EngineStep(EngineSample):
 
     @property
     def queued_before(self) -> float:
-        """`queued` at the start of the step."""
+        """Requests waiting at the start of the step for blocks or a place in the batch."""
         before = self.waiting_for_capacity_before
         return before if before is not None else self.waiting_before or 0.0
 
@@ -87,7 +87,7 @@ class EngineStep(EngineSample):
 
     @property
     def has_progress(self) -> bool:
-        """Whether any metric of the engine changed."""
+        """Whether any metric of the engine changed in the step."""
         if any(getattr(self, counter) for counter in COUNTERS):
             return True
         names = ("kv_use", "running", "waiting")
@@ -190,7 +190,7 @@ class Window:
         """The last sample of each guard: with several API servers a scrape shows one of them."""
 
     def snapshot(self) -> Window:
-        """A copy for another thread."""
+        """A copy that another thread may read while this window goes on."""
         snapshot = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, deque):

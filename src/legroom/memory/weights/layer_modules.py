@@ -38,7 +38,7 @@ def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
 
 
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """The modules of one mixer on one rank."""
+    """The weight matrices of one mixer on one tensor-parallel rank."""
     if isinstance(mixer, Attention):
         return _attention(mixer, hidden, anatomy, ranks)
     if isinstance(mixer, LatentAttention):

@@ -34,7 +34,7 @@ class RopeCache:
 
     @property
     def bytes(self) -> int:
-        """The table's bytes."""
+        """Bytes of the cos/sin table."""
         return self.positions * self.dim * self.element_bytes
 
 

@@ -90,7 +90,7 @@ def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Fewer concurrent requests of a capacity goal."""
+    """Changes to fewer concurrent requests in a server's capacity goal."""
     goal = needs.server.goal
     room = needs.least_pool_bytes - result.short_bytes
     if goal is None or goal.concurrency < 2 or room <= 0:

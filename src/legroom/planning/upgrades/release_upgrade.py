@@ -263,7 +263,7 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
 
 
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
-    """Changes of the terms outside the budget."""
+    """Byte changes of the memory outside gpu_memory_utilization's budget."""
     before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
     changes = []
     for label in dict.fromkeys((*before, *after)):
