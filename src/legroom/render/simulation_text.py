@@ -119,7 +119,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         ("steps", count(tally.steps)),
         ("preemptions", f"{count(tally.preemptions)}, {count(tally.recomputed_tokens)} tokens computed again"),
         ("peak blocks", f"{count(tally.peak_blocks)} of {count(settings.usable_blocks)} ({share:.0%})"),
-        ("peak running", f"{count(tally.peak_running)} of {count(settings.max_num_seqs)}"),
+        ("peak running", f"{count(tally.peak_running)} of {plural(settings.max_num_seqs, 'sequence')}"),
         ("prefix cache", f"{timeline.hit_ratio:.1%} of prompt tokens found"),
     ]
     if timeline.clocks is None:

@@ -176,14 +176,14 @@ def proof(result: PackResult) -> tuple[str, ...]:
     beside = use.used_bytes - sum(bytes_ for _, bytes_ in use.awake)
     if bare + beside > total:
         lines.append(
-            f"without any KV cache they hold {human_bytes(bare + beside)} of {human_bytes(total)}: weights, "
+            f"without any KV cache {human_bytes(bare + beside)} of {human_bytes(total)} are needed: weights, "
             "activations, CUDA contexts and graphs alone are too much"
         )
     else:
         has_goal = any(needs.server.goal for needs in result.needs)
         least = "as wished, or one request of full length" if has_goal else "one request of full length each"
         lines.append(
-            f"with the least KV caches ({least}) they hold {human_bytes(use.used_bytes)} of {human_bytes(total)}"
+            f"with the least KV caches ({least}) {human_bytes(use.used_bytes)} of {human_bytes(total)} are needed"
         )
     if len(result.request.cards) > 1:
         lines.append(f"no way to place them on the {len(result.request.cards)} cards holds them all")
