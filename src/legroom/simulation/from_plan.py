@@ -32,7 +32,7 @@ class PlannedScheduler:
 
 
 def planned_scheduler(plan: Plan) -> PlannedScheduler:
-    """The scheduler settings of a planned server."""
+    """The scheduler settings (blocks, budgets, layer groups) of a planned server, with notes."""
     settings, kv = plan.settings, plan.memory.kv
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,

@@ -172,7 +172,7 @@ def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
 
 
 def numbers(count: int, compiled: bool) -> Any:
-    """A list or array of `count` zeros."""
+    """`count` zeros: a NumPy array where compiled, else a list."""
     if not compiled:
         return [0] * count
     import numpy as np
