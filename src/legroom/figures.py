@@ -58,5 +58,5 @@ def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) ->
 
 
 def measured(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure read from this user's own log or GPU."""
+    """A figure in bytes without a band, read from this user's own log or GPU."""
     return Figure(bytes_, "measured", terms=(Term(label, bytes_, how),) if label else ())

@@ -160,12 +160,12 @@ def read_optional(path: Path) -> str | None:
 
 
 def undo_file(action_id: int, home: Path | None = None) -> Path:
-    """The file that keeps the override of an action."""
+    """The file that keeps what an action's flag change replaced, for undoing it."""
     return (home or store_path().parent) / "undo" / f"{action_id}.json"
 
 
 def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
-    """Stores an override, before anything is changed."""
+    """Store the content that a flag change will replace, before anything is changed."""
     write_atomically(undo_file(action_id, home), json.dumps(asdict(override)) + "\n", 0o600)
 
 

@@ -135,7 +135,7 @@ def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
 
 
 def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
-    """Whether a command is Ray Serve's `serve run app:...`."""
+    """Whether one of the commands is Ray Serve's `serve run app:...`."""
     commands = ([word.text for word in subject.words] for subject in subjects if isinstance(subject, InvokedCommand))
     return any(basename(words[0]) == "serve" and words[1] in _RAY_SERVE for words in commands if len(words) > 1)
 

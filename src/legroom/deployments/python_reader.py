@@ -289,7 +289,7 @@ def _is_list(node: ast.expr) -> bool:
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """The module-level names that are assigned a literal."""
+    """(name, value) of each module-level name that is assigned a literal."""
     assigned = ((target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
     for target, value in assigned:
         if isinstance(target, ast.Name):

@@ -237,7 +237,7 @@ class Case:
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The phase in which the first failure happened."""
+        """The start-up or serving phase in which the first failure happened; None where nothing failed."""
         failure = self.first_failure
         site = next((phase for name, phase, _ in _SITES if name == self.site), None)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):

@@ -44,7 +44,7 @@ def bundled() -> tuple[Entry, ...]:
 
 
 def entries() -> tuple[Entry, ...]:
-    """legroom's own entries, then the imported ones."""
+    """All catalog entries: legroom's own, then the imported ones."""
     from legroom.explain.deadends import imported_entries  # costs time that a diagnosis does not need
 
     return (*bundled(), *imported_entries())
@@ -225,7 +225,7 @@ _INDEXES: Memo[_Index] = Memo(most=4)
 
 
 def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
-    """The entries with the highest scores, best first."""
+    """The catalog entries that match the query, those with the highest scores first."""
     index = _INDEXES.get(tuple(entries), (), lambda: _build_index(entries))
     wanted = {term: _similar_words(term, index) for term in search_terms(query)}
     hits = []

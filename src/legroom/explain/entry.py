@@ -220,7 +220,7 @@ class Entry:
 
     @property
     def last_confirmed(self) -> str | None:
-        """When the last thread that confirms it was written."""
+        """The date (YYYY-MM) of the newest public thread that confirms the cause; None without one."""
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
     def _share_of_threads(self, number: int) -> float | None:

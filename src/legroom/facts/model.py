@@ -333,7 +333,7 @@ class Quantization:
 
     @property
     def is_nvfp4(self) -> bool:
-        """4-bit floats with an FP8 scale per 16 values, from any tool."""
+        """Whether weights are 4-bit floats with an FP8 scale per 16 values, from any tool."""
         return self.weight_bits == 4 and self.number == "float" and self.method != "mxfp4" and self.group_size != 32
 
 

@@ -165,7 +165,7 @@ class SleepRules:
 
 
 def sleep_rules(version: str) -> SleepRules | None:
-    """The rules of a release; None where it has no sleep mode."""
+    """What leaves the card during sleep in a release; None where it has no sleep mode."""
     data, release = read_data("sleep.json"), known_release(version)
     if release.before(first_release_with_sleep()):
         return None

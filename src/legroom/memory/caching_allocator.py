@@ -364,7 +364,7 @@ class CachingAllocator:
 
 
 def _growable_bytes(block: Block) -> int:
-    """The block and the unmapped address space behind it."""
+    """Bytes of the block and of the unmapped address space behind it."""
     following = block.after
     return block.size_bytes + (following.size_bytes if following is not None and not following.is_mapped else 0)
 

@@ -223,7 +223,7 @@ def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
 
 
 def plan(target: Target, args: ServeArgs) -> Plan:
-    """Predict what vLLM does with these flags, without advice."""
+    """The plan of these flags: what vLLM would do with memory, without advice."""
     settings = resolve(args, target.model, target.gpu, target.release)
     needed = args.gpus_needed
     if needed > target.gpus:

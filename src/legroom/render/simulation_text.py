@@ -348,7 +348,7 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
 
 
 def _significant_digits(figure: float) -> str:
-    """Three significant digits below 0.1, as times per token are."""
+    """A number as text, with three significant digits below 0.1, as times per token are."""
     return f"{figure:,.2f}" if figure >= 0.1 else f"{figure:.3g}"
 
 

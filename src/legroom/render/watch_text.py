@@ -32,7 +32,7 @@ def state_mark(state: State, style: Style) -> str:
 
 
 def servers_text(views: Sequence[ServerView], style: Style) -> str:
-    """Every server with its state, sentence and figures."""
+    """The text of `legroom watch --once`: every server with its state, sentence and figures."""
     lines: list[str] = []
     for view in views:
         models = f"  {', '.join(view.models)}" if view.models else ""

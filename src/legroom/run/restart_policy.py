@@ -149,7 +149,7 @@ class Setups:
             self.tried.append(self.current)
 
     def mark_served(self) -> None:
-        """Remembers the present set-up as the one to revert to."""
+        """Remember the present command and environment as the ones to revert to."""
         self.served = [*(setup for setup in self.served if setup != self.current), self.current]
         self._removed_env.clear()
 

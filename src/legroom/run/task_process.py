@@ -88,7 +88,7 @@ class TaskProcess:
 
 
 def _memory_file() -> IO[bytes]:
-    """A file in memory, so that fixes work on a full disk."""
+    """A file in memory (memfd) for a task's input and output, so that fixes work on a full disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("legroom"), "w+b")
     return tempfile.TemporaryFile()  # not Linux

@@ -59,7 +59,7 @@ class DryRun:
 
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
-    """Replays a recording (`legroom watch --record`) or a journal."""
+    """What the sidecar would have done over a recording (`watch --record`) or a journal."""
     play = _Player(config)
     for result in _recorded_results(path):
         play.take(result)

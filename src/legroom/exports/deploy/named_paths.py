@@ -140,7 +140,7 @@ def _flags_that_may_hold_paths(server: ExportedServer) -> list[Phrase]:
 
 
 def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
-    """The absolute paths of a flag outside the model's folder."""
+    """The absolute paths in a flag's value that lie outside the model's folder."""
     for path in _possible_paths(phrase):
         if path.startswith("/") and not (server.local_model and _is_under(path, server.model)):
             yield path.rstrip("/")

@@ -257,7 +257,7 @@ class Window:
 
     @property
     def _max_step_s(self) -> float:
-        """The longest gap between samples that still makes a step."""
+        """The longest gap in seconds between two samples that are still compared."""
         usual = self.interval_s
         if usual is None:
             return _GAP_S if self.failures else _FIRST_GAP_S
@@ -296,7 +296,7 @@ class Window:
 
     @property
     def interval_s(self) -> float | None:
-        """The median time between scrapes; None before the second."""
+        """The median seconds between scrapes; None before the second."""
         recent = [step.seconds for step in list(self.steps)[-20:]]
         return statistics.median(recent) if recent else None
 

@@ -280,7 +280,7 @@ _STATE_SPACES = {
 
 
 def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """The modules of one feed-forward block on one rank."""
+    """The weight matrices of one feed-forward block on one rank."""
     return _dense(block, ranks) if isinstance(block, Dense) else _experts(block, anatomy, ranks)
 
 

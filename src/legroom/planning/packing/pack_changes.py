@@ -76,7 +76,7 @@ def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The longest max_model_len with which all servers fit."""
+    """The change to the longest max_model_len of this server with which all servers fit."""
     target, settings = needs.server.target, needs.settings
     room = needs.least_pool_bytes - result.short_bytes
     if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:

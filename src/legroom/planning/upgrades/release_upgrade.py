@@ -252,7 +252,7 @@ def _refused_by_old(
 
 
 def _plan_on_release(before: Plan, release: Release) -> Plan:
-    """The same server on another release, on the same card."""
+    """The plan of the same server on another release, on the same card."""
     args = args_on_release(before.args, release)
     try:
         target = replace(before.target, release=release, seen=None)
@@ -305,7 +305,7 @@ def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tup
 
 
 def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
-    """Every known release from the old one to the new one."""
+    """The plan on every known release from the old one to the new one, with what it changes."""
     releases = known_releases()
     first, last = (releases.index(made.target.release.version) for made in (old, new))
     between = releases[first : last + 1] if first <= last else releases[last : first + 1][::-1]

@@ -106,7 +106,7 @@ class TierReport:
 
     @property
     def hit_ratio(self) -> float:
-        """The share of prompt tokens that were loaded from the tier."""
+        """The fraction of prompt tokens that were loaded from the tier."""
         return tier_hit_ratio(self.replayed)
 
     def bytes_of(self, blocks: int) -> int:
