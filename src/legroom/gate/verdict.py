@@ -60,11 +60,8 @@ def plan_verdict(
     hub: bool = False,
     search_until_s: float = math.inf,
 ) -> Verdict:
-    """Plan every server of a manifest and return the most severe outcome.
-
-    `default_gpu` applies to pods that name no GPU. With `hub`, configs of unknown models are fetched from the Hugging
-    Face Hub. A single-change search stops at `search_until_s` of the monotonic clock.
-    """
+    """The worst outcome of a manifest's servers; `default_gpu`: of pods naming none, `hub`: fetch unknown configs."""
+    # A single-change search stops at `search_until_s` of the monotonic clock.
     from legroom.planning.file_plans import planned_servers, started_servers
     from legroom.planning.machine import Machine
     from legroom.render.file_plan_text import verdict_sentences

@@ -53,7 +53,7 @@ class Holder:
 
 
 def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
-    """Every relevant holder, by state and then by size."""
+    """Every process and segment of vLLM that holds memory, by state (dead, suspect, in use), then size."""
     holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
     holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
@@ -146,10 +146,12 @@ def _state_with_python_parent(
 
 
 def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+    """PIDs of Python's resource trackers, which remove leftover shared memory."""
     return {process.pid for process in snapshot.processes.values() if _TRACKER.search(process.title)}
 
 
 def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
+    """`PID 42 (title)` for a message; the PID alone where the process is gone."""
     process = snapshot.processes.get(pid)
     return f"PID {pid} ({process.title[:60] or process.name})" if process else f"PID {pid}"
 

@@ -50,7 +50,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
 
 
 def _body_text(plan: Plan, style: Style) -> str:
-    """The card, the KV cache and the pipeline stages."""
+    """The part of the text about the card, the KV cache and the pipeline stages."""
     return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style), _stage_lines(plan, style))
 
 
@@ -163,7 +163,7 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Tokens a second of one user and of all together, and the list price; nothing where it does not start."""
-    from legroom.simulation.card_models import speed_and_price_json  # reads numpy
+    from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
     known = speed_and_price_json(plan) if plan.starts else {}
     if one := known.get("one_user_tokens_per_s"):
@@ -217,7 +217,7 @@ def _host_memory_text(plan: Plan) -> str:
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Blocks of a first start, which compiles with a cold cache."""
+    """Rows with the KV blocks of a first start, which compiles with a cold cache."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -315,7 +315,7 @@ def _math_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
-    """The terms of the KV bytes per token."""
+    """Lines with the terms of the KV cache bytes per token."""
     kv = plan.memory.kv
     if not kv.token_terms or not kv.bytes_per_token:
         return

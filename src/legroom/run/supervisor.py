@@ -122,14 +122,16 @@ class Supervisor:
 
     @property
     def setup(self) -> restart_policy.Setup:
+        """The command and environment in use now."""
         return self._setups.current
 
     @property
     def history(self) -> list[dict[str, Any]]:
+        """An entry for each end of the server, for the run file and --json."""
         return self._restarts.history
 
     def run(self) -> int:
-        """Returns vLLM's exit code; an unrequested end is never 0."""
+        """Run the server, restarting it as the policy says; returns vLLM's exit code, never 0 after a crash."""
         with self.file.lock(self.say), Signals() as self._signals:
             try:
                 return self._serve_until_stopped()

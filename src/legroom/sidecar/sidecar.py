@@ -176,6 +176,7 @@ class Sidecar:
             self._watchers[result.server] = watcher
         is_acted_on = self._actor.is_acting_on(result.server)
         if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server)):
+            watcher.restart_holds()
             self._update_metrics(result, watcher, group)
             return
         self._under_way.pop(result.server, None)

@@ -30,7 +30,7 @@ class FullAttentionManager:
         return cdiv(num_tokens, self.block_size)
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether a later request could use this block."""
+        """Whether a later request could use the request's block `index`; always with full attention."""
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
@@ -65,7 +65,7 @@ class FullAttentionManager:
         request.num_cached_blocks[self.group] = len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
-        """Hold enough blocks for `num_tokens`."""
+        """Give the request enough blocks to hold `num_tokens`."""
         blocks = request.blocks[self.group]
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 
@@ -263,11 +263,8 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Hold slots for `num_new_tokens` more; False if the pool has too few free blocks.
-
-        Blocks behind a window are freed either way. `num_loaded_tokens` come from another tier: their blocks are cached
-        only once they are loaded. `reserved_blocks` must stay free.
-        """
+        """Hold slots for `num_new_tokens` more; False if too few blocks are free (`reserved_blocks` must stay so)."""
+        # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
         if hit is None and computed + num_new_tokens <= request.stable_until_tokens:

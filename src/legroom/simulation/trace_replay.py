@@ -34,12 +34,8 @@ def simulate(
     progress: Progress | None = None,
     replays: int = 1,
 ) -> Timeline:
-    """Replay `trace` through vLLM's scheduling decisions.
-
-    `on_step` is called for every step in which something was scheduled. `cost` gives the seconds of a step where the
-    trace has arrivals in seconds (see `step_time`). All engines decide alike; `replays` is the number of such replays
-    to come.
-    """
+    """Replay a trace through vLLM's scheduler; `cost`: seconds of a step, `on_step`: called for each step."""
+    # All engines decide alike; `replays` is the number of such replays to come.
     trace = trace.checked()
     check_cost(trace, cost)
     chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine

@@ -121,6 +121,7 @@ class Measures:
         return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
 
     def _with_matcher(self, matcher: str) -> Measures:
+        """The same measures with one more label matcher."""
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
     def _first_of_series(self, role: str, expression: Callable[[str], str]) -> str:

@@ -69,7 +69,7 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
-        """Whether the pool's size is known."""
+        """Whether the KV pool's size is known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -79,7 +79,7 @@ class EngineLimits:
 
     @property
     def rank_blocks(self) -> int:
-        """Blocks that one engine can allocate."""
+        """KV blocks that one engine can allocate: all but the null block."""
         return max((self.num_blocks or 0) - NULL_BLOCK, 0)
 
     @property
