@@ -141,7 +141,7 @@ class AllocatorState:
 
     @property
     def usable_free_bytes(self) -> int:
-        """Reserved and free bytes of the common pool."""
+        """Bytes that PyTorch has reserved and not allocated, outside private pools."""
         return max(self.unallocated_bytes - (self.private_free_bytes or 0), 0)
 
 

@@ -48,15 +48,15 @@ class Figure:
 
 
 def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure computed from known facts."""
+    """A figure in bytes without an error band, computed from known facts."""
     return Figure(bytes_, "exact", terms=(Term(label, bytes_, how),) if label else ())
 
 
 def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) -> Figure:
-    """A figure from a fitted model, with its band."""
+    """A figure in bytes from a fitted model, with its error band `low` to `high`."""
     return Figure(bytes_, "estimated", min(low, bytes_), max(high, bytes_), terms)
 
 
 def measured(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure read from this user's own log or GPU."""
+    """A figure in bytes without a band, read from this user's own log or GPU."""
     return Figure(bytes_, "measured", terms=(Term(label, bytes_, how),) if label else ())

@@ -56,7 +56,7 @@ def parse_toml(text: str, name: str, hint: str = "see https://toml.io for the fo
 
 
 def read_toml(path: Path) -> TomlTable:
-    """A file's top-level table."""
+    """The top-level table of a TOML file; LegroomError where it cannot be read."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +89,7 @@ class TomlTable:
         return tuple(self._values)
 
     def error(self, key: str, what: str, hint: str = "") -> ConfigError:
-        """The exception to raise about a key."""
+        """The exception to raise about a key, which names its line."""
         path = (*self._at, key) if key else self._at
         name = ".".join(str(step + 1) if isinstance(step, int) else step for step in path)
         return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)
@@ -181,7 +181,7 @@ class TomlTable:
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
     def tables(self, key: str) -> tuple[TomlTable, ...]:
-        """A list of tables, `[[key]]`."""
+        """The tables of a TOML list of tables, `[[key]]`; empty without the key."""
         tables = self.get(key, list, [])
         for number, values in enumerate(tables):
             if not isinstance(values, dict):

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def cdiv(a: int, b: int) -> int:
-    """Division that rounds up."""
+    """a / b rounded up."""
     return -(-a // b)
 
 
@@ -68,7 +68,7 @@ def parse_length(text: str, what: str = "length") -> int:
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:
-    """`2GB/s` in bytes per second; `default` for None."""
+    """Bytes per second of `2GB/s`; `default` for None."""
     if text is None:
         return default
     speed = parse_bytes(text.removesuffix("/s"), what)
@@ -78,7 +78,7 @@ def parse_speed(text: str | None, what: str, default: float) -> float:
 
 
 def parse_seconds(text: str | None, what: str) -> float | None:
-    """`2s`, `150ms` or `0.2` in seconds; None for None."""
+    """Seconds of `2s`, `150ms` or `0.2`; None for None."""
     if text is None:
         return None
     number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)

@@ -105,7 +105,7 @@ class Child:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Handles the keeper's messages."""
+        """Handle the messages that the keeper process has sent, such as the server's exit."""
         try:
             received = self._control.recv(4096)
         except OSError:

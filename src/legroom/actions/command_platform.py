@@ -38,7 +38,7 @@ class CommandPlatform:
         return platform.State(identity, identity is not None)
 
     async def restart(self, request: platform.RestartRequest) -> None:
-        """Runs the command and waits for its end."""
+        """Run the user's restart command and wait for its end; raises ActionFailed where it fails."""
         env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": request.token}
         if self.flags_file is not None:
             env["LEGROOM_FLAGS_FILE"] = str(self.flags_file)

@@ -200,7 +200,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main() -> None:
-    """`keeper CONTROL_FD LEFTOVER_GRACE_S COMMAND...`."""
+    """Entry point of the keeper process: `keeper CONTROL_FD LEFTOVER_GRACE_S COMMAND...`."""
     run_until_all_ended(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
 
 

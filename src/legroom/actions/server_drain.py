@@ -26,10 +26,10 @@ class DrainMethod(Protocol):
     def name(self) -> str: ...
 
     async def begin(self) -> None:
-        """Stops new requests. Raises `ActionFailed`."""
+        """Make new requests be refused or routed elsewhere; raises `ActionFailed`."""
 
     async def end(self) -> None:
-        """Lets new requests in again."""
+        """Let new requests in again; raises `ActionFailed`."""
 
     async def in_flight(self) -> float | None:
         """Admitted requests that are not answered yet; None where they are not counted."""

@@ -29,7 +29,7 @@ class SystemdUnit:
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> platform.State:
-        """The identity is systemd's invocation id."""
+        """Whether the unit runs; its identity is systemd's invocation id."""
         shown = await self._show_properties("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
         if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
             raise platform.ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")

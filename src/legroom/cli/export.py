@@ -66,7 +66,7 @@ exit codes: 0 fine, 2 the call or an input is wrong, 3 something needed was unre
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """A format declares its own options: see `_format_parser`."""
+    """Adds nothing: each export format declares its own options, see `_format_parser`."""
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -243,7 +243,7 @@ def _require_fit(plan: PlanDocument) -> PlanDocument:
 
 
 def _release_of_export(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
-    """The release whose names are written; None for any."""
+    """The vLLM release whose flag and metric names are written; None: names that hold for any release."""
     takes_any = getattr(module, "TAKES_ANY", False)
     if args.vllm == "any":
         if not takes_any:

@@ -59,7 +59,7 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
 
 
 def add_policy_option(group: argparse._ArgumentGroup, default: str) -> None:
-    """Adds --policy."""
+    """Adds --policy, how much of the error band a search holds back."""
     about = f"how much of the error bands to keep free: safe keeps all of them (default: {default})"
     group.add_argument("--policy", choices=("safe", "balanced", "tight"), default=default, help=about)
 

@@ -33,7 +33,7 @@ class Node:
         return self.values if isinstance(self.values, str) else None
 
     def get(self, *keys: str) -> Node | None:
-        """The value at a path of keys."""
+        """The node at a path of mapping keys; None where it is absent."""
         node: Node | None = self
         for key in keys:
             node = node.values.get(key) if node is not None and isinstance(node.values, dict) else None

@@ -91,7 +91,7 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last error that states a reason."""
+        """The last logged error that states a reason; None without one."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
         reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in reasons if item.id not in BOILERPLATE), None)
@@ -237,7 +237,7 @@ class Case:
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The phase in which the first failure happened."""
+        """The start-up or serving phase in which the first failure happened; None where nothing failed."""
         failure = self.first_failure
         site = next((phase for name, phase, _ in _SITES if name == self.site), None)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):

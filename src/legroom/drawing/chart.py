@@ -51,7 +51,7 @@ def swatch(segment: Segment, style: Style, count: int = 1) -> str:
 
 
 def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
-    """A stacked bar of `width` cells."""
+    """A stacked bar of `width` cells, divided among the segments in proportion to their amounts."""
     counts = cell_counts([segment.amount for segment in segments], width)
     return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
 

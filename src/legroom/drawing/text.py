@@ -69,7 +69,7 @@ def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
 
 
 def _breakable_pieces(text: str) -> list[str]:
-    """Latin words; spaces and wide characters one by one."""
+    """Pieces between which a line may break: Latin words; spaces and wide characters one by one."""
     pieces: list[str] = []
     ends = True
     for char in text:

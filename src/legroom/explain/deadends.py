@@ -230,7 +230,7 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """Problems of a record."""
+    """What is wrong with an imported record, a sentence each; empty where it is valid."""
     from legroom.regex import pattern_error
 
     problems = document_problems(record, "record.schema.json", entry_of_record)

@@ -186,12 +186,12 @@ class Entry:
 
     @property
     def confirmed(self) -> int:
-        """Threads that confirm the cause."""
+        """How many counted public threads confirm the cause."""
         return sum(thread.confirmed for thread in self.threads)
 
     @property
     def with_fix(self) -> int:
-        """Threads that state a fix that worked."""
+        """How many counted public threads state a fix that worked."""
         return sum(bool(thread.worked) for thread in self.threads)
 
     @property
@@ -220,7 +220,7 @@ class Entry:
 
     @property
     def last_confirmed(self) -> str | None:
-        """When the last thread that confirms it was written."""
+        """The date (YYYY-MM) of the newest public thread that confirms the cause; None without one."""
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
     def _share_of_threads(self, number: int) -> float | None:
@@ -230,7 +230,7 @@ class Entry:
 
 
 def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
-    """Everything about one cause, in one language."""
+    """Everything about one catalog entry as JSON, in one language."""
     return {
         "id": entry.id,
         "cause": entry.label,

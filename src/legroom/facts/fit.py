@@ -93,7 +93,7 @@ def own_error(figure: str, scale: float) -> float:
 
 
 def half_band(figure: str, properties: Properties, own_error: float, total_bytes: int) -> int:
-    """Bytes to each side of a figure in its 90 % band."""
+    """Bytes to each side of a figure in its 90 % error band; `own_error`: its usual error."""
     kind, rare = evidence(properties)
     of_card = bands()["laws"][figure][kind] * bands()["growth"] ** min(len(rare), bands()["farthest"])
     return int(math.hypot(own_error, of_card * total_bytes)) if own_error else 0

@@ -43,7 +43,7 @@ def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
 
 
 def size_bytes(text: str) -> int:
-    """`1.96 GiB` in bytes."""
+    """Bytes of a printed size such as `1.96 GiB`."""
     number = _NUMBER.match(text.strip())
     if number is None:
         raise ValueError(text)

@@ -74,12 +74,15 @@ class Release:
         return _index_by_release()[self.version]
 
     def at_least(self, version: str) -> bool:
+        """Whether the release is this version or a later one."""
         return _sort_key(self.version) >= _sort_key(version)
 
     def before(self, version: str) -> bool:
+        """Whether the release is older than this version."""
         return _sort_key(self.version) < _sort_key(version)
 
     def after(self, version: str) -> bool:
+        """Whether the release is newer than this version."""
         return _sort_key(self.version) > _sort_key(version)
 
     def within(self, first: str, last: str) -> bool:

@@ -297,7 +297,7 @@ async def reload_certificates(
 
 
 def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, files: CertificateFiles) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve the admission webhook over TLS until SIGTERM or SIGINT."""
     context = files.server_context()
     metrics = GateMetrics()
     verdicts = VerdictCache(options, metrics.searches_dropped.inc)

@@ -46,7 +46,7 @@ class Expression:
 
 
 def manifest_queries(document: Node) -> Iterator[Expression]:
-    """PromQL and series names of autoscalers and monitors."""
+    """PromQL and series names in a manifest's autoscalers and monitors."""
     for node in document.walk():
         for key in _QUERY_KEYS:
             value = node.get(key)

@@ -222,7 +222,7 @@ def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
 
 
 def _graph_constants(settings: EngineSettings) -> dict[str, Any]:
-    """The fitted graph constants of this release and model runner."""
+    """The fitted constants of CUDA graph memory for this release and model runner."""
     runner = "V0" if settings.engine == "V0" else settings.runner
     return by_release(constants()["graphs"][runner], settings.release)
 

@@ -246,7 +246,7 @@ def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int 
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
-    """The first that is not None."""
+    """The first check that failed; None where none did."""
     return next((failure for failure in failures if failure), None)
 
 

@@ -108,7 +108,7 @@ def _still_runs(process: ProcessInfo | None) -> bool:
 
 
 def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
-    """Signal one process; None where the signal was sent."""
+    """Send a signal to one process; the outcome where that was not possible, None where it was sent."""
     process = holder.process
     assert process is not None
     try:

@@ -53,7 +53,7 @@ class Holder:
 
 
 def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
-    """Every relevant holder, by state and then by size."""
+    """Every process and segment of vLLM that holds memory, by state (dead, suspect, in use), then size."""
     holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
     holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
@@ -146,6 +146,7 @@ def _state_with_python_parent(
 
 
 def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+    """PIDs of Python's resource trackers, which remove leftover shared memory."""
     return {process.pid for process in snapshot.processes.values() if _TRACKER.search(process.title)}
 
 

@@ -50,7 +50,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
 
 
 def _body_text(plan: Plan, style: Style) -> str:
-    """The card, the KV cache and the pipeline stages."""
+    """The part of the text about the card, the KV cache and the pipeline stages."""
     return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style), _stage_lines(plan, style))
 
 
@@ -217,7 +217,7 @@ def _host_memory_text(plan: Plan) -> str:
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Blocks of a first start, which compiles with a cold cache."""
+    """Rows with the KV blocks of a first start, which compiles with a cold cache."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -315,7 +315,7 @@ def _math_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
-    """The terms of the KV bytes per token."""
+    """Lines with the terms of the KV cache bytes per token."""
     kv = plan.memory.kv
     if not kv.token_terms or not kv.bytes_per_token:
         return

@@ -18,7 +18,7 @@ from legroom.units import gib, human_bytes
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
-    """One table per model."""
+    """The text of `legroom size`: one table per model."""
     blocks = []
     for model in dict.fromkeys(fit.model for fit in rows):
         fits = [fit for fit in rows if fit.model == model]
@@ -114,7 +114,7 @@ def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
 
 
 def fleet_size_text(report: FleetReport, style: Style) -> str:
-    """One table per model of a load over time."""
+    """The text of `legroom size --rate`: one table per model."""
     blocks = []
     for model in dict.fromkeys(card.model for card in report.cards):
         cards = [card for card in report.cards if card.model == model]

@@ -155,7 +155,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
 
 
 def _parse_gib(text: str | None) -> float:
-    """The number in the text; 0 where there is none."""
+    """The number of GiB in the text; 0 where there is none."""
     try:
         return float(text or 0)
     except ValueError:
@@ -265,7 +265,7 @@ def find_remedy(
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; real-time signals have a number only."""
+    """A signal's name, such as SIGKILL for 9; real-time signals have a number only."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -131,7 +131,7 @@ class Supervisor:
         return self._restarts.history
 
     def run(self) -> int:
-        """Returns vLLM's exit code; an unrequested end is never 0."""
+        """Run the server, restarting it as the policy says; returns vLLM's exit code, never 0 after a crash."""
         with self.file.lock(self.say), Signals() as self._signals:
             try:
                 return self._serve_until_stopped()

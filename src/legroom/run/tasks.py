@@ -85,7 +85,7 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
 
 
 def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
-    """The command line without secrets."""
+    """The command line with its variables, secrets replaced by placeholders."""
     return shlex.join(without_secrets([*assignments(env), *words]))
 
 

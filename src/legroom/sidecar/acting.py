@@ -166,7 +166,7 @@ class Actor:
         self._report(ActionReport(incident, text, "scale", state))
 
     def end_drain_of(self, incident: OpenIncident) -> None:
-        """Ends the drain of a closed incident."""
+        """End the drain that was begun for an incident which is closed now."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))

@@ -266,7 +266,7 @@ class ServerRestart:
             return text
 
     async def resume(self, action: Action) -> RestartOutcome:
-        """Finishes or undoes an action of a killed process."""
+        """Finish or undo a restart that a killed legroom left unfinished."""
         self._id = action.id
         launched = action.stage("launched")
         if launched is None:

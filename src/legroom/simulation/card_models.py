@@ -37,7 +37,7 @@ class CardQuestion:
 
     @classmethod
     def of(cls, gpu_name: str, gpus: int, vllm: str | None, context: int, users: float) -> CardQuestion:
-        """The question about a named card; None is the newest release."""
+        """The question about so many cards of this name; `vllm` None is the newest release."""
         goal = CapacityGoal(context, float(users), (gpus,), "balanced")
         return cls(gpu(gpu_name), gpus, release(vllm) if vllm else latest(), ServeArgs(), goal)
 

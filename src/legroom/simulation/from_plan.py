@@ -32,7 +32,7 @@ class PlannedScheduler:
 
 
 def planned_scheduler(plan: Plan) -> PlannedScheduler:
-    """The scheduler settings of a planned server."""
+    """The scheduler settings (blocks, budgets, layer groups) of a planned server, with notes."""
     settings, kv = plan.settings, plan.memory.kv
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,
@@ -180,6 +180,7 @@ def hardware(plan: Plan) -> Hardware:
         sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * 2,
         link_bytes_s=gpu.link_bytes_s,
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
+        is_async=settings.async_scheduling,
     )
 
 

@@ -30,7 +30,7 @@ class FullAttentionManager:
         return cdiv(num_tokens, self.block_size)
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether a later request could use this block."""
+        """Whether a later request could use the request's block `index`; always with full attention."""
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
@@ -65,7 +65,7 @@ class FullAttentionManager:
         request.num_cached_blocks[self.group] = len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
-        """Hold enough blocks for `num_tokens`."""
+        """Give the request enough blocks to hold `num_tokens`."""
         blocks = request.blocks[self.group]
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 

@@ -110,6 +110,7 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def _cluster_text(ray: Any) -> str:
+    """The cluster in words: `on Ray: 2 nodes with 64 cores`."""
     nodes = sum(node["Alive"] for node in ray.nodes())
     cores = int(ray.cluster_resources().get("CPU", 0))
     return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"

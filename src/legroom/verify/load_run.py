@@ -47,7 +47,7 @@ class LoadRequest:
 
     @property
     def tokens(self) -> int:
-        """Tokens at its end, prompt and output."""
+        """Tokens of the request at its end: prompt and output."""
         return self.prompt_len + self.output_len
 
 

@@ -169,7 +169,7 @@ class ServerClient:
         return _filler_text(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
-        """One streamed completion of exactly `output_len` tokens."""
+        """The outcome of one streamed completion of exactly `output_len` tokens."""
         import aiohttp
 
         stream = {"stream": True, "stream_options": {"include_usage": True}}

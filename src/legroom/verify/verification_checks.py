@@ -111,7 +111,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "layout.kv_cache_bytes", "args
 
 
 def planned_pool(path: str) -> PlannedPool:
-    """Read the KV cache of a saved plan."""
+    """The KV blocks of a saved plan, with their error band."""
     plan = read_plan(path, _PLAN_FIELDS)
     kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
     seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])

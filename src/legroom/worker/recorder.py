@@ -72,7 +72,7 @@ class BlackBoxRecorder:
         self._last: tuple[float, black_box.BlackBox, Path | None] | None = None
 
     def add_reading(self, memory: tuple[WorkerMemory, ...]) -> None:
-        """Keep a reading of the first device."""
+        """Keep a reading of the first device's memory for a later black box."""
         if not memory:
             return
         device, now_s = memory[0], time.time()

@@ -58,7 +58,7 @@ class FixPlanner:
 
     @cached_property
     def known(self) -> KnownDeployment:
-        """What is known of the failed deployment."""
+        """Model, GPU, release and flags of the failed deployment, from the log, else from the user."""
         return known_deployment(self.case, self._hints)
 
     @cached_property

@@ -249,7 +249,7 @@ def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> 
 
 
 def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
-    """A value as this release parses it."""
+    """The text as the release parses a value of the flag `dest`."""
     if not text:
         return True
     flag = next(flag for flag in flags_of(planner.known.release).values() if flag.dest == dest)
@@ -289,7 +289,7 @@ def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """max_model_len set to the model's own limit."""
+    """Fix: --max-model-len set to the model's own limit, which vLLM's refusal prints."""
     limit = evidence.facts.get("limit_count")
     if not isinstance(limit, int) or limit < 1:
         return None

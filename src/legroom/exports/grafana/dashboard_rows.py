@@ -133,12 +133,13 @@ def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
 
 
 def _percentile_queries(measures: Measures, role: str) -> dict[str, str]:
-    """The queries of a latency's p50, p90 and p99."""
+    """PromQL of a latency's p50, p90 and p99, by legend."""
     shares = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
     return {f"{name} {SERVER}": measures.quantile(role, share, WINDOW) for share, name in shares}
 
 
 def _overview_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """Panels on KV cache use, waiting requests, generated tokens and the slowest first token."""
     window = levels.time(levels.rate_window_s)
     fullest = f"max({measures.peak('kv_use', window, 'max')})"
     about_kv = f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. "
@@ -195,6 +196,7 @@ def pool_tokens(plan: PlanDocument) -> int:
 
 
 def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """Panels on KV cache use and on requests that wait for a full pool."""
     use = {SERVER: measures.value("kv_use", "max")}
     about = f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room "
     about += "for one more like those that run: above zero, the pool is what they wait for."
@@ -215,6 +217,7 @@ def pressure_query(measures: Measures, levels: AlertLevels) -> str:
 
 
 def _queue_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+    """Panels on running and waiting requests, with the planned limits."""
     about = "Requests in the batch."
     batch: tuple[tuple[float, str], ...] = ()
     if plan is not None:
@@ -249,6 +252,7 @@ def _throughput_row(measures: Measures) -> DashboardRow:
 
 
 def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """Panels on time to first token, per token and in total, with the targets."""
     latencies = (
         ("Time to first token", "ttft", levels.ttft_p99_s),
         ("Time between tokens", "inter_token", levels.inter_token_p99_s),
@@ -262,6 +266,7 @@ def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
 
 
 def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+    """Panels on preemptions and the share of recomputed tokens."""
     detect, rate = levels.detect, measures.rate("preemptions", WINDOW)
     per_request = f"{in_parens(rate)} / ({in_parens(measures.finished_rate(WINDOW))} > 0)"
     many = ((detect.preemptions_per_request, "red"),)
@@ -298,6 +303,7 @@ def _prefix_cache_row(measures: Measures) -> DashboardRow:
 
 
 def _guard_row(levels: AlertLevels) -> DashboardRow:
+    """Panels on what the guard admits, queues and refuses."""
     rejected = f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason%s"{NO_ROOM_REASONS}"}}[{WINDOW}]))'
     admission = {
         "admitted {{instance}}": f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))",
@@ -325,6 +331,7 @@ def _guard_row(levels: AlertLevels) -> DashboardRow:
 
 
 def _sidecar_row() -> DashboardRow:
+    """Panels on the sidecar's open incidents, healthy servers and scrapes."""
     incidents = {"{{kind}}": "sum by (cluster, namespace, job, kind) (legroom_incidents_open)"}
     healthy = {"{{server}}": "min by (cluster, namespace, job, server) (legroom_server_healthy)"}
     scrapes = {"{{result}}": f"sum by (cluster, namespace, job, result) (rate(legroom_looks_total[{WINDOW}]))"}

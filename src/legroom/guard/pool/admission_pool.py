@@ -148,7 +148,7 @@ class ReleaseForecast:
         return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
 
     def _decay_rate(self, now_s: float) -> None:
-        """Age the average of releases to `now_s`."""
+        """Reduce the exponential average of releases by the time up to `now_s`."""
         kept = math.exp(-max(0.0, now_s - self._at_s) / RELEASE_WINDOW_S)
         self._at_s = max(now_s, self._at_s)
         self._mass *= kept

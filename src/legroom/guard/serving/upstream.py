@@ -355,7 +355,7 @@ class UpstreamPool:
         return connection
 
     def keep_idle(self, connection: UpstreamConnection) -> None:
-        """Keep a connection for the next request."""
+        """Return a connection to the pool for the next request."""
         self.busy.discard(connection)
         connection.method = ""
         connection.idle_since_s = self.clock()

@@ -69,7 +69,7 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
-        """Whether the pool's size is known."""
+        """Whether the KV pool's size is known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -79,7 +79,7 @@ class EngineLimits:
 
     @property
     def rank_blocks(self) -> int:
-        """Blocks that one engine can allocate."""
+        """KV blocks that one engine can allocate: all but the null block."""
         return max((self.num_blocks or 0) - NULL_BLOCK, 0)
 
     @property
@@ -210,9 +210,8 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     ranks = _num_engines(parallel)
     blocks = _per_engine(_positive_int(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _block_tokens(cache, parallel)
-    full, _ = _full_length_request(
-        blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
-    )
+    reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
+    full, _ = _full_length_request(blocks, *reported)
     speculation = getattr(config, "speculative_config", None)
     return EngineLimits(
         num_blocks=blocks,

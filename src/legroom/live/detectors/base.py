@@ -194,5 +194,5 @@ def engine_label(engine: tuple[str, str], window: Window) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """`1 request`, `12 requests`."""
+    """A number with its noun: `1 request`, `12 requests`."""
     return f"{number:,.0f} {noun}" if round(number) == 1 else f"{number:,.0f} {noun}s"

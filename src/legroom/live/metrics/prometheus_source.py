@@ -114,7 +114,7 @@ class PrometheusSource:
                 self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
-        """The queries for values, scrape times and `up`."""
+        """The PromQL for values, for scrape times and for `up`."""
         return (
             self._values_query(self._matchers),
             f"timestamp({_selector(_timestamped_series(), self._matchers)})",

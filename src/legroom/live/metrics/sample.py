@@ -131,12 +131,12 @@ class EngineSample:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identifies an engine within its server."""
+        """(model, engine number), which identifies an engine within its server."""
         return self.model, self.engine
 
     @property
     def pool_tokens(self) -> int | None:
-        """`size_tokens`, else blocks times block size."""
+        """KV pool tokens: as reported, else blocks times block size; None where unknown."""
         if self.size_tokens:
             return self.size_tokens
         return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None

@@ -49,7 +49,7 @@ def open_session() -> aiohttp.ClientSession:
 async def scrape(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> Sample:
-    """Scrapes a server. Raises ScrapeFailed."""
+    """Fetch and parse a server's /metrics; raises ScrapeFailed."""
     body = await fetch(session, target, timeout_s)
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)

@@ -61,7 +61,7 @@ class Widths:
 
     @property
     def ranks(self) -> int:
-        """The tensor-parallel ranks."""
+        """Tensor-parallel ranks."""
         return self.execution.ranks
 
     @property

@@ -34,12 +34,12 @@ class RopeCache:
 
     @property
     def bytes(self) -> int:
-        """The table's bytes."""
+        """Bytes of the cos/sin table."""
         return self.positions * self.dim * self.element_bytes
 
 
 def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
-    """Every table of the model, at the first layer that uses it."""
+    """Every rotary table of the model, at the first layer that uses it."""
     if anatomy.rope == "none" or runs_on_transformers(model.model_type, settings.release):
         return []
     first: dict[tuple[str, int], int] = {}

@@ -103,7 +103,7 @@ class PackResult:
 
     @property
     def headroom_bytes(self) -> int:
-        """Free memory of the fullest card; negative: what it lacks."""
+        """Free bytes of the fullest card; negative where it lacks memory."""
         return min((use.headroom_bytes for use in self.cards), default=-self.short_bytes)
 
 

@@ -201,7 +201,7 @@ class FastReplay:
         return streams
 
     def _state_row(self) -> Any:
-        """The kernel's counters at the start, as a table of one row."""
+        """The kernel's counters before the first step, as a table of one row."""
         rules, state = self.rules, rows.rows(rows.StateRow, 1, self.use_numba)
         rows.fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
         for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):

@@ -387,7 +387,7 @@ def complete_step(sim, rules):
 
 @compilable
 def single_step(sim, rules, cost):
-    """Schedule and run one step."""
+    """Schedule and run one step, in which requests may be admitted, preempted or finished."""
     state = sim.state[0]
     alone = state.num_running + state.num_waiting <= 1
     threshold = 0 if alone else rules.threshold

@@ -174,7 +174,7 @@ class TieredScheduler(Scheduler):
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
     def complete(self, job: TransferJob) -> None:
-        """A copy is done; a request that waited for it can run."""
+        """A copy has ended: the request that waited for it can run now."""
         self.offload.complete(job)
         if not job.is_store:
             self._loading.discard(job.request)
