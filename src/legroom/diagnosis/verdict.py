@@ -237,7 +237,7 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
 
 
 def _oom_without_site(case: Case) -> bool:
-    """Whether GPU memory ran out and neither a frame nor a milestone shows where."""
+    """Whether GPU memory ran out and neither a traceback frame nor a start-up step shows where."""
     return case.is_oom and not case.site
 
 
