@@ -9,7 +9,7 @@ is one where the release was measured on this card family, another where it was 
 properties (card family, release line, architecture, encoder ...) that fewer than FEW known starts have. The law is the
 narrowest that holds COVERAGE of the starts, also if each is judged as if all that share its card (its release, its
 architecture ...) were missing. Starts of a DIR, in the form of TRUTH_DIR or GPU_DIR, were predicted first:
-the band holds COVERAGE of the measured ones alone too. The table leaves every class out of the fit in turn.
+the band holds COVERAGE of these alone too. The table leaves every class out of the fit in turn.
 With --write the bands go to `src/legroom/facts/data/bands.json`.
 """
 
@@ -296,7 +296,7 @@ def fit_law(
     starts: Sequence[Start], figure: str, weights_rows: Mapping[str, BandRow], first_sight: Sequence[Start] = ()
 ) -> Law:
     own, seen = fit_own(starts), Evidence(starts)
-    predicted_first = {start.id for start in first_sight if start.instrumented}
+    predicted_first = {start.id for start in first_sight}
     groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for start in starts:
         if figure not in start.misses:

@@ -57,9 +57,8 @@ class AdmissionRequest:
     @property
     def is_deleted(self) -> bool:
         """Whether nothing will run: DELETE, CONNECT, or an object already being deleted."""
-        return self.operation in ("DELETE", "CONNECT") or bool(
-            _mapping_or_empty(self.new.get("metadata")).get("deletionTimestamp")
-        )
+        ends = _mapping_or_empty(self.new.get("metadata")).get("deletionTimestamp")
+        return self.operation in ("DELETE", "CONNECT") or bool(ends)
 
 
 class NotAReview(LegroomError):

@@ -47,10 +47,10 @@ def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: in
     follows_server = False
     for command in simple_commands(source, env):
         is_cut_off = follows_server and "".join(command.texts()[:1]).startswith("--")
-        for subject in subjects_of(source, command.within(env), runs, depth, is_cut_off):
-            yield subject
-            # An action of a template may stand between a command and its flags.
-            follows_server = isinstance(subject, StartedServer) and "{{" not in command.pipeline
+        subjects = list(subjects_of(source, command.within(env), runs, depth, is_cut_off))
+        # An action of a template may stand between a command and its flags.
+        follows_server = isinstance(subjects[-1], StartedServer) and "{{" not in command.pipeline
+        yield from subjects
 
 
 def subjects_of(

@@ -164,9 +164,7 @@ class Admission:
         """Count the prompt with the server's tokenizer, and refuse it if it is longer than the policy allows."""
         demand, weight = request.demand, request.weight
         assert weight is not None
-        exact = None
-        if self.policy.pool.count != "bytes":
-            exact = await self.learner.count(request)
+        exact = await self.learner.count(demand, request.body) if self.policy.pool.count != "bytes" else None
         if exact is not None:
             weight = weight_of(demand, self.limits, self.policy.pool, self.learner.model_tokens(demand.model), exact)
             request.weight = weight

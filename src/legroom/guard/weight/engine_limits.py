@@ -210,9 +210,8 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     ranks = _num_engines(parallel)
     blocks = _per_engine(_positive_int(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _block_tokens(cache, parallel)
-    full, _ = _full_length_request(
-        blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
-    )
+    reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
+    full, _ = _full_length_request(blocks, *reported)
     speculation = getattr(config, "speculative_config", None)
     return EngineLimits(
         num_blocks=blocks,

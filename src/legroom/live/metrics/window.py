@@ -283,9 +283,8 @@ class Window:
             return step.restarted
         # Across a gap: a new engine's totals are usually below the old one's.
         old = {engine.key: engine for engine in before.engines}
-        return any(
-            engine.key in old and _engine_step(engine, old[engine.key], 1.0).restarted for engine in sample.engines
-        )
+        pairs = ((engine, old[engine.key]) for engine in sample.engines if engine.key in old)
+        return any(_engine_step(engine, earlier, 1.0).restarted for engine, earlier in pairs)
 
     def _add_memory_point(self, sample: Sample) -> None:
         """Keeps the sample's memory figures, if it has any, at most every five minutes."""
