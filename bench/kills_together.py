@@ -364,7 +364,7 @@ class Together:
             "restarts_too_many": [pid for pid in lives[:-1] if pid not in hit],
             "sidecar_restarts": said.count("restart: "),
             "pages": said.count("does not answer: http"),
-            "pages_without_run": len(re.findall(r"not acting: (?:no|the) `legroom run`", said)),
+            "pages_without_run": len(re.findall(r"answer: http.*\n.*not acting: (?:no|the) `legroom run`", said)),
             "incidents": len(named),
             "journal_missing": missing,
             "journal_problems": problems,

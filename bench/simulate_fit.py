@@ -20,11 +20,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 from bench_harness import ROOT, arguments
 
 from legroom.facts.releases import release
@@ -33,7 +33,7 @@ from legroom.simulation.fast.accounting import expert_read_seconds, kv_read_seco
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.step_time import Efficiency, Hardware, class_of, roofline
+from legroom.simulation.step_time import Efficiency, Hardware, ServerEfficiency, class_of, roofline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import StepByStepReplay
 from legroom.vllm.args import ServeArgs
@@ -44,9 +44,10 @@ GENERATE_RUNS = ROOT / "tests/fixtures/h200_generate_0.26.jsonl"
 SAME_LAYERS = {"mistral": "llama"}
 """Families whose layers are those of another."""
 START = Efficiency(
-    *(0.9, 0.7, 0.75, 0.75, 0.3, 5.0, 0.65, 0.55, 0.3, 0.8, 0.5),
-    *(4e-5, 4e-5, 5e-6, 2.2e-3, 2e-5, 1e-4, 8e-6, 2e-3, 8e-4, 8e-4, 8e-4, 4e-4),
+    *(0.9, 0.7, 0.75, 0.3, 5.0, 0.65, 0.55, 0.3, 0.8, 0.5),
+    *(4e-5, 4e-5, 4e-5, 5e-6, 2.2e-3, 2e-5, 1e-4, 8e-6, 2e-3, 8e-4, 8e-4, 8e-4, 4e-4),
 )
+IN_PROCESS = ServerEfficiency()
 RATIOS = [name for name in asdict(START) if name.endswith("ratio") and not name.startswith("scan")]
 ROUNDS, TRIES = 4, 1200
 GENERATE_REQUEST_S = 2e-4
@@ -90,7 +91,7 @@ def _plan(gpu: str, vllm: str, args: dict[str, Any]) -> Any:
 
 def seconds(step: Step, machine: Hardware, reached: Efficiency) -> float:
     """The model's answer for one step whose pairs of tokens are known exactly."""
-    return max(parts(step, roofline(machine, reached)))
+    return max(parts(step, roofline(machine, reached, IN_PROCESS)))
 
 
 def parts(step: Step, cost: StepCost) -> tuple[float, float]:
@@ -111,7 +112,7 @@ class Took(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, work: Hardware, reached: Efficiency) -> Took:
-        gpu, host = parts(step, roofline(work, reached))
+        gpu, host = parts(step, roofline(work, reached, IN_PROCESS))
         return cls(class_of(work), step, max(gpu, host), host > gpu)
 
     @property
@@ -122,16 +123,25 @@ class Took(NamedTuple):
 def fit(steps: Sequence[Step], machine: dict[str, Hardware]) -> Efficiency:
     """A random walk that keeps what is better, with ever smaller steps; the same seed, the same answer."""
 
-    by_model = {name: [step for step in steps if step.model == name] for name in machine}
+    names = sorted({step.model for step in steps})
+    rows = [names.index(step.model) for step in steps]
+    tokens, requests, context, pairs, taken = np.array([step[2:] for step in steps], dtype=float).T
+    is_decode = tokens <= requests
 
-    @cache
-    def model_loss(model: str, cost: StepCost) -> float:
-        return sum(min(abs(math.log(max(parts(step, cost)) / step.seconds)), 0.5) for step in by_model[model])
+    def errors(costs: Sequence[StepCost]) -> float:
+        """`parts` of all steps at once."""
+        cost = StepCost(*np.array(costs).T[:, rows])
+        read = cost.weights + cost.kv_token * context + cost.window_token * np.minimum(context, cost.window * requests)
+        busy = cost.overhead + cost.request * requests + np.maximum(cost.token * tokens + cost.pair * pairs, read)
+        busy += expert_read_seconds(cost, tokens)
+        launch = np.where(tokens <= cost.captured, cost.launch_captured, cost.launch)
+        host = np.where(is_decode, cost.host + cost.host_request * requests, launch)
+        return float(np.minimum(np.abs(np.log(np.maximum(busy, host) / taken)), 0.5).sum())
 
     def loss(reached: Efficiency) -> float:
         # A number that these steps hardly tell stays near where the search begins.
         moved = sum(math.log(getattr(reached, name) / value) ** 2 for name, value in asdict(START).items())
-        return moved + sum(model_loss(model, roofline(machine[model], reached)) for model in by_model)
+        return moved + errors([roofline(machine[name], reached, IN_PROCESS) for name in names])
 
     draw, best = random.Random(0), START
     least = loss(best)
@@ -212,7 +222,7 @@ def generate_runs(lines: Iterable[str], reached: Efficiency) -> Iterator[dict[st
         trace = Trace()
         for _ in range(run["requests"]):
             trace.add(run["prompt_len"], run["output_len"])
-        cost = roofline(hardware(plan), reached)
+        cost = roofline(hardware(plan), reached, IN_PROCESS)
         total, stored = 0.0, dict[str, int]()
 
         def book(step: Any, cost: Any = cost, stored: dict[str, int] = stored) -> None:

@@ -136,11 +136,12 @@ class AllocatorState:
 
     @property
     def unallocated_bytes(self) -> int:
+        """Bytes that PyTorch has reserved and not allocated."""
         return max(self.reserved_bytes - self.allocated_bytes, 0)
 
     @property
     def usable_free_bytes(self) -> int:
-        """Reserved and free bytes of the common pool."""
+        """Bytes that PyTorch has reserved and not allocated, outside private pools."""
         return max(self.unallocated_bytes - (self.private_free_bytes or 0), 0)
 
 
@@ -212,7 +213,7 @@ class BlackBox:
 
     @property
     def non_torch_bytes(self) -> int | None:
-        """What this process holds of the card outside PyTorch, where the driver reports it."""
+        """Bytes this process holds on the card outside PyTorch; None where the driver does not report them."""
         if self.card is None or self.card.own_bytes is None or self.allocator is None:
             return None
         return max(self.card.own_bytes - self.allocator.reserved_bytes, 0)
@@ -244,6 +245,7 @@ def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
 
 
 def read_record(path: Path) -> BlackBox:
+    """The black box in a file; LegroomError where it cannot be read."""
     try:
         if path.stat().st_size > _MAX_READ_BYTES:
             raise LegroomError(f"{path} is larger than any black box")
@@ -301,6 +303,7 @@ def _checked_value(kind: Any, origin: Any, value: Any) -> Any:
 
 
 def _is_plain_setting(value: Any) -> bool:
+    """Whether a setting is a text without control characters or a number within bounds."""
     if isinstance(value, str):
         return _CONTROLS.search(value) is None
     return isinstance(value, (int, float)) and 0 <= value < _BEYOND

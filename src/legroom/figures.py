@@ -43,20 +43,20 @@ class Figure:
         )
 
     def named(self, label: str, how: str = "") -> Figure:
-        """The same figure with one term."""
+        """The same bytes and band with a single term of this label."""
         return replace(self, terms=(Term(label, self.bytes, how),))
 
 
 def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure computed from known facts."""
+    """A figure in bytes without an error band, computed from known facts."""
     return Figure(bytes_, "exact", terms=(Term(label, bytes_, how),) if label else ())
 
 
 def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) -> Figure:
-    """A figure from a fitted model, with its band."""
+    """A figure in bytes from a fitted model, with its error band `low` to `high`."""
     return Figure(bytes_, "estimated", min(low, bytes_), max(high, bytes_), terms)
 
 
 def measured(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure read from this user's own log or GPU."""
+    """A figure in bytes without a band, read from this user's own log or GPU."""
     return Figure(bytes_, "measured", terms=(Term(label, bytes_, how),) if label else ())

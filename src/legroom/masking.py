@@ -48,7 +48,7 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def masked(value: Any) -> Any:
-    """The same text or JSON value without its secrets."""
+    """A text or JSON value with its secrets replaced by a placeholder."""
     if isinstance(value, str):
         return _masked_text(value)
     if isinstance(value, dict):
@@ -62,6 +62,7 @@ def masked(value: Any) -> Any:
 
 
 def _masked_text(text: str) -> str:
+    """A text with secret assignments, headers and credentials in URLs masked."""
     text = CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
     text = re.sub(_IN_QUERY, _without_value, text)
     text = re.sub(_HOOK_PATH, lambda match: f"{match.group(1) or match.group(2)}/{HIDDEN}", text)

@@ -32,6 +32,6 @@ class Memo(Generic[_Result]):
 
     @classmethod
     def forget_everything(cls) -> None:
-        """Clear every cache, in long-running processes."""
+        """Clear every cache of the process, called between requests of a long-running server."""
         for memo in cls._all:
             memo._known.clear()

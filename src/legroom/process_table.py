@@ -20,7 +20,7 @@ ProcessTable = dict[int, tuple[int, int, bool]]
 
 
 def process_table() -> ProcessTable:
-    """Every process."""
+    """Pid -> (parent's pid, start ticks, whether it lives) of every process."""
     table: ProcessTable = {}
     for name in _all_pids():
         if (fields := _stat_fields(name)) is not None:
@@ -29,10 +29,8 @@ def process_table() -> ProcessTable:
 
 
 def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, int]:
-    """Pid -> start time of every living descendant of `ancestor`.
-
-    An orphan is reparented to the nearest subreaper (`adopt_orphans`); while processes exit, one table may miss some.
-    """
+    """Pid -> start time of every living descendant of `ancestor`."""
+    # An orphan is reparented to the nearest subreaper (`adopt_orphans`); while processes exit, one table may miss some.
     parents = process_table() if table is None else table
     below: dict[int, tuple[int, bool]] = {}
     layer = {ancestor}
@@ -89,6 +87,7 @@ def _all_pids() -> list[str]:
 
 
 def _stat_fields(name: str) -> list[str] | None:
+    """The fields of /proc/NAME/stat after the command; None where the process is gone."""
     try:
         with open(f"{_PROC}/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
             text = file.read().decode("utf-8", "replace")
@@ -105,7 +104,7 @@ _SHARES_ENGINES = re.compile(rb"::APIServer_\d+[\s\0]*$")
 
 
 def is_engine(pid: int) -> bool:
-    """Whether it is an engine core, a worker or the data-parallel coordinator."""
+    """Whether the process is a vLLM engine core, a worker or the data-parallel coordinator."""
     return _ENGINE.search(process_title(pid)) is not None
 
 

@@ -39,6 +39,7 @@ _PLAIN_FIELD = dataclasses.fields(_Sample)[0]._field_type  # type: ignore[attr-d
 
 
 def _define_record(cls: type, slots: bool) -> type:
+    """The class as a frozen record: fields, lazily compiled `__init__`, comparison, hash and pickling."""
     fields = _all_fields(cls)
     methods: dict[str, Any] = {
         "__init__": _Init(cls, fields),
@@ -115,6 +116,7 @@ def _compiled_init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., No
 
 
 def _init_namespace(fields: dict[str, Field[Any]]) -> dict[str, Any]:
+    """The `__eq__`, `__hash__` and `__repr__` of a record with these fields."""
     compared = _attribute_getter(name for name, field_ in fields.items() if field_.compare)
     hashed = _attribute_getter(name for name, f in fields.items() if (f.compare if f.hash is None else f.hash))
     shown = tuple(name for name, field_ in fields.items() if field_.repr)
@@ -134,6 +136,7 @@ def _init_namespace(fields: dict[str, Field[Any]]) -> dict[str, Any]:
 
 
 def _attribute_getter(names: Iterable[str]) -> Callable[[Any], Any]:
+    """A function that returns the values of these attributes as a tuple."""
     wanted = tuple(names)
     return attrgetter(*wanted) if wanted else lambda _: ()
 
@@ -152,6 +155,7 @@ def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any
 
 
 def _restore_default(cls: type, name: str, field_: Field[Any]) -> None:
+    """Put a field's default back on the class; without one, delete the attribute."""
     if field_.default is MISSING:
         delattr(cls, name)
     else:

@@ -22,12 +22,12 @@ _MAX_MEMORY_BYTES = 64 << 20
 
 @cache
 def compiled(pattern: str) -> Any:
-    """One pattern; its `search`, `finditer` and `sub` are those of `re`."""
+    """A pattern compiled by RE2, or by `re` without it; its methods are those of `re`."""
     return re2.compile(pattern) if re2 else re.compile(pattern, re.ASCII)
 
 
 def escaped(text: str) -> str:
-    """Plain text as a pattern."""
+    """A plain text as a pattern that matches it literally."""
     return str(re2.escape(text)) if re2 else re.escape(text)
 
 

@@ -56,7 +56,7 @@ def parse_toml(text: str, name: str, hint: str = "see https://toml.io for the fo
 
 
 def read_toml(path: Path) -> TomlTable:
-    """A file's top-level table."""
+    """The top-level table of a TOML file; LegroomError where it cannot be read."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,12 +89,13 @@ class TomlTable:
         return tuple(self._values)
 
     def error(self, key: str, what: str, hint: str = "") -> ConfigError:
-        """The exception to raise about a key."""
+        """The exception to raise about a key, which names its line."""
         path = (*self._at, key) if key else self._at
         name = ".".join(str(step + 1) if isinstance(step, int) else step for step in path)
         return ConfigError(f"{self._file.name}, line {self._lines.line_of(path)}: {name}: {what}", hint)
 
     def get(self, key: str, kind: type[_Value], default: _Value) -> _Value:
+        """The value of this type; the default without the key."""
         value = self.find(key, kind)
         return default if value is None else value
 
@@ -111,6 +112,7 @@ class TomlTable:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
+        """A number from `least` to `most`; the default without the key."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -118,18 +120,21 @@ class TomlTable:
         return value
 
     def integer(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
+        """A whole number from `least` to `most`; the default without the key."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.error(key, f"must be from {least} to {most}, not {value}")
         return value
 
     def require(self, key: str, kind: type[_Value]) -> _Value:
+        """The value of this type; ConfigError without the key."""
         value = self.find(key, kind)
         if value is None:
             raise self.error(key, "is missing")
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        """A string among the choices; the default without the key."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.error(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest_key(value, choices))
@@ -145,7 +150,7 @@ class TomlTable:
         return tuple(values)
 
     def path(self, key: str) -> Path | None:
-        """A path relative to the folder of the file."""
+        """A path relative to the file's folder; None without the key."""
         text = self.find(key, str)
         return None if text is None else self._file.parent / Path(text).expanduser()
 
@@ -176,7 +181,7 @@ class TomlTable:
         return None if values is None else TomlTable(values, (*self._at, key), self._file, self._lines)
 
     def tables(self, key: str) -> tuple[TomlTable, ...]:
-        """A list of tables, `[[key]]`."""
+        """The tables of a TOML list of tables, `[[key]]`; empty without the key."""
         tables = self.get(key, list, [])
         for number, values in enumerate(tables):
             if not isinstance(values, dict):
@@ -192,6 +197,7 @@ class TomlTable:
 
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:
+    """The line number of each table header and key, by its path."""
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
     at: KeyPath = ()
@@ -231,6 +237,7 @@ def _split_key(dotted: str) -> KeyPath:
 
 
 def _closest_key(word: str, known: Sequence[str]) -> str:
+    """A hint with the known key closest to the word; empty where none is near."""
     near = get_close_matches(word, known, 1)
     return f"did you mean {near[0]}?" if near else ""
 

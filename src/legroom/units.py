@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def cdiv(a: int, b: int) -> int:
-    """Division that rounds up."""
+    """a / b rounded up."""
     return -(-a // b)
 
 
@@ -42,7 +42,7 @@ def round_up(a: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """`79.10GiB`, `24 GB`, `16M` or plain bytes."""
+    """Bytes of `79.10GiB`, `24 GB`, `16M` or a plain number; LegroomError, naming `what`, otherwise."""
     found = _NUMBER.fullmatch(text)
     unit = found.group(2).lower() if found else ""
     if not found or unit not in _BYTES:
@@ -51,7 +51,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """`4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
+    """A whole number: `4096`, `32k` (32,000) or `32K` (32,768), as vLLM parses them."""
     found = _NUMBER.fullmatch(text)
     scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
@@ -60,7 +60,7 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """A context length: `32k` is 32,768 tokens, whereas vLLM's flags read it as 32,000."""
+    """Tokens of a context length: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:
@@ -68,7 +68,7 @@ def parse_length(text: str, what: str = "length") -> int:
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:
-    """`2GB/s` in bytes per second; `default` for None."""
+    """Bytes per second of `2GB/s`; `default` for None."""
     if text is None:
         return default
     speed = parse_bytes(text.removesuffix("/s"), what)
@@ -78,7 +78,7 @@ def parse_speed(text: str | None, what: str, default: float) -> float:
 
 
 def parse_seconds(text: str | None, what: str) -> float | None:
-    """`2s`, `150ms` or `0.2` in seconds; None for None."""
+    """Seconds of `2s`, `150ms` or `0.2`; None for None."""
     if text is None:
         return None
     number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
@@ -92,10 +92,10 @@ def parse_seconds(text: str | None, what: str) -> float | None:
 
 
 def gib(bytes_: float, digits: int = 2) -> str:
-    """`12.34 GiB`."""
+    """Bytes in GiB as text: `12.34 GiB`."""
     return f"{bytes_ / GIB:.{digits}f} GiB"
 
 
 def human_bytes(bytes_: float) -> str:
-    """`12.34 GiB`, or `56.7 MiB` below 0.1 GiB."""
+    """Bytes as text: `12.34 GiB`, or `56.7 MiB` below 0.1 GiB."""
     return gib(bytes_) if abs(bytes_) >= GIB / 10 else f"{bytes_ / MIB:.1f} MiB"

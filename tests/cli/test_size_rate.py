@@ -166,7 +166,7 @@ def test_a_model_with_experts_gets_a_number_with_a_range(capsys):
     document = answer(capsys, "gpt-oss-120b", *SMALL, "--gpu", "h100", "--tensor-parallel-size", "2")
     (row,) = rows_that_hold(document)
     assert row["step_time_band"]["low"] < 0.7
-    assert row["step_time_band"]["high"] > 1.5
+    assert row["step_time_band"]["high"] > 1.4
     assert row["gpus"]["low"] <= row["gpus"]["middle"] <= (row["gpus"]["high"] or 32)
 
 

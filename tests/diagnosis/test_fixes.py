@@ -71,8 +71,8 @@ def test_a_fix_that_fits_by_the_figures_of_the_log_says_where_a_plan_without_the
     sized = LLAMA.replace("v0.11.0", "v0.32.0").replace("8192", "131072") + LOADED + "\n"
     cause = finding(sized + _short_of_kv(16.0, 5.74, 47008), gpu="rtx4090")
     assert cause.fixes[0].flags["max_model_len"] > 45000
-    assert "legroom plan, which does not know this log, calls it tight" in cause.fixes[0].why
-    assert "does not know this log" not in fix_of("more_or_fewer_gpus_tp_pp", cause).why
+    assert "Without this log, legroom plan calls it tight" in cause.fixes[0].why
+    assert "Without this log" not in fix_of("more_or_fewer_gpus_tp_pp", cause).why
 
 
 def test_state_blocks_are_the_answer() -> None:

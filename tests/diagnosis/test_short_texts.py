@@ -165,7 +165,10 @@ def test_another_engine_is_named_and_not_diagnosed() -> None:
             "GPU memory utilization (0.92, 110.06 GiB)",
             0.9,
         ),
-        ("vLLM: Free memory on device cuda:0 (4.99/6.0 GiB) ... less than desired ... (0.85, 5.1 GiB)", 0.74),
+        (
+            "vLLM: Free memory on device cuda:0 (4.99/6.0 GiB) ... less than desired GPU memory utilization (0.85, 5.1 GiB)",
+            0.74,
+        ),
     ],
 )
 def test_the_share_follows_from_the_figures(text: str, share: float) -> None:

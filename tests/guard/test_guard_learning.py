@@ -145,5 +145,6 @@ async def test_a_prompt_is_counted_by_its_own_key_and_only_where_that_is_all_of_
         seen.append(json.loads(sent))
         return 7
 
-    count = await UsageLearner(tokenize).count(request_of(kind, **body))
+    request = request_of(kind, **body)
+    count = await UsageLearner(tokenize).count(request.demand, request.body)
     assert (count, seen) == ((7, [asked]) if asked else (None, []))

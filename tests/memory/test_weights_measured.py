@@ -115,6 +115,13 @@ def test_sliding_layers_of_olmo_3_have_a_rope_table_of_their_own() -> None:
     assert terms["rope cache"] == 2 * 65536 * 128 * 2
 
 
+@pytest.mark.parametrize(("release", "has_table"), [("0.28.0", True), ("0.32.0", False)])
+def test_families_that_run_on_the_transformers_library_have_no_rope_table(release: str, has_table: bool) -> None:
+    config = LLAMA_8B | {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss"}
+    terms = weights(model(config), settings(release), H200).terms
+    assert ("rope cache" in {term.label for term in terms}) == has_table
+
+
 @pytest.mark.parametrize(("release", "kind"), [("0.20.0", "estimated"), ("0.21.0", "exact")])
 def test_rocm_took_all_that_the_card_lost_for_weights_until_0_21(release: str, kind: str) -> None:
     card = Gpu("AMD Instinct MI300X", 192 * 2**30, vendor="amd", compute_capability=(9, 4))

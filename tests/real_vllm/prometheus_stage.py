@@ -2,6 +2,11 @@
 
 The rules are those of `legroom export prometheus --vllm 0.32.0 --speed-up 10`: every window and `for` is a tenth.
 In each phase exactly the expected alerts must fire; when the load ends, all must resolve.
+
+    python tests/real_vllm/prometheus_stage.py VLLM_PYTHON PROMETHEUS MINUTES
+
+is the quiet hour: the rules as they are exported, so long under a steady load, so long idle, so long under load again.
+No alert may fire, and no request fail.
 """
 
 from __future__ import annotations
@@ -122,6 +127,7 @@ class Stage:
     python: Path
     prometheus: str
     ports: Iterator[int]
+    speed_up: int = SPEED_UP
     stack: ExitStack = field(default_factory=ExitStack)
     server: subprocess.Popen[bytes] | None = None
 
@@ -195,7 +201,7 @@ class Stage:
 
     def start_prometheus(self) -> None:
         options = {
-            "speed_up": str(SPEED_UP),
+            "speed_up": str(self.speed_up),
             "target": [f"127.0.0.1:{self.vllm_port}"],
             "guard": [f"127.0.0.1:{self.guard_port}"],
             "watch": [f"127.0.0.1:{self.watch_port}"],
@@ -282,10 +288,12 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def running_stage(python: Path, prometheus_tool: str, ports: Iterator[int]) -> Iterator[Stage]:
+def running_stage(
+    python: Path, prometheus_tool: str, ports: Iterator[int], speed_up: int = SPEED_UP
+) -> Iterator[Stage]:
     """A server, a guard, a sidecar and a Prometheus, all ended at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder), python, prometheus_tool, ports)
+        stage = Stage(Path(folder), python, prometheus_tool, ports, speed_up)
         with stage.stack:
             stage.start_server()
             stage.start_companions()
@@ -363,3 +371,35 @@ def empty_expressions(stage: Stage) -> list[str]:
     """Expressions that never had a value, those on GPUs left out."""
     asked = [(title, expr) for title, expr in dashboard_expressions() if ON_GPUS_ALONE not in expr]
     return [f"{title}: {expr}" for title, expr in asked if not stage.returns_data(expr)]
+
+
+async def _arrivals(client: Client, per_s: float) -> None:
+    """Short requests, half of them with a beginning that was seen before."""
+    while per_s:
+        await asyncio.sleep(client.random.expovariate(per_s))
+        new = client.tokens(client.random.randint(32, 200))
+        client.send(new if client.random.random() < 0.5 else client.prefixes[0][:256], client.random.randint(10, 60))
+
+
+async def quiet(stage: Stage, minutes: float) -> None:
+    """Every alert that is pending or fires while nothing is wrong."""
+    for name, per_s in (("steady", 0.7), ("idle", 0.0), ("steady again", 0.7)):
+        seen: dict[str, int] = {}
+        async with Client(stage.guard_url, "tiny") as client:
+            task = asyncio.create_task(_arrivals(client, per_s))
+            end = time.monotonic() + 60 * minutes
+            while time.monotonic() < end:
+                for alert in (await asyncio.to_thread(stage.get, "alerts"))["alerts"]:
+                    key = f"{alert['labels']['alertname']} {alert['state']}"
+                    seen[key] = seen.get(key, 0) + 1
+                await asyncio.sleep(5)
+            task.cancel()
+            print(f"{name}: {client.done} answered, {client.failed} failed; alerts: {seen or 'none'}", flush=True)
+    groups = stage.get("rules")["groups"]
+    broken = [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"]
+    print(f"{sum(len(group['rules']) for group in groups)} rules, {len(broken)} that could not be evaluated")
+
+
+if __name__ == "__main__":
+    with running_stage(Path(sys.argv[1]).absolute(), sys.argv[2], iter(range(18620, 18700)), speed_up=1) as running:
+        asyncio.run(quiet(running, float(sys.argv[3])))

@@ -93,7 +93,7 @@ def test_a_server_that_cannot_be_judged_is_left_alone():
 def test_between_two_looks_nothing_is_asked():
     server = Server()
     watch = server.watch()
-    assert watch.left_s() == PATIENCE_S / HANG_CHECKS
+    assert watch.seconds_to_next_check() == PATIENCE_S / HANG_CHECKS
     assert not watch.is_hung()
     assert server.asked == 0
 
@@ -101,7 +101,7 @@ def test_between_two_looks_nothing_is_asked():
 def test_without_a_patience_nobody_looks():
     server = Server()
     watch = server.watch(0.0)
-    assert watch.left_s() is None
+    assert watch.seconds_to_next_check() is None
     assert not any(server.looks(watch, 100))
     assert server.asked == 0
 

@@ -23,6 +23,7 @@ from stand_in import RUN, answers, free_port, start_server, starts, stop_server,
 
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
+from legroom.sidecar import sidecar as sidecar_module
 from legroom.sidecar.sidecar import Sidecar, run_sidecar
 from legroom.sidecar.watch_config import read_config
 
@@ -273,6 +274,27 @@ def test_silence_during_a_restart_of_its_own_is_no_incident(tmp_path):
         return sidecar.health()["incidents_open"]
 
     assert asyncio.run(scenario()) == 0
+
+
+def test_silence_before_run_began_a_start_does_not_count_when_run_is_gone(tmp_path, monkeypatch):
+    """A run that is stopped while it starts the server is given the usual time to come back."""
+
+    async def scenario():
+        sidecar = Sidecar(read_config(write_config(tmp_path, free_port(), free_port())), print)
+        (server,) = sidecar._servers
+        samples = sidecar._config.thresholds.unreachable_hold.samples
+        opened = []
+        for number in range(2 * samples):
+            is_starting = number == samples - 1
+            monkeypatch.setattr(
+                sidecar_module, "run_under_way", lambda _, said=is_starting: "starting" if said else None
+            )
+            sidecar.take(ScrapeFailure(1e9 + 5 * number, server, "refused", "nothing listens there"))
+            opened.append(sidecar.health()["incidents_open"])
+        return samples, opened
+
+    samples, opened = asyncio.run(scenario())
+    assert opened == [0] * (2 * samples - 1) + [1]
 
 
 def test_a_second_sidecar_with_the_same_journal_is_refused(place):

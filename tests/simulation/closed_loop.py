@@ -17,7 +17,15 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import decode_steps_seconds, step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import LinkEfficiency, StepBand, class_of, roofline, step_band, why_elsewhere
+from legroom.simulation.step_time import (
+    ServerEfficiency,
+    StepBand,
+    class_of,
+    roofline,
+    step_band,
+    why_elsewhere,
+    why_unfamiliar,
+)
 from legroom.vllm.parse import parse_flags
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/published_times.json"
@@ -119,10 +127,10 @@ def request_lengths(prompt: int, answer: int, spread: float) -> Iterator[tuple[i
         yield tuple(round(length * draw.uniform(1 - spread, 1)) for length in (prompt, answer))
 
 
-def predictions(plan: Plan, run: dict[str, Any], link: LinkEfficiency | None = None) -> Iterator[dict[str, Any]]:
+def predictions(plan: Plan, run: dict[str, Any], server: ServerEfficiency | None = None) -> Iterator[dict[str, Any]]:
     """The measured and the predicted seconds of every row."""
     work = hardware(plan)
-    band, cost = step_band(plan, work), roofline(work, exchanged=link)
+    band, cost = step_band(plan, work), roofline(work, server=server)
     settings = plan.settings
     for clients, prompt, answer, *times in run["rows"]:
         loop = ClosedLoop(
@@ -135,11 +143,11 @@ def predictions(plan: Plan, run: dict[str, Any], link: LinkEfficiency | None = N
         loop.run(clients)
         ttft, tpot, whole = (statistics.fmean(column) for column in zip(*loop.done, strict=True))
         mean_answer = answer * (1 - run.get("spread", 0.0) / 2)
-        measured = _measured_seconds(times, mean_answer, clients)
+        measured = measured_seconds(times, mean_answer, clients)
         yield _row(run, plan, (clients, prompt, answer), measured, (ttft, tpot, whole), band)
 
 
-def _measured_seconds(times: Sequence[float | None], answer: float, clients: int) -> tuple[float | None, ...]:
+def measured_seconds(times: Sequence[float | None], answer: float, clients: int) -> tuple[float | None, ...]:
     """Seconds to the first token, a token, and of the whole answer, which output tokens a second tell as well."""
     ttft, tpot = (None if time is None else time / 1000 for time in times[:2])
     if ttft is not None and tpot is not None:
@@ -160,11 +168,13 @@ def _row(
     errors = [None if truth is None else guess / truth - 1 for guess, truth in zip(predicted, measured, strict=True)]
     truth, guess = next((truth, guess) for truth, guess in zip(measured[::-1], predicted[::-1], strict=True) if truth)
     return {
+        "source": run["source"],
         "model": plan.target.model.name,
         "class": class_of(hardware(plan)),
         "gpu": run["gpu"],
         "card": plan.target.gpu.name,
-        "is_elsewhere": bool(why_elsewhere(plan)),
+        "is_elsewhere": bool(why_elsewhere(plan, hardware(plan))),
+        "is_familiar": not why_unfamiliar(plan, hardware(plan)),
         "tensor_parallel_size": settings.tensor_parallel_size,
         "config": plan.target.model.config,
         "tp_size": settings.tensor_parallel_size,

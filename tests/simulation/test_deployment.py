@@ -13,10 +13,10 @@ from legroom.cli.main import main
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
-from legroom.simulation.fast.accounting import step_seconds
+from legroom.simulation.fast.accounting import expert_read_seconds, step_seconds
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import fitted_efficiency, roofline
+from legroom.simulation.step_time import Efficiency, ServerEfficiency, roofline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
@@ -119,12 +119,33 @@ def test_a_recurrent_state_costs_a_request_and_not_its_context() -> None:
 def test_the_fit_states_its_residuals_on_what_did_not_make_it() -> None:
     text = (Path(__file__).parents[2] / "src/legroom/simulation/step_fit.json").read_text(encoding="utf-8")
     document = json.loads(text)
-    assert vars(fitted_efficiency()) == document["fitted"]
+    rank = hardware(_plan("llama-3.1-8b"))
+    assert roofline(rank) == roofline(rank, Efficiency(**document["fitted"]))
     left_out = document["left_out_models"]
     assert left_out["dense"]["gpu"]["median_error"] < 0.05
     assert left_out["experts"]["gpu"]["median_error"] < 0.12
     assert left_out["state-space"]["gpu"]["median_error"] < 0.15
     assert max(abs(load["error"]) for load in document["whole_loads"]) < 0.20
+
+
+def test_a_scheduler_that_is_not_asynchronous_adds_its_time_to_every_step() -> None:
+    rank, server = hardware(_plan("llama-3.1-8b")), ServerEfficiency(sync_s=1e-3, sync_request_s=1e-5)
+    hidden, added = (roofline(replace(rank, is_async=is_async), server=server) for is_async in (True, False))
+    for tokens, running in ((8, 8), (4096, 8)):
+        steps = (step_seconds(cost, tokens, 8 * 1000, running) for cost in (added, hidden))
+        waited = next(steps) - next(steps)
+        assert waited >= 1e-3
+    assert not hardware(_plan("llama-3.1-8b", async_scheduling=False)).is_async
+
+
+def test_real_text_chooses_fewer_experts_than_independent_tokens_would() -> None:
+    rank = hardware(_plan("qwen3-30b-a3b"))
+    even, real = (roofline(rank, server=ServerEfficiency(choice_exponent=power)) for power in (1.0, 0.9))
+    assert [expert_read_seconds(real, n) / expert_read_seconds(even, n) for n in (1, 16, 8192)] == [
+        pytest.approx(1.0),
+        pytest.approx((1 - (1 - 8 / 128) ** 16**0.9) / (1 - (1 - 8 / 128) ** 16)),
+        pytest.approx(1.0),
+    ]
 
 
 def test_cards_that_share_layers_send_each_other_every_token_twice_a_layer() -> None:
@@ -144,7 +165,7 @@ def test_the_exchange_between_cards_is_beside_computing_and_reading() -> None:
 
 
 def test_a_step_of_decodes_is_never_quicker_than_the_host() -> None:
-    small = roofline(hardware(_plan("qwen3-0.6b")))
+    small = roofline(hardware(_plan("qwen3-0.6b")), server=ServerEfficiency())
     assert step_seconds(small, 1, 100, 1) == pytest.approx(small.host + small.host_request)
     large = roofline(hardware(_plan("llama-3.1-8b")))
     assert step_seconds(large, 1, 100, 1) > large.host + large.host_request

@@ -16,7 +16,7 @@ from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import StepByStepReplay
 
-COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004, 6.5, 0.003)
+COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004, 6.5, 0.003, 0.9)
 
 
 def _same(fast: Timeline, other: Timeline) -> None:
@@ -64,6 +64,7 @@ def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSetting
         st.floats(0, 2, allow_subnormal=False),
         st.floats(0, 40, allow_subnormal=False),
         st.floats(0, 2, allow_subnormal=False),
+        st.floats(0.5, 1),
     ),
     st.integers(1, 50),
     st.integers(0, 500),

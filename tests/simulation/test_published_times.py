@@ -49,7 +49,7 @@ def test_a_decode_that_waits_for_the_host_says_so() -> None:
 def test_what_nobody_ran_has_a_wider_range_that_says_why() -> None:
     (run, *_) = _runs("h200", "gpt-oss-120b")
     known = plan_of_run({**run, "command": f"{run['command']} --tensor-parallel-size 2"})
-    unknown = plan_of_run({**run, "gpu": "a100 80gb"})
+    unknown = plan_of_run({**run, "gpu": "gh200"})
     narrow, wide = (step_band(plan, hardware(plan)) for plan in (known, unknown))
     assert wide.low < narrow.low and narrow.high < wide.high
     assert any("on this card" in why for why in wide.why_wide)

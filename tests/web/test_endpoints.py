@@ -327,6 +327,11 @@ def test_the_page_says_what_the_command_line_prints_and_its_chinese_is_whole():
     assert [each for each in found if each != ([], [])] == []
 
 
+def test_the_fix_of_a_diagnosis_is_chinese_sentence_by_sentence():
+    told = answer("diagnose", {"log": SAMPLE.read_text(), "gpu": "rtx4090", "language": "zh"})
+    assert not re.search("[a-z]+ [a-z]+ [a-z]+ ", told["findings"][0]["fixes"][0]["why"])
+
+
 def test_an_error_is_told_in_the_language_of_the_request():
     with pytest.raises(LegroomError) as raised:
         answer("plan", {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 200000}, "language": "zh"})

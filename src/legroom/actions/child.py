@@ -105,7 +105,7 @@ class Child:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Handles the keeper's messages."""
+        """Handle the messages that the keeper process has sent, such as the server's exit."""
         try:
             received = self._control.recv(4096)
         except OSError:
@@ -184,13 +184,9 @@ class Child:
 
 
 def kill_engines(server: int) -> int:
-    """Kills the engines of a server, so that its API servers answer running requests with an error; returns how many
-    processes were killed.
-
-    A single API server notices the death of its engine. Several API servers (--api-server-count, data parallelism) are
-    notified by an engine core whose worker dies (0.32), so only workers are killed where there are any. The coordinator
-    of data parallelism stays: after its death the API servers are stopped before they answer.
-    """
+    """Kill a server's engines, so that its API servers fail running requests; returns the processes killed."""
+    # Several API servers are notified by an engine core whose worker dies (0.32), so only workers are killed there.
+    # The data-parallel coordinator stays: after its death the API servers are stopped before they answer.
     table = process_table()
     engines = engines_below(server, table)
     if has_several_api_servers(server, table):

@@ -38,7 +38,7 @@ class CommandPlatform:
         return platform.State(identity, identity is not None)
 
     async def restart(self, request: platform.RestartRequest) -> None:
-        """Runs the command and waits for its end."""
+        """Run the user's restart command and wait for its end; raises ActionFailed where it fails."""
         env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": request.token}
         if self.flags_file is not None:
             env["LEGROOM_FLAGS_FILE"] = str(self.flags_file)
@@ -53,9 +53,8 @@ class CommandPlatform:
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes the change as JSON for the restart command."""
         place = Path((await self.override_place()).place)
-        platform.write_atomically(
-            place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600
-        )
+        content = {"flags": dict(change.flags), "env": dict(change.env)}
+        platform.write_atomically(place, json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
         """Put the flags file back as it was before the change."""

@@ -69,7 +69,7 @@ class ComposeService:
     async def state(self) -> platform.State:
         """The state of its first container."""
         words = self._compose_command("ps", "--all", "--quiet", self.service)
-        ids = (await run_checked(words, f"asking for {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)).split()
+        ids = (await run_checked(words, f"asking for {self.name}")).split()
         return _state_from_inspect(await _inspect_state(ids[0])) if ids else platform.State(None, False)
 
     async def restart(self, request: platform.RestartRequest) -> None:
@@ -79,7 +79,7 @@ class ComposeService:
         await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
-        """An override file beside the Compose file."""
+        """The place of a flag change: an override file beside the Compose file, with its present content."""
         await self._command_words()
         return platform.Override(str(self._override_file()), platform.read_optional(self._override_file()))
 
@@ -92,9 +92,8 @@ class ComposeService:
         if env:
             changed["environment"] = env
         # JSON is valid YAML.
-        platform.write_atomically(
-            self._override_file(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600
-        )
+        text = json.dumps({"services": {self.service: changed}}, indent=1)
+        platform.write_atomically(self._override_file(), text + "\n", 0o600)
 
     async def restore_flags(self, override: platform.Override) -> None:
         """Put the compose file back as it was before `override`; the service is not restarted."""
@@ -103,7 +102,7 @@ class ComposeService:
     async def _command_words(self) -> list[str]:
         """The service's command. Raises where it does not contain vLLM's flags."""
         words = self._compose_command("config", "--format", "json")
-        text = await run_checked(words, f"reading {self.file.name}", timeout_s=platform.QUERY_TIMEOUT_S)
+        text = await run_checked(words, f"reading {self.file.name}")
         service = _parse_json(text, self.file.name).get("services", {}).get(self.service)
         if service is None:
             raise platform.ActionFailed(f"{self.file} has no service {self.service}")
@@ -117,7 +116,7 @@ class ComposeService:
 
     async def replicas(self) -> int:
         words = self._compose_command("ps", "--quiet", self.service)
-        return len((await run_checked(words, f"counting {self.name}", timeout_s=platform.QUERY_TIMEOUT_S)).split())
+        return len((await run_checked(words, f"counting {self.name}")).split())
 
     async def scale(self, replicas: int) -> None:
         """Starts or stops containers; the others keep running."""
@@ -129,9 +128,8 @@ class ComposeService:
 
     def _scale_command(self, replicas: int) -> list[str]:
         """The `docker compose up` command that sets the number of replicas without recreating those that run."""
-        return self._compose_command(
-            "up", "--detach", "--no-recreate", "--scale", f"{self.service}={replicas}", self.service
-        )
+        options = ("--detach", "--no-recreate", "--scale", f"{self.service}={replicas}")
+        return self._compose_command("up", *options, self.service)
 
     def _override_file(self) -> Path:
         """Where legroom writes its Compose override, beside the Compose file."""
@@ -148,7 +146,7 @@ class ComposeService:
 async def _inspect_state(container: str) -> dict[str, Any]:
     """The `.State` of `docker inspect`; ActionFailed where Docker does not know the container."""
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
-    done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
+    done = await run_program(words)
     if done.code:
         raise platform.ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
     return _parse_json(done.output, "docker inspect")

@@ -24,10 +24,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def run_until_all_ended(control: int, leftover_grace_s: float, words: list[str]) -> None:
-    """Runs the server until it and all of its descendants have ended.
-
-    Descendants may outlive the server by `leftover_grace_s`, unless `kill` was received.
-    """
+    """Run the server until all its descendants ended, at most `leftover_grace_s` after it or at once on `kill`."""
     adopt_orphans()
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)
@@ -203,7 +200,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main() -> None:
-    """`keeper CONTROL_FD LEFTOVER_GRACE_S COMMAND...`."""
+    """Entry point of the keeper process: `keeper CONTROL_FD LEFTOVER_GRACE_S COMMAND...`."""
     run_until_all_ended(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
 
 

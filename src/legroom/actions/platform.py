@@ -105,13 +105,13 @@ class Scalable(Protocol):
     """A platform that can run more or fewer servers of a group."""
 
     async def replicas(self) -> int:
-        """The wanted number of servers."""
+        """The number of servers that the platform is set to run."""
 
     async def scale(self, replicas: int) -> None:
-        """Sets the wanted number of servers."""
+        """Set the number of servers that the platform runs."""
 
     def scale_words(self, replicas: int) -> str:
-        """The shell command that scales."""
+        """The shell command that would set this number of servers."""
 
 
 def restore_file(path: Path, before: str | None) -> None:
@@ -160,12 +160,12 @@ def read_optional(path: Path) -> str | None:
 
 
 def undo_file(action_id: int, home: Path | None = None) -> Path:
-    """The file that keeps the override of an action."""
+    """The file that keeps what an action's flag change replaced, for undoing it."""
     return (home or store_path().parent) / "undo" / f"{action_id}.json"
 
 
 def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
-    """Stores an override, before anything is changed."""
+    """Store the content that a flag change will replace, before anything is changed."""
     write_atomically(undo_file(action_id, home), json.dumps(asdict(override)) + "\n", 0o600)
 
 
@@ -183,7 +183,7 @@ def kept_override(action_id: int, home: Path | None = None) -> Override | None:
 
 
 def forget_override(action_id: int, home: Path | None = None) -> None:
-    """Removes a stored override."""
+    """Remove the stored content from before an action's flag change."""
     undo_file(action_id, home).unlink(missing_ok=True)
 
 
@@ -209,10 +209,7 @@ def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str
 
 
 def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
-    """Raises `FlagsFixed` where the words do not start vLLM, so that a changed flag would not reach it.
-
-    `in_image`: the image's entry point is unknown and taken for vLLM, unless the words start a shell.
-    """
+    """Raise FlagsFixed unless the words start vLLM; `in_image`: an image's entry point counts unless it is a shell."""
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from legroom.actions.platform import ActionFailed, RestartRequest
+from legroom.actions.platform import QUERY_TIMEOUT_S, ActionFailed, RestartRequest
 from legroom.masking import masked
 from legroom.process_table import process_start_ticks
 from legroom.records import dataclass
@@ -43,7 +43,7 @@ class ProgramResult:
 async def run_program(
     words: Sequence[str],
     *,
-    timeout_s: float,
+    timeout_s: float = QUERY_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> ProgramResult:
@@ -102,7 +102,7 @@ async def run_checked(
     words: Sequence[str],
     doing: str,
     *,
-    timeout_s: float,
+    timeout_s: float = QUERY_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
     request: RestartRequest | None = None,
 ) -> str:

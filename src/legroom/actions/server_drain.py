@@ -26,10 +26,10 @@ class DrainMethod(Protocol):
     def name(self) -> str: ...
 
     async def begin(self) -> None:
-        """Stops new requests. Raises `ActionFailed`."""
+        """Make new requests be refused or routed elsewhere; raises `ActionFailed`."""
 
     async def end(self) -> None:
-        """Lets new requests in again."""
+        """Let new requests in again; raises `ActionFailed`."""
 
     async def in_flight(self) -> float | None:
         """Admitted requests that are not answered yet; None where they are not counted."""
@@ -99,6 +99,7 @@ class ReadinessFileDrain:
         await asyncio.sleep(self.seen_after_s)
 
     async def end(self) -> None:
+        """Removes the file, so that health checks pass again."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -178,11 +179,7 @@ async def wait_until_empty(
     deadline_s: float,
     poll_s: float = 0.5,
 ) -> Drained:
-    """Waits until no request is left, by the server's metrics and the drain's own count, or until the deadline.
-
-    `busy` returns running plus waiting requests, None where the server does not answer; without `busy` only the
-    drain's count is used.
-    """
+    """Wait until no request is left or `deadline_s` passed; `busy`: the server's own count, None where unknown."""
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:

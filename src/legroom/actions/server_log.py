@@ -87,7 +87,7 @@ class ServerLog:
             return Path(f"/proc/{os.getpid()}/fd/{self._copy}")
 
     def forget(self) -> None:
-        """Frees the buffer and the copy."""
+        """Free the lines buffered in memory and the in-memory copy of the log."""
         with self._lock:
             self._close_copy()
             self._unwritten = b""

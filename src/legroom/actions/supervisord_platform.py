@@ -31,9 +31,7 @@ class SupervisordProgram:
 
     async def state(self) -> platform.State:
         # The exit code is 3 where the program does not run.
-        done = await run_program(
-            self._supervisorctl_command("status", self.program), timeout_s=platform.QUERY_TIMEOUT_S
-        )
+        done = await run_program(self._supervisorctl_command("status", self.program))
         status = _STATUS.search(done.output)
         if status is None or "ERROR (no such" in done.output:
             raise platform.ActionFailed(f"supervisord does not answer about {self.program}: {done.last_output}")
@@ -43,11 +41,8 @@ class SupervisordProgram:
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Reloads the configuration, then restarts the program."""
-        done = await run_program(
-            self._supervisorctl_command("update", self.program.partition(":")[0]),
-            timeout_s=request.deadline_s,
-            request=request,
-        )
+        words = self._supervisorctl_command("update", self.program.partition(":")[0])
+        done = await run_program(words, timeout_s=request.deadline_s, request=request)
         if "updated process group" in done.output or "added process group" in done.output:
             return  # `update` has restarted a changed program
         words = self._supervisorctl_command("restart", self.program)
@@ -67,9 +62,8 @@ class SupervisordProgram:
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Rewrites the `command` of the program's section."""
         path = self._config_file()
-        platform.write_atomically(
-            path, with_command(platform.read_optional(path) or "", self.program.rpartition(":")[2], change)
-        )
+        text, program = platform.read_optional(path) or "", self.program.rpartition(":")[2]
+        platform.write_atomically(path, with_command(text, program, change))
 
     async def restore_flags(self, override: platform.Override) -> None:
         if override.before is not None:

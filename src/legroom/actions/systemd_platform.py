@@ -29,25 +29,20 @@ class SystemdUnit:
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> platform.State:
-        """The identity is systemd's invocation id."""
+        """Whether the unit runs; its identity is systemd's invocation id."""
         shown = await self._show_properties("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
         if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
             raise platform.ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
         active = shown.get("ActiveState", "")
         identity = shown.get("InvocationID") or shown.get("MainPID", "0")
         moving = active in ("activating", "deactivating", "reloading") or shown.get("Job", "0") not in ("", "0")
-        return platform.State(
-            identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving
-        )
+        known = identity if identity not in ("", "0") else None
+        return platform.State(known, active in ("active", "reloading"), moving)
 
     async def restart(self, request: platform.RestartRequest) -> None:
         """Runs `systemctl restart`, which ends when the unit has started."""
-        await run_checked(
-            self._systemctl_command("restart", self.unit),
-            f"restarting {self.name}",
-            timeout_s=request.deadline_s,
-            request=request,
-        )
+        words = self._systemctl_command("restart", self.unit)
+        await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> platform.Override:
         await self._exec_start_words()
@@ -55,12 +50,9 @@ class SystemdUnit:
 
     async def write_flags(self, change: platform.FlagChange) -> None:
         """Writes a drop-in with the whole new ExecStart."""
-        words = await self._exec_start_words()
+        words = with_flags(await self._exec_start_words(), platform.with_doubled_signs(change.flags, "%$"))
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
-        lines.append(
-            "ExecStart="
-            + " ".join(map(unit_quoted, with_flags(words, platform.with_doubled_signs(change.flags, "%$"))))
-        )
+        lines.append(f"ExecStart={' '.join(map(unit_quoted, words))}")
         env = platform.with_doubled_signs(change.env, "%")
         lines += [f"UnsetEnvironment={name}" for name, value in env.items() if value is None]
         lines += [f"Environment={unit_quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
@@ -73,25 +65,18 @@ class SystemdUnit:
 
     async def _exec_start_words(self) -> list[str]:
         """The words of ExecStart. Raises where they lack vLLM's flags."""
-        words = effective_exec_start(
-            await run_checked(
-                self._systemctl_command("cat", self.unit), f"reading {self.name}", timeout_s=platform.QUERY_TIMEOUT_S
-            )
-        )
+        text = await run_checked(self._systemctl_command("cat", self.unit), f"reading {self.name}")
+        words = effective_exec_start(text)
         platform.require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
         return words
 
     async def _daemon_reload(self) -> None:
-        await run_checked(
-            self._systemctl_command("daemon-reload"),
-            "reading systemd's units again",
-            timeout_s=platform.QUERY_TIMEOUT_S,
-        )
+        await run_checked(self._systemctl_command("daemon-reload"), "reading systemd's units again")
 
     async def _show_properties(self, *names: str) -> dict[str, str]:
         """The unit's properties by `systemctl show`; ActionFailed where systemd does not answer."""
         words = self._systemctl_command("show", self.unit, *(f"--property={name}" for name in names))
-        done = await run_program(words, timeout_s=platform.QUERY_TIMEOUT_S)
+        done = await run_program(words)
         if done.code:
             raise platform.ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
         return dict(line.partition("=")[::2] for line in done.output.splitlines())
@@ -122,9 +107,8 @@ def effective_exec_start(text: str) -> list[str]:
         if equals and key.strip() == "ExecStart":
             values = [*values, value.strip()] if value.strip() else []
     if len(values) != 1:
-        raise platform.FlagsFixed(
-            f"the unit has {len(values)} ExecStart lines; legroom changes flags where there is one"
-        )
+        number = f"the unit has {len(values)} ExecStart lines"
+        raise platform.FlagsFixed(f"{number}; legroom changes flags where there is one")
     try:
         return shlex.split(values[0])
     except ValueError as error:

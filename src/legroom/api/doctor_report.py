@@ -62,7 +62,7 @@ class ServerCheckup:
 
     @property
     def line(self) -> str:
-        """The server in one line."""
+        """The server in one line: address, model, state, memory and its plan's verdict."""
         held = f"holds {human_bytes(self.held_bytes)}" if self.held_bytes else "GPU memory not known"
         planned = f" (planned {human_bytes(self.planned_bytes)})" if self.planned_bytes else ""
         return f"PID {self.pid}, {self.model}, vLLM {self.vllm} at {self.address}: {self.state}, {held}{planned}"
@@ -78,7 +78,7 @@ class DoctorReport:
 
     @property
     def exit_code(self) -> int:
-        """1 where something is wrong; 3 where there is no GPU to look at and nothing else is wrong."""
+        """1 where something is wrong; 3 where there is no GPU and nothing else is wrong; else 0."""
         if any(each.rank == "wrong" for each in self.findings):
             return ANSWER_IS_NO
         return OK if self.node.gpus else UNREACHABLE
@@ -109,14 +109,14 @@ def doctor() -> DoctorReport:
     started = {pid: words for pid, words in lines.items() if _SERVER.match(" ".join(words))}
     # Processes that a server forked have its command line too.
     top = {pid: words for pid, words in started.items() if snapshot.processes[pid].parent not in started}
-    servers = tuple(_checkup(snapshot, node, pid, words, found) for pid, words in top.items())
+    servers = tuple(_checkup_of_server(snapshot, node, pid, words, found) for pid, words in top.items())
     if not servers:
         found.append(DoctorFinding("not read", "servers", "no running vLLM server was seen on this machine"))
     return DoctorReport(node, servers, tuple(sorted(found, key=lambda each: _RANKS.index(each.rank))))
 
 
 def _machine_line(node: NodeState) -> str:
-    """GPUs, driver, shared memory and memory limit."""
+    """One line: the machine's GPUs, driver, shared memory and memory limit."""
     names = [card.name for card in node.gpus]
     cards = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no NVIDIA GPU"
     sizes = {"/dev/shm": node.shm_bytes, "memory limit": node.memory_limit_bytes}
@@ -150,10 +150,10 @@ def _null_separated(pid: int, name: str) -> list[str]:
         return []
 
 
-def _checkup(
+def _checkup_of_server(
     snapshot: MachineSnapshot, node: NodeState, pid: int, words: list[str], found: list[DoctorFinding]
 ) -> ServerCheckup:
-    """Plans one running server on what others leave it, and adds what its plan, metrics, log and kernel show."""
+    """One running server's checkup beside others; appends to `found` what plan, metrics, log and kernel show."""
     about, log = f"PID {pid}", _log_file(pid)
     env = dict(word.split("=", 1) for word in _null_separated(pid, "environ") if "=" in word)
     line = shlex.join(["env", *(f"{name}={env[name]}" for name in env if KEPT_ENV.fullmatch(name)), *words])
@@ -209,7 +209,7 @@ def _with_plan(
 
 
 def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
-    """The card without the memory of these processes; empty where the driver does not tell whose it is."""
+    """The card less the GPU memory of these processes; as empty where the driver does not list processes."""
     others = card.used_bytes - sum(size for pid, size in card.processes if pid in own) if card.processes else 0
     return replace(card, used_bytes=max(others, 0))
 
@@ -222,7 +222,7 @@ def _installed_release(pid: int, interpreter: str) -> str | None:
 
 
 def _view_and_version(address: str, pid: int) -> tuple[ServerView | None, str | None]:
-    """A server's state by its metrics, and its release; (None, None) in another network namespace."""
+    """A server's state by its metrics, and its vLLM release; (None, None) in another network namespace."""
     from legroom.live.running_server import running_server
     from legroom.sidecar.watch_config import simple_config
     from legroom.sidecar.watch_session import WatchSession, check_once
@@ -245,7 +245,7 @@ def _log_file(pid: int) -> str | None:
 
 
 def _server_findings(view: ServerView | None, address: str, log: str | None, pid: int) -> Iterator[tuple[Rank, str]]:
-    """What its metrics, its log and the kernel show."""
+    """(severity, sentence) of each problem that the server's metrics, log and the kernel show."""
     from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 

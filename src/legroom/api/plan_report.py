@@ -151,8 +151,7 @@ def search(
     *,
     keep_model: bool = False,
 ) -> SearchReport:
-    """The flags that hold so many requests of a length; more GPUs are tried where their number is not given.
-    With `keep_model` no quantized checkpoint is tried in its place."""
+    """Flags that hold `concurrency` requests of `context` tokens; more GPUs only where their number is open."""
     from legroom.planning.capacity_search import search_flags
     from legroom.planning.checkpoints import quantized_checkpoints
     from legroom.planning.search_space import NODE_GPUS, CapacityGoal, counts_up_to

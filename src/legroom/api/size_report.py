@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from legroom.planning.sizing import Fit
 
 
+_GOAL = ("context", "concurrency", "policy")
+
+
 @dataclass(frozen=True)
 class SizeReport:
     """The result of `legroom.size`, as text or JSON."""
@@ -45,19 +48,18 @@ class SizeReport:
             f"policy {self.goal.policy}"
         )
         if matrix:
-            return matrix_text([(row.model, row) for row in self.rows], title, style or PLAIN)
+            return matrix_text(self.rows, title, style or PLAIN)
         return size_text(cheapest_first(self.rows, self.prices), self.prices, title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
-        from legroom.planning.sizing import cheapest_first, size_json
+        from legroom.planning.sizing import cheapest_first, row_json
         from legroom.simulation.card_models import decode_rate
 
-        rows = cheapest_first(self.rows, self.prices)
-        document = size_json(rows, self.goal, self.release, self.prices)
-        for fit, row in zip(rows, document["rows"], strict=True):
+        document = {"vllm": self.release.version, **{name: getattr(self.goal, name) for name in _GOAL}, "rows": []}
+        for fit in cheapest_first(self.rows, self.prices):
             rate = decode_rate(fit.plan, self.goal.context) if fit.plan else None
-            row["tokens_per_s"] = rate.as_json() if rate else None
+            document["rows"].append(row_json(fit, self.prices) | {"tokens_per_s": rate.as_json() if rate else None})
         return document
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def completion_script(shell: str) -> str:
-    """The script of one shell for every command."""
+    """The completion script of a shell (bash, zsh, tcsh) for all of legroom's commands."""
     import shtab
 
     return str(shtab.complete(_parser_of_all_commands(shtab.FILE), shell))

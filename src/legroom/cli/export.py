@@ -66,11 +66,11 @@ exit codes: 0 fine, 2 the call or an input is wrong, 3 something needed was unre
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """A format declares its own options: see `_format_parser`."""
+    """Adds nothing: each export format declares its own options, see `_format_parser`."""
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The namespace of the format's own options, with its module and vLLM's words."""
+    """The namespace of an export format's own options, with its module and vLLM's words."""
     if words and words[0] in ("-h", "--help"):
         table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
         for name in FORMATS:
@@ -243,7 +243,7 @@ def _require_fit(plan: PlanDocument) -> PlanDocument:
 
 
 def _release_of_export(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
-    """The release whose names are written; None for any."""
+    """The vLLM release whose flag and metric names are written; None: names that hold for any release."""
     takes_any = getattr(module, "TAKES_ANY", False)
     if args.vllm == "any":
         if not takes_any:

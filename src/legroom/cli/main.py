@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser_texts(module: CommandModule) -> dict[str, Any]:
-    """Keyword arguments of a command's parser."""
+    """Keyword arguments (description, epilog, usage) for a command's parser, from its module."""
     texts = {"usage": getattr(module, "USAGE", None), "description": module.DESCRIPTION, "epilog": module.EPILOG}
     return {**texts, "allow_abbrev": False}
 

@@ -9,7 +9,6 @@ from legroom.cli.output import print_answer, progress_bar
 from legroom.cli.shared_options import gpu_count
 from legroom.drawing.text import columns
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.facts.releases import latest, release
 from legroom.units import parse_count, parse_length
 
 if TYPE_CHECKING:
@@ -63,18 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_card(args: argparse.Namespace, models: list[Bundled]) -> int:
     """Prints which of the models the GPU serves; the exit code is 1 where it serves none."""
-    from legroom.facts.gpus import gpu
-    from legroom.planning.search_space import CapacityGoal
     from legroom.render.size_text import card_models_text
     from legroom.simulation.card_models import CardQuestion, models_on_card
-    from legroom.vllm.args import ServeArgs
 
     context, users = parse_length(args.context, "--context"), parse_count(args.users, "--users")
     if context < 1 or users < 1:
         raise LegroomError("a context and a number of users are at least 1", "write it like --context 32k --users 4")
-    gpus = gpu_count(args.gpus, "--gpus") or 1
-    goal = CapacityGoal(context, float(users), (gpus,), "balanced")
-    question = CardQuestion(gpu(args.gpu), gpus, release(args.vllm) if args.vllm else latest(), ServeArgs(), goal)
+    question = CardQuestion.of(args.gpu, gpu_count(args.gpus, "--gpus") or 1, args.vllm, context, users)
     with progress_bar("planning") as bar:
         answer = models_on_card(models, question, progress=bar)
     print_answer(args.json, answer.as_json, lambda style: card_models_text(answer, style))

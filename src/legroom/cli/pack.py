@@ -196,7 +196,7 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
 
 
 def _server_parser() -> argparse.ArgumentParser:
-    """Options of one server that are not vLLM's."""
+    """A parser of the options of one packed server: name, weight, wanted context and concurrency."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
     for option in ("--want-context", "--want-concurrency", "--name"):
         parser.add_argument(option)
@@ -217,7 +217,7 @@ def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: 
 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:
-    """The shift of --shift NAME=SERVER,...; raises for a server that is not packed."""
+    """The servers awake together, of --shift NAME=SERVER,...; raises for a server that is not packed."""
     name, equals, members = text.partition("=")
     awake = frozenset(part.strip() for part in members.split(",") if part.strip())
     if not (name and equals and awake):

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 def split_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """`words` as (options of the parser, other words, words after `--`).
-
-    Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
-    """
+    """`words` as (options of the parser, other words, words after `--`)."""
+    # Abbreviations are not matched: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
     before, after = list(words), list[str]()
     if "--" in before:
         cut = before.index("--")
@@ -61,7 +59,7 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
 
 
 def add_policy_option(group: argparse._ArgumentGroup, default: str) -> None:
-    """Adds --policy."""
+    """Adds --policy, how much of the error band a search holds back."""
     about = f"how much of the error bands to keep free: safe keeps all of them (default: {default})"
     group.add_argument("--policy", choices=("safe", "balanced", "tight"), default=default, help=about)
 

@@ -69,10 +69,8 @@ class PoolChoice:
         return list(self._build_candidates(flag_combinations(given, searched), self.args))
 
     def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
-        """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none.
-
-        Empty where the time of a step is given or measured, and therefore would not change with the card.
-        """
+        """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none."""
+        # Empty where the time of a step is given or measured, and therefore would not change with the card.
         if self.deployment is None or not self.trace.in_seconds or self.args.blocks is not None:
             return
         if self.args.step_ms is not None or self.args.measured_step_ms is not None:
@@ -124,7 +122,7 @@ class PoolChoice:
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
-    """The pool of --blocks, or of the plan of a deployment."""
+    """The KV pool to replay with: of --blocks, or of the plan of the described server."""
     is_planned = bool(args.model or args.line or args.file or args.python or args.command_words)
     if args.blocks is None and not is_planned:
         raise LegroomError("how large is the pool?", "give --blocks N, or --model MODEL --gpu NAME to plan it")

@@ -122,7 +122,8 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
     if args.url:
         yield _server_of_url(args, current)
         return
-    count = _server_count(args, current)
+    started = started_servers(args.file, read_text(Path(args.file)), current)[0] if args.file else ()
+    count = max(1, len(started))
     for number in range(count):
         args.server = number if count > 1 else None
         deployment = described_server(args)
@@ -130,11 +131,6 @@ def _servers(args: argparse.Namespace, current: Release | None) -> Iterator[tupl
             raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
         machine = described_machine(args, deployment)
         yield replace(deployment, release=current or deployment.release), machine, None
-
-
-def _server_count(args: argparse.Namespace, current: Release | None) -> int:
-    """How many servers a file starts; one for every other input."""
-    return max(1, len(started_servers(args.file, read_text(Path(args.file)), current)[0])) if args.file else 1
 
 
 def _server_of_url(args: argparse.Namespace, current: Release | None) -> tuple[Deployment, Machine, int | None]:

@@ -162,9 +162,11 @@ class WatchPage(App[None]):
         self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 
     def action_next(self) -> None:
+        """Select the next server."""
         self.query_one("#servers", DataTable).action_cursor_down()
 
     def action_previous(self) -> None:
+        """Select the previous server."""
         self.query_one("#servers", DataTable).action_cursor_up()
 
 

@@ -131,7 +131,7 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
 
 
 def flag_names(words: Iterable[Word]) -> set[str]:
-    """The flags among words, without values."""
+    """The names of the flags among these words, without `=value`."""
     return {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
 
 

@@ -72,7 +72,7 @@ class Deployment:
 
 
 def deployment_from_command(text: str, requested: Release | None = None) -> Deployment:
-    """The first server of a shell line or script."""
+    """The first vLLM server of a shell line or script; LegroomError where it starts none."""
     if len(text) > MAX_FILE_BYTES:
         raise LegroomError("the command is too long to be one", f"legroom reads at most {MAX_FILE_BYTES:,} characters")
     subjects = read_shell(Text("the command", _ROOT_PROMPT.sub("  ", text, count=1))).subjects
@@ -135,7 +135,7 @@ def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
 
 
 def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
-    """Whether a command is Ray Serve's `serve run app:...`."""
+    """Whether one of the commands is Ray Serve's `serve run app:...`."""
     commands = ([word.text for word in subject.words] for subject in subjects if isinstance(subject, InvokedCommand))
     return any(basename(words[0]) == "serve" and words[1] in _RAY_SERVE for words in commands if len(words) > 1)
 

@@ -111,11 +111,7 @@ def server_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def _merged_args(base: ServeArgs, added: ServeArgs) -> ServeArgs:
     """`base` with the flags that `added` gives."""
-    given = {
-        field.name: value
-        for field in fields(added)
-        if field.name not in ("usage", "env", "others") and (value := getattr(added, field.name)) not in (None, "")
-    }
+    given = {name: value for name in (*_ARGUMENTS, "model") if (value := getattr(added, name)) not in (None, "")}
     return replace(base, others=base.others + added.others, **given)
 
 
@@ -132,9 +128,6 @@ def _refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:
         message = "; ".join(problem.message for problem in fatal)
-        hints = [
-            _WISHES.get(problem.flag) or f"instead of {problem.flag}: {problem.instead}"
-            for problem in fatal
-            if problem.instead or problem.flag in _WISHES
-        ]
+        known = [problem for problem in fatal if problem.instead or problem.flag in _WISHES]
+        hints = [_WISHES.get(problem.flag) or f"instead of {problem.flag}: {problem.instead}" for problem in known]
         raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")

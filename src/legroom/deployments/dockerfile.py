@@ -68,18 +68,15 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
 
 
 def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
-    """The server of the image, also behind `["sh", "-c", "vllm serve ..."]`."""
+    """The server that the built image starts, also behind `["sh", "-c", "vllm serve ..."]`; none without one."""
     first = (*stage.entry, *stage.given)[0].offset
     values = {name: word.text for name, word in stage.env.items()}
-    words = tuple(
-        word.with_text(expand_variables(word.text, values))
-        for word in container_command(stage.image, stage.entry, stage.given, first)
-    )
+    command = container_command(stage.image, stage.entry, stage.given, first)
+    words = tuple(word.with_text(expand_variables(word.text, values)) for word in command)
     at = server_start(tuple(word.text for word in words))
     if at is not None:
-        yield StartedServer(
-            "docker", words[at:], stage.env, source.place, source.place(first), stage.image, read_as="a Dockerfile"
-        )
+        locate, read_as = source.place, "a Dockerfile"
+        yield StartedServer("docker", words[at:], stage.env, locate, locate(first), stage.image, read_as=read_as)
         return
     for word in words:
         if " " in word.text.strip():
@@ -126,11 +123,8 @@ def _exec_or_shell_words(text: str, start: int) -> tuple[Word, ...]:
             cursor = max(text.find(json.dumps(str(item), ensure_ascii=False), cursor), cursor)
             placed.append(Word(str(item), start + cursor + 1, str(item)))
         return tuple(placed)
-    return tuple(
-        Word(word.text, word.offset + start, word.raw)
-        for command in simple_commands(Text("", text))
-        for word in command.words
-    )
+    words = (word for command in simple_commands(Text("", text)) for word in command.words)
+    return tuple(Word(word.text, word.offset + start, word.raw) for word in words)
 
 
 def _env_instruction(text: str, start: int) -> dict[str, Word]:

@@ -61,19 +61,10 @@ def is_makefile(path: str) -> bool:
 
 
 def makefile_as_shell(text: str) -> str:
-    """The variables and recipes of a Makefile as the lines of a script; the rest is blank."""
-    lines: list[str] = []
-    is_recipe = goes_on = False
-    for given in text.split("\n"):
-        line = re.sub(r"\$\$|\$\((\w+)\)", lambda name: f"${{{name[1]}}}" if name[1] else "$", given)
-        is_recipe = line.startswith("\t") or (is_recipe and goes_on)
-        variable = re.match(r"(\w+)\s*[:?]*=\s*([^\"#]*?)\s*(#|$)", line)
-        if is_recipe:
-            lines.append(line if goes_on else re.sub(r"^\t[@+-]*", lambda start: " " * len(start[0]), line))
-        else:
-            lines.append(f'{variable[1]}="{variable[2]}"' if variable else "")
-        goes_on = line.endswith("\\")
-    return "\n".join(lines)
+    """A Makefile with its variables and recipes written as in a script, line by line."""
+    text = re.sub(r"\$\$|\$\((\w+)\)", lambda name: f"${{{name[1]}}}" if name[1] else "$", text)
+    text = re.sub(r"(?m)^(\w+)[ \t]*[:?]*=[ \t]*([^\"#\n]*?)[ \t]*(#.*)?$", r'\1="\2"', text)
+    return re.sub(r"(?m)(?<!\\\n)^\t[@+-]*", " ", text)  # marks of make before a command, not of a continued line
 
 
 def _is_json(text: str) -> bool:

@@ -199,7 +199,7 @@ def word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
 
 
 def env_list(node: Node | None) -> dict[str, Word]:
-    """The variables of a list of `name:` and `value:`."""
+    """The variables of a container's `env` list of `name:` and `value:`."""
     items = ((item.text("name"), item.get("value")) for item in (node.list() if node else ()))
     return {name: value.word() for name, value in items if name and value is not None and value.scalar is not None}
 
@@ -228,7 +228,7 @@ def other_device(container: Node) -> str:
 
 
 def _resource_amounts(container: Node) -> Iterator[tuple[str, Node]]:
-    """The resources among the container's limits, then requests."""
+    """(resource, amount) among the container's limits, then its requests."""
     for side in ("limits", "requests"):
         yield from container.items("resources", side)
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from legroom.deployments import kubernetes_reader
 from legroom.deployments.container_images import kubernetes_bytes
-from legroom.deployments.kubernetes_reader import (
-    env_list,
-    gpu_limit,
-    possible_gpus,
-    start_limit,
-    word_list,
-    words_of_variable,
-)
 from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
@@ -68,11 +61,11 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
     container = next((each for each in pod.list("containers") if each.text("name") == "main"), None)
     if container is not None and container.get("command") is not None:
         return None  # it is read like any other container
-    env = env_list(container.get("env")) if container else {}
+    env = kubernetes_reader.env_list(container.get("env")) if container else {}
     items = container.list("args") if container is not None else ()
     given = [item.word() for item in items if item.scalar is not None]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
-        given += words_of_variable(more, document.source)
+        given += kubernetes_reader.words_of_variable(more, document.source)
     served = serve_words(uri.offset) if has_model_flag(tuple(given)) else _model_words(uri)
     requested = tuple(_parallelism_flags(workload))
     on_one_node = not own_templates and workload.get("worker") is None
@@ -89,9 +82,9 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
         in_container=True,
         shm="mounted",  # by KServe's templates (config/llmisvcconfig)
         gpus=_gpus_of_all_nodes(container, workload),
-        gpu_names=possible_gpus(container or pod, pod, document.get("metadata"), workload),
+        gpu_names=kubernetes_reader.possible_gpus(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")) if container else None,
-        start_limit=start_limit(container) if container else None,
+        start_limit=kubernetes_reader.start_limit(container) if container else None,
         read_as=_resource_title(document),
         remarks=tuple(_dropped_parallelism(requested, given)) if on_one_node else (),
     )
@@ -99,7 +92,7 @@ def _workload_server(document: Node, workload: Node, uri: Node, own_templates: b
 
 def _gpus_of_all_nodes(container: Node | None, workload: Node) -> int | None:
     """The GPUs of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
-    pod_gpus = gpu_limit(container) if container else None
+    pod_gpus = kubernetes_reader.gpu_limit(container) if container else None
     if pod_gpus is None or workload.get("worker") is None:
         return pod_gpus
     sizes = (workload.text("parallelism", key) for key in ("data", "dataLocal"))
@@ -166,7 +159,7 @@ def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") ->
     url = node.get("url")
     adapters = node.get("adapters")
     lora = (Word("--enable-lora", adapters.offset),) if adapters is not None and adapters.list() else ()
-    flags = (*word_list(node.get("args"), env), *lora)
+    flags = (*kubernetes_reader.word_list(node.get("args"), env), *lora)
     words = serve_words((url or node).offset) if url is None or has_model_flag(flags) else _model_words(url)
     place = node.source.place
     return StartedServer(
@@ -228,14 +221,15 @@ def model_spec_server(node: Node) -> StartedServer:
     return StartedServer(
         "kubernetes",
         (*serve_words(url.offset), url.word(), *_vllm_config_flags(node)),
-        env_list(node.get("env")),
+        kubernetes_reader.env_list(node.get("env")),
         place,
         place(url.offset),
         image=f"{repository}:{tag}" if repository and tag else repository,
         in_container=True,
         shm="mounted",  # by the chart where there are several ranks
-        gpus=gpu_limit(node) or (int(requested) if requested.isdecimal() and int(requested[:5]) else None),
-        gpu_names=possible_gpus(node, node),
+        gpus=kubernetes_reader.gpu_limit(node)
+        or (int(requested) if requested.isdecimal() and int(requested[:5]) else None),
+        gpu_names=kubernetes_reader.possible_gpus(node, node),
         memory_limit_bytes=kubernetes_bytes(node.text("limitMemory") or node.text("resources", "limits", "memory")),
         read_as="a model of vLLM's production stack",
     )

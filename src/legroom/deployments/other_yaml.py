@@ -68,7 +68,7 @@ class _Scope:
 
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
-    """All servers and commands of a document."""
+    """Servers and commands anywhere in a YAML document that is neither compose, Kubernetes nor a vLLM config."""
     # vLLM-Omni's recipes have other flags.
     is_recipe = document.get("model", "min_vllm_version") is not None and "omni" not in document.source.text.lower()
     pending = [(document, _Scope(_RECIPE if is_recipe else ""))]

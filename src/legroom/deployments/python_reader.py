@@ -289,7 +289,7 @@ def _is_list(node: ast.expr) -> bool:
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """The module-level names that are assigned a literal."""
+    """(name, value) of each module-level name that is assigned a literal."""
     assigned = ((target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
     for target, value in assigned:
         if isinstance(target, ast.Name):
@@ -339,7 +339,7 @@ def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
 
 
 def _has_type(kind: str, value: Any) -> bool:
-    """Whether a literal has the type of a field."""
+    """Whether a Python literal has the type that the engine argument's kind takes."""
     if not kind:
         return isinstance(value, str | int | float | bool | list | tuple | dict)
     if isinstance(value, bool):

@@ -45,7 +45,7 @@ def server_start(words: Sequence[str]) -> int | None:
 
 
 def _interpreter_index(words: Sequence[str], at: int) -> int:
-    """The index of the interpreter whose option is at `at`."""
+    """The index of the Python interpreter whose `-m` option is word `at`."""
     while at and words[at].startswith("-"):
         at -= 1
     return at

@@ -80,7 +80,7 @@ class Text:
         return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
 
     def with_text(self, text: str) -> Text:
-        """Another text at the same lines and columns."""
+        """A text with other characters at the same lines and columns of the file."""
         return Text(self.path, text, self._line, self._columns)
 
     def start_of(self, row: int) -> int:

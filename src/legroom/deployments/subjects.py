@@ -112,7 +112,7 @@ class StartedServer:
 
     @property
     def named_release(self) -> str | None:
-        """The release that its image or its file names."""
+        """The vLLM release that its image or its file names; None where neither does."""
         if not self.image:
             return self.installed or None
         from legroom.deployments.container_images import image_release  # not for a plain command line

@@ -33,7 +33,7 @@ class Node:
         return self.values if isinstance(self.values, str) else None
 
     def get(self, *keys: str) -> Node | None:
-        """The value at a path of keys."""
+        """The node at a path of mapping keys; None where it is absent."""
         node: Node | None = self
         for key in keys:
             node = node.values.get(key) if node is not None and isinstance(node.values, dict) else None
@@ -137,11 +137,9 @@ _ONLY_ACTIONS = re.compile(r"^[ \t]*(?:(?:\{\{.*?\}\}|\{%.*?%\})[ \t]*)+(?:#[^\n
 
 
 def template_as_yaml(text: str) -> str:
-    """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns.
+    """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns."""
 
-    Both sides of an `if` stay.
-    """
-
+    # Both sides of an `if` stay.
     def blank(action: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", action[0])
 

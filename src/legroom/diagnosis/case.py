@@ -91,7 +91,7 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last error that states a reason."""
+        """The last logged error that states a reason; None without one."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
         reasons = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in reasons if item.id not in BOILERPLATE), None)
@@ -199,7 +199,7 @@ class Case:
 
     @cached_property
     def phase_reached(self) -> Phase | None:
-        """The phase that the last milestone before the failure opened; None where no milestone is shown."""
+        """The phase that the last logged start-up step before the failure began; None where none is logged."""
         order = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
         passed = [evidence.phase for evidence in self.milestones if evidence.phase in order]
         if not passed:
@@ -208,8 +208,7 @@ class Case:
 
     @cached_property
     def site(self) -> str:
-        """Where the failing allocation was made, finer than a phase; empty where unknown. Frames of the traceback
-        count more than milestones."""
+        """Where the failing allocation was made, by traceback frames, else start-up steps; empty where unknown."""
         for site, _, frames in _SITES:
             if self.frames & frames:
                 return self._site_after_last_milestone(site) if self.frames & frames <= _FRAMES_OF_ANY_STEP else site
@@ -238,7 +237,7 @@ class Case:
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The phase in which the first failure happened."""
+        """The start-up or serving phase in which the first failure happened; None where nothing failed."""
         failure = self.first_failure
         site = next((phase for name, phase, _ in _SITES if name == self.site), None)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):
@@ -389,7 +388,6 @@ def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTrait
 
 
 def _is_integrated_amd_gpu(oom: TorchOom) -> bool:
-    """AMD's cards report a total of whole 4 GiB less some MiB; an integrated GPU reports a share of the RAM, by
-    default half (amdgpu's GTT, ttm.pages_limit)."""
+    """Whether the total is no card's (whole 4 GiB less some MiB) but a share of the RAM, as of an AMD APU."""
     total = oom.total_bytes or 0
     return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

@@ -117,7 +117,7 @@ def deployment_json(case: Case) -> dict[str, Any]:
 
 
 def memory_json(case: Case) -> dict[str, Any]:
-    """The memory that the server itself reported."""
+    """The memory figures that the server itself logged, in bytes, by name."""
     startup = case.startup
     names = (
         "weights",

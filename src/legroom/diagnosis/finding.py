@@ -73,7 +73,7 @@ class Fix:
 
     @property
     def layout(self) -> Layout | None:
-        """The memory layout that the fix leads to."""
+        """The memory layout of the fix's plan; None where no plan was made."""
         return self.plan.layout if self.plan else None
 
 

@@ -79,8 +79,7 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
 
 
 def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """A server that shuts down after an error kills its workers with SIGKILL: those kills become symptoms, unless
-    the line names the OOM killer."""
+    """The evidence with SIGKILLs by a shutting-down server as symptoms, unless the OOM killer is named."""
     ending = next((item.line for item in evidence if item.id == "self_kill"), None)
     if ending is None:
         return list(evidence)

@@ -48,7 +48,7 @@ def _hub_model_id(line: MatchedLine) -> str | None:
 
 
 def _port(line: MatchedLine) -> str | None:
-    """The port that the line names."""
+    """The port that the line names, as digits; None without one."""
     match = re.search(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text)
     return match[1] if match else None
 

@@ -220,7 +220,7 @@ def outside_growth_bytes(record: BlackBox) -> int:
 
 
 def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
-    """Enough memory was free, but in no single piece."""
+    """Assesses a failure with enough free memory, but in no single piece; None otherwise."""
     oom, allocator = _failed_allocation(record), record.allocator
     size = _fragmented_bytes(record)
     if oom is None or allocator is None or not size:
@@ -318,7 +318,7 @@ def _oom_missing_bytes(oom: TorchOom) -> int:
 
 
 def assess_burst(record: BlackBox, line: int) -> Assessment | None:
-    """No other cause applies: one step needed more than was free."""
+    """Assesses one step that needed more than was free; None where another cause applies."""
     oom, step = _failed_allocation(record), record.step
     if oom is None or step is None or _fragmented_bytes(record) or _other_process_bytes(record) or leak_growth(record):
         return None
@@ -376,7 +376,7 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
 
 
 def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
-    """Each fact with its name and unit."""
+    """Each fact of a record as text with its name and unit."""
     return [
         f"{name.removesuffix('_bytes').replace('_', ' ')} {human_bytes(int(value))}"
         if name.endswith("_bytes")

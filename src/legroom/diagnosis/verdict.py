@@ -140,7 +140,7 @@ def _other_engine(case: Case) -> Evidence | None:
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
-    """The causes with enough weight, the likeliest first."""
+    """The causes whose assessment has enough weight, the likeliest first."""
     assessed = [
         (cause, _discount_later_failure(assessment, case))
         for cause in causes()
@@ -224,7 +224,7 @@ def _entry_id(cause: Cause, assessment: Assessment) -> str:
 
 
 def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
-    """The verdict that the causes and the end of the text support."""
+    """`cause found`, `not a memory problem`, `cause above` (missing lines), `no problem found` or `not understood`."""
     is_incomplete = _missing_lines(case) and (
         case.last_error is None or _oom_without_site(case) or case.unread_shortage is not None
     )
@@ -238,7 +238,7 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
 
 
 def _oom_without_site(case: Case) -> bool:
-    """Whether GPU memory ran out and neither a frame nor a milestone shows where."""
+    """Whether GPU memory ran out and neither a traceback frame nor a start-up step shows where."""
     return case.is_oom and not case.site
 
 
@@ -328,7 +328,7 @@ def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
 
 
 def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
-    """Upgrade steps and variables that avoid a known bug."""
+    """The fix for a known bug: upgrade steps and variables that avoid it; None where there are none."""
     steps = tuple(step for step in (bug.upgrade_step, *bug.steps) if step)
     if not steps and not bug.env:
         return None

@@ -44,14 +44,14 @@ def cell_counts(amounts: Sequence[int], width: int) -> list[int]:
 
 
 def swatch(segment: Segment, style: Style, count: int = 1) -> str:
-    """`count` cells in the segment's colour or glyph."""
+    """`count` cells in the segment's colour, or its glyph without colour, for bars and legends."""
     if not style.unicode:
         return segment.letter * count
     return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)
 
 
 def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
-    """A stacked bar of `width` cells."""
+    """A stacked bar of `width` cells, divided among the segments in proportion to their amounts."""
     counts = cell_counts([segment.amount for segment in segments], width)
     return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
 
@@ -94,7 +94,7 @@ def ruler(position: int, width: int, text: str, style: Style) -> str:
 
 
 def downsampled(values: Sequence[float], width: int) -> list[float]:
-    """`values` in `width` columns; each is the maximum of its values."""
+    """The values in `width` columns, each the maximum of those it covers."""
     if not values or width <= 0:
         return []
     if len(values) <= width:

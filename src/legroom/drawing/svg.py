@@ -58,7 +58,7 @@ class Svg:
         tip: str = "",
         round_: float = 0,
     ) -> None:
-        """A filled rectangle, by colour name or theme class, with a hover text."""
+        """Draw a filled rectangle, by colour or theme class (`css`), with the hover text `tip`."""
         paint = f' fill="{COLOURS[fill]}"' if fill else f' class="{css}"'
         corner = f' rx="{round_:g}"' if round_ else ""
         inner = f"<title>{_escaped(tip)}</title></rect>" if tip else "</rect>"
@@ -82,7 +82,7 @@ class Svg:
         bold: bool = False,
         fill: str = "",
     ) -> None:
-        """One line of text."""
+        """Draw one line of text at its baseline."""
         style = (f' font-size="{size:g}" style="font-size:{size:g}px"' if size else "") + (
             ' font-weight="600"' if bold else ""
         )
@@ -91,6 +91,7 @@ class Svg:
         self.body.append(f"<text {where}{style}{paint}>{_escaped(text)}</text>")
 
     def render(self, height: float) -> str:
+        """The SVG document of this height in pixels, light and dark theme included."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {height:g}" width="{self.width:g}" '
             f'height="{height:g}" role="img" aria-label={quoteattr(self.title)}>'
@@ -104,7 +105,7 @@ class Svg:
 def svg_area(
     svg: Svg, box: tuple[float, float, float, float], values: Sequence[float], top: float, colour: str
 ) -> None:
-    """A filled curve in a box of (x, y, width, height)."""
+    """Draw a filled curve into a box of (x, y, width, height); `top`: the value at its upper edge."""
     x, y, width, height = box
     points = downsampled(values, min(len(values), int(width)))
     if not points or top <= 0:

@@ -41,7 +41,7 @@ class Style:
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def pick(self, fancy: str, plain: str) -> str:
-        """The Unicode or the ASCII variant."""
+        """`fancy` where the output has Unicode, else `plain`."""
         return fancy if self.unicode else plain
 
 

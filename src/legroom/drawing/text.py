@@ -69,7 +69,7 @@ def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
 
 
 def _breakable_pieces(text: str) -> list[str]:
-    """Latin words; spaces and wide characters one by one."""
+    """Pieces between which a line may break: Latin words; spaces and wide characters one by one."""
     pieces: list[str] = []
     ends = True
     for char in text:
@@ -112,10 +112,10 @@ def paragraphs(*blocks: Iterable[str]) -> str:
 
 
 def count(number: float) -> str:
-    """`33,584`."""
+    """A number with thousands separators: `33,584`."""
     return f"{int(number):,}"
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """A number with its noun: `1 GPU`, `2 GPUs`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -32,7 +32,7 @@ from legroom.records import dataclass
 
 
 def bundled_documents() -> dict[str, Any]:
-    """Every entry file by its name."""
+    """The parsed JSON of every bundled catalog entry, by file name."""
     paths = sorted((CATALOG_FOLDER / "entries").glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -44,7 +44,7 @@ def bundled() -> tuple[Entry, ...]:
 
 
 def entries() -> tuple[Entry, ...]:
-    """legroom's own entries, then the imported ones."""
+    """All catalog entries: legroom's own, then the imported ones."""
     from legroom.explain.deadends import imported_entries  # costs time that a diagnosis does not need
 
     return (*bundled(), *imported_entries())
@@ -86,7 +86,7 @@ _PLAIN_FIELDS = ("id", "label", "phase", "domain", "category", "subcategory", "o
 
 
 def entry_of_document(document: Mapping[str, Any]) -> Entry:
-    """One entry file as an object."""
+    """A catalog entry from its parsed JSON file."""
     documentation = document["documentation"] or {"url": None, "section": None}
     copied: dict[str, Any] = {name: document[name] for name in (*_PLAIN_FIELDS, "updated")}
     lists = {name: document[name] for name in ("tags", "aliases", "also")} | document["transitions"]
@@ -225,7 +225,7 @@ _INDEXES: Memo[_Index] = Memo(most=4)
 
 
 def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
-    """The entries with the highest scores, best first."""
+    """The catalog entries that match the query, those with the highest scores first."""
     index = _INDEXES.get(tuple(entries), (), lambda: _build_index(entries))
     wanted = {term: _similar_words(term, index) for term in search_terms(query)}
     hits = []

@@ -29,7 +29,7 @@ from legroom.home import home
 
 
 def record_id(entry: Entry) -> str:
-    """`llm/vllm-lr203-kv-too-small-for-max-len`."""
+    """The entry's id in the dead-ends format: `llm/vllm-lr203-kv-too-small-for-max-len`."""
     if entry.record is not None:
         return entry.id
     return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"
@@ -230,7 +230,7 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """Problems of a record."""
+    """What is wrong with an imported record, a sentence each; empty where it is valid."""
     from legroom.regex import pattern_error
 
     problems = document_problems(record, "record.schema.json", entry_of_record)

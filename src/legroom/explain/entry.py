@@ -85,7 +85,7 @@ class Count:
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
-        """A result's share of all tries; None below three threads."""
+        """The fraction of tries with `outcome` (its count); None below three threads."""
         return round(outcome / self.tried, 2) if self.tried >= MIN_THREADS_FOR_RATE else None
 
 
@@ -176,7 +176,7 @@ class Entry:
     """The imported record as it came; None for legroom's own entries."""
 
     def counted(self, kind: str | None) -> Count:
-        """In how many of the counted threads one kind of change worked or failed."""
+        """In how many counted threads changes of this kind worked and failed."""
         if kind is None:
             return Count()
         worked = [thread for thread in self.threads if kind in thread.worked]
@@ -186,12 +186,12 @@ class Entry:
 
     @property
     def confirmed(self) -> int:
-        """Threads that confirm the cause."""
+        """How many counted public threads confirm the cause."""
         return sum(thread.confirmed for thread in self.threads)
 
     @property
     def with_fix(self) -> int:
-        """Threads that state a fix that worked."""
+        """How many counted public threads state a fix that worked."""
         return sum(bool(thread.worked) for thread in self.threads)
 
     @property
@@ -220,7 +220,7 @@ class Entry:
 
     @property
     def last_confirmed(self) -> str | None:
-        """When the last thread that confirms it was written."""
+        """The date (YYYY-MM) of the newest public thread that confirms the cause; None without one."""
         return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
 
     def _share_of_threads(self, number: int) -> float | None:
@@ -230,7 +230,7 @@ class Entry:
 
 
 def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
-    """Everything about one cause, in one language."""
+    """Everything about one catalog entry as JSON, in one language."""
     return {
         "id": entry.id,
         "cause": entry.label,

@@ -44,54 +44,30 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """The resources of each API group that the webhook receives."""
 _LABEL = "legroom/gate"
-_DEFAULTS: Mapping[str, Any] = {
-    "namespace": "legroom",
-    "image": f"legroom:{__version__}",
-    "mode": "warn",
-    "opt_in": False,
-    "default_gpu": "",
-    "certificates": "cert-manager",
-    "ca_file": None,
-    "replicas": 2,
-}
 _SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--namespace", metavar="NAME", default=_DEFAULTS["namespace"], help="where it goes (default: %(default)s)"
-    )
-    group.add_argument(
-        "--image",
-        metavar="NAME",
-        default=_DEFAULTS["image"],
-        help="an image with legroom[gate] in it (default: %(default)s)",
-    )
-    group.add_argument(
-        "--mode",
-        choices=("warn", "enforce"),
-        default=_DEFAULTS["mode"],
-        help="of namespaces that do not choose one (default: warn)",
-    )
+    group.add_argument("--namespace", metavar="NAME", default="legroom", help="where it goes (default: %(default)s)")
+    about = "an image with legroom[gate] in it (default: %(default)s)"
+    group.add_argument("--image", metavar="NAME", default=f"legroom:{__version__}", help=about)
+    about = "of namespaces that do not choose one (default: warn)"
+    group.add_argument("--mode", choices=("warn", "enforce"), default="warn", help=about)
     group.add_argument(
         "--opt-in", action="store_true", help=f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
     )
     group.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
-    group.add_argument(
-        "--certificates",
-        choices=("cert-manager", "self"),
-        default=_DEFAULTS["certificates"],
-        help="who makes them: cert-manager, or this command (default: cert-manager)",
-    )
+    about = "who makes them: cert-manager, or this command (default: cert-manager)"
+    group.add_argument("--certificates", choices=("cert-manager", "self"), default="cert-manager", help=about)
     group.add_argument("--ca-file", metavar="FILE", help="for --certificates self: where the authority is kept")
-    group.add_argument(
-        "--replicas", metavar="N", type=int, default=_DEFAULTS["replicas"], help="how many (default: %(default)s)"
-    )
+    group.add_argument("--replicas", metavar="N", type=int, default=2, help="how many (default: %(default)s)")
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests of the admission webhook `legroom gate`, and a Dockerfile for its image."""
-    options = {**_DEFAULTS, **request.options}
+    parser = argparse.ArgumentParser()
+    add_options(parser.add_argument_group())
+    options = {**vars(parser.parse_args([])), **request.options}
     namespace = str(options["namespace"])
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")

@@ -89,10 +89,8 @@ def adapts_embeddings_since(model_type: str) -> str | None:
 
 
 def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None = None) -> Anatomy:
-    """The anatomy of a family, by its architecture or else by the model type of its language model.
-
-    `when` in a row: [config field, value, changes]; the last match wins.
-    """
+    """The anatomy of a family, by its architecture or else by the model type of its language model."""
+    # `when` in a row: [config field, value, changes]; the last match wins.
     rows = _family_rows()
     base = model_type.removesuffix("_text")
     row = next((rows[name] for name in (architecture, model_type, base) if name in rows), None)

@@ -391,7 +391,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 @cache
 def _shared_values() -> Mapping[str, Any]:
-    """The content of schemes.json."""
+    """The parsed schemes.json: quantization schemes and name patterns that model files share."""
     return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
 
 
@@ -425,7 +425,7 @@ def _keys_by_words() -> dict[tuple[str, frozenset[str]], str]:
 
 
 def _without_role(repo: str) -> str:
-    """`llama-3.1-8b-instruct` -> `llama-3.1-8b`."""
+    """A repository's name without its role: `llama-3.1-8b` for `llama-3.1-8b-instruct`."""
     words = re.split(r"-", repo)
     while len(words) > 1 and words[-1] in _ROLES:
         words.pop()

@@ -23,7 +23,7 @@ def phase_title(phase: str | None, language: Language) -> str:
 
 
 def how_to_verify(kind: str, language: Language) -> str:
-    """What to check after a fix was applied."""
+    """A sentence on what to check after a fix of this kind was applied."""
     return str(read_data("diagnosis_texts.json")["verify"][kind][language])
 
 
@@ -33,7 +33,7 @@ def other_engines() -> tuple[str, ...]:
 
 
 def other_engine_text(id_: str, language: Language) -> str:
-    """What to say of a log of another engine."""
+    """A sentence for the log of an engine other than vLLM, by the id of its message."""
     return str(read_data("diagnosis_texts.json")["other_engines"][id_][language])
 
 

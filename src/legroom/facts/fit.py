@@ -30,6 +30,12 @@ def by_release(rows: Sequence[dict[str, Any]], version: str) -> dict[str, Any]:
     return [row for row in rows if at.at_least(row["since"])][-1]
 
 
+def runs_on_transformers(model_type: str, version: str) -> bool:
+    """Whether the release runs this family on the Transformers library's code."""
+    since = constants()["eager"]["transformers_backend"].get(model_type)
+    return bool(since) and known_release(version).at_least(since)
+
+
 ROOT = ""
 """The class of all weights."""
 Properties = tuple[tuple[str, str], ...]
@@ -87,7 +93,7 @@ def own_error(figure: str, scale: float) -> float:
 
 
 def half_band(figure: str, properties: Properties, own_error: float, total_bytes: int) -> int:
-    """Bytes to each side of a figure in its 90 % band."""
+    """Bytes to each side of a figure in its 90 % error band; `own_error`: its usual error."""
     kind, rare = evidence(properties)
     of_card = bands()["laws"][figure][kind] * bands()["growth"] ** min(len(rare), bands()["farthest"])
     return int(math.hypot(own_error, of_card * total_bytes)) if own_error else 0

@@ -41,12 +41,12 @@ class FlagHistory:
 
     @property
     def first(self) -> str:
-        """The release that introduced it."""
+        """The release that introduced the flag."""
         return self.spans[0][0]
 
     @property
     def last(self) -> str:
-        """The last release that has it."""
+        """The last release that has the flag."""
         return self.spans[-1][1]
 
     @property
@@ -159,7 +159,7 @@ def choices(name: str, release: Release) -> tuple[Any, ...] | None:
 
 
 def advice(name: str) -> FlagAdvice | None:
-    """The replacement of a flag that was removed or never existed."""
+    """What to use instead of a flag that was removed or never existed; None where nothing is known."""
     data = read_data("flag_advice.json")
     entry = data["replaced"].get(name, data["never_existed"].get(name))
     return FlagAdvice(**entry) if entry is not None else None

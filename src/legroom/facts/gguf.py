@@ -155,7 +155,7 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
 
 
 def _hf_config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[str, Any]:
-    """The metadata in the fields of a Hugging Face config.json."""
+    """A GGUF file's metadata in the fields of a Hugging Face config.json."""
     short = str(metadata.get("general.architecture") or "")
     if not short:
         raise LegroomError(f"{name} does not say its architecture", "its general.architecture is missing")

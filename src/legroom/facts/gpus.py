@@ -164,7 +164,7 @@ def gpu_names() -> dict[str, tuple[str, ...]]:
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
-    """The known names with the closest spelling."""
+    """Known GPU names with the closest spelling, for a hint."""
     import difflib  # only on the way to an error message
 
     wanted, index = _normalized_name(name), _cards_by_name()
@@ -229,7 +229,7 @@ def _card_of_size(text: str) -> Gpu:
 
 
 def _check_size(total_bytes: int, text: str) -> None:
-    """An error where no GPU has this much or this little memory."""
+    """Raise LegroomError where no GPU has this much or this little memory."""
     if not SMALLEST_BYTES <= total_bytes <= LARGEST_BYTES:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 
@@ -325,7 +325,7 @@ def gpu_of_profile(profile: str) -> str:
 
 
 def naming_labels() -> tuple[str, ...]:
-    """Every label that can name a GPU, the most specific first."""
+    """Every Kubernetes node label that can name a GPU, the most specific first."""
     data = read_data("node_labels.json")
     kinds = ("product", "instance_type", "memory_mib", "mig_profile")
     return tuple(row["label"] for kind in kinds for row in data[kind])

@@ -83,7 +83,7 @@ class KnownBug:
 
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
-    """Every known bug."""
+    """Every known vLLM memory bug of the data file."""
     return tuple(_bug_of_row(row) for row in read_data("known_bugs.json")["bugs"])
 
 

@@ -43,7 +43,7 @@ def typed_groups(groups: Mapping[str, str]) -> dict[str, Value]:
 
 
 def size_bytes(text: str) -> int:
-    """`1.96 GiB` in bytes."""
+    """Bytes of a printed size such as `1.96 GiB`."""
     number = _NUMBER.match(text.strip())
     if number is None:
         raise ValueError(text)
@@ -132,7 +132,6 @@ def engine_files(generation: str) -> frozenset[str]:
 
 
 def trainer_settings(line: str) -> tuple[str, str] | None:
-    """Where the training framework of a line sets vLLM's share of the card, and how it moves its own part off it
-    (`data/trainers.json`)."""
+    """The settings of vLLM's share and of offloading in the training framework that a line names; else None."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]
     return next(((row["setting"], row["offload"]) for row in rows if row["mark"] in text), None)

@@ -118,22 +118,22 @@ Mixer = Attention | LatentAttention | StateSpace
 
 
 def attending(mixers: Iterable[Mixer | None]) -> list[Attention | LatentAttention]:
-    """The attention and latent attention mixers."""
+    """Those of the mixers that are attention or latent attention."""
     return [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
 
 
 def latent(mixers: Iterable[Mixer | None]) -> list[LatentAttention]:
-    """The latent attention (MLA) mixers."""
+    """Those of the mixers that are latent attention (MLA)."""
     return [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
 
 
 def with_kv_heads(mixers: Iterable[Mixer | None]) -> list[Attention]:
-    """The mixers with key and value heads."""
+    """Those of the mixers that have key and value heads (not MLA)."""
     return [mixer for mixer in mixers if isinstance(mixer, Attention)]
 
 
 def recurrent(mixers: Iterable[Mixer | None]) -> list[StateSpace]:
-    """The recurrent mixers."""
+    """Those of the mixers that are recurrent (Mamba, linear attention)."""
     return [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
 
 
@@ -333,7 +333,7 @@ class Quantization:
 
     @property
     def is_nvfp4(self) -> bool:
-        """4-bit floats with an FP8 scale per 16 values, from any tool."""
+        """Whether weights are 4-bit floats with an FP8 scale per 16 values, from any tool."""
         return self.weight_bits == 4 and self.number == "float" and self.method != "mxfp4" and self.group_size != 32
 
 

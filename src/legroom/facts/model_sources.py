@@ -25,10 +25,7 @@ def load(
     offline: bool | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model of a name or path, with `overrides` applied to its config.
-
-    `offline` None follows HF_HUB_OFFLINE. A name with a revision is read from the Hub, even if it is bundled.
-    """
+    """The model of a name or path; `overrides` change its config, `offline` None follows HF_HUB_OFFLINE."""
     text = name_or_path.strip()
     if not text:
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")

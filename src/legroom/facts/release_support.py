@@ -38,13 +38,13 @@ class Build:
 
 @cache
 def builds() -> tuple[Build, ...]:
-    """Every build, the oldest first."""
+    """The default wheels of vLLM (CUDA version, compute capabilities) by range of releases, oldest first."""
     rows = read_data("builds.json")["builds"]
     return tuple(Build(row["since"], row["cuda"], tuple(row["capabilities"])) for row in rows)
 
 
 def build_of(known: Release) -> Build:
-    """The default wheel of a release."""
+    """The CUDA version and compute capabilities of a release's default wheel."""
     return next((build for build in reversed(builds()) if known.at_least(build.since)), builds()[0])
 
 
@@ -165,7 +165,7 @@ class SleepRules:
 
 
 def sleep_rules(version: str) -> SleepRules | None:
-    """The rules of a release; None where it has no sleep mode."""
+    """What leaves the card during sleep in a release; None where it has no sleep mode."""
     data, release = read_data("sleep.json"), known_release(version)
     if release.before(first_release_with_sleep()):
         return None

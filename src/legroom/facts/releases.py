@@ -39,7 +39,7 @@ _Key = tuple[tuple[int, ...], int, int, int]
 
 
 def _match_version(version: str) -> re.Match[str] | None:
-    """The match of a vLLM version, whatever its case; None where the text is none."""
+    """The regex match of a vLLM version such as `v0.10.2rc1`, in any case; None for other texts."""
     return _VERSION.fullmatch(version.strip().lower())
 
 
@@ -74,12 +74,15 @@ class Release:
         return _index_by_release()[self.version]
 
     def at_least(self, version: str) -> bool:
+        """Whether the release is this version or a later one."""
         return _sort_key(self.version) >= _sort_key(version)
 
     def before(self, version: str) -> bool:
+        """Whether the release is older than this version."""
         return _sort_key(self.version) < _sort_key(version)
 
     def after(self, version: str) -> bool:
+        """Whether the release is newer than this version."""
         return _sort_key(self.version) > _sort_key(version)
 
     def within(self, first: str, last: str) -> bool:

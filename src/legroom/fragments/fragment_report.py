@@ -111,7 +111,7 @@ class FragmentReport:
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """1 - largest free piece / free bytes."""
+        """1 - largest free piece / free bytes, from 0 (one piece) to 1; None where unknown."""
         free, largest = self.reading.state.usable_free_bytes, self.largest_free_bytes
         if free <= 0:
             return 0.0
@@ -130,6 +130,7 @@ class FragmentReport:
         return pieces >= _FRAGMENTED_BYTES and pieces >= _FRAGMENTED_RATIO * reserved
 
     def part(self, name: PartName) -> MemoryPart | None:
+        """The part of this name; None where the report has none."""
         return next((part for part in self.parts if part.part == name), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def _served_by_expandable_segments(reading: AllocatorReading, request: RefusedRe
 
 
 def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
-    """What PyTorch reserves: allocated, rounding, private pools, free whole segments, and free pieces."""
+    """The parts of PyTorch's reserved memory: allocated, rounding, private pools, free segments, free pieces."""
     state = reading.state
     if reading.is_host:
         text = "of the host, held by the worker's process: without a GPU PyTorch keeps no reserve that could fragment"

@@ -34,7 +34,7 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def readings_of_content(
     content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
 ) -> tuple[AllocatorReading, ...]:
-    """The readings of a file's bytes."""
+    """The readings of a file's bytes: a black box, a torch snapshot or a memory summary."""
     if is_pickle(content[:2]):
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):
@@ -65,7 +65,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def black_box_reading(record: BlackBox) -> AllocatorReading:
-    """The allocator as a black box recorded it."""
+    """The allocator's state as a worker's black box recorded it."""
     state = record.allocator
     if state is None:
         raise LegroomError("the black box has no allocator's state", "its worker ran without a GPU")
@@ -100,7 +100,7 @@ _UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB
 
 
 def read_summary(text: str) -> AllocatorReading:
-    """The last `memory_summary()` in a text."""
+    """The allocator's state from the last `torch.cuda.memory_summary()` in a text."""
     text = text[text.rfind(_HEADING) :]
     rows = {name: (_to_bytes(now, unit), _to_bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:

@@ -78,6 +78,7 @@ class _PlainUnpickler(pickle._Unpickler):
             target[key] = value
 
     def load_dict(self) -> None:
+        """The DICT opcode, with plain keys only."""
         items = self.pop_mark()
         self.stack.append({})
         self.set_items(items)
@@ -87,7 +88,7 @@ class _PlainUnpickler(pickle._Unpickler):
         self.set_items([key, value])
 
     def load_setitems(self) -> None:
-        """SETITEMS into a plain dict; anything else is refused."""
+        """The SETITEMS opcode into a plain dict; anything else is refused."""
         self.set_items(self.pop_mark())
 
 
@@ -140,7 +141,7 @@ _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
 def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
-    """One reading per device with memory, the fullest first."""
+    """The allocator's state of each device with memory in a torch snapshot, the fullest first."""
     document = read_plain_pickle(content, max_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}
@@ -327,7 +328,7 @@ def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: A
 
 
 def _call_site_name(frames: Any) -> str:
-    """The innermost Python frame outside torch."""
+    """`file:line function` of the innermost Python frame outside torch; empty where there is none."""
     if not isinstance(frames, list | tuple):
         return ""
     python = [

@@ -40,7 +40,7 @@ class AdmissionRequest:
 
     @property
     def switch(self) -> str:
-        """The value of the label or annotation `legroom/gate`; empty where there is none."""
+        """The value of the label or annotation `legroom/gate`, which switches reviews; empty where there is none."""
         return next((value for owner in _annotations_and_labels(self.new) if (value := owner.get(SWITCH))), "")
 
     @property
@@ -57,9 +57,8 @@ class AdmissionRequest:
     @property
     def is_deleted(self) -> bool:
         """Whether nothing will run: DELETE, CONNECT, or an object already being deleted."""
-        return self.operation in ("DELETE", "CONNECT") or bool(
-            _mapping_or_empty(self.new.get("metadata")).get("deletionTimestamp")
-        )
+        ends = _mapping_or_empty(self.new.get("metadata")).get("deletionTimestamp")
+        return self.operation in ("DELETE", "CONNECT") or bool(ends)
 
 
 class NotAReview(LegroomError):
@@ -102,7 +101,7 @@ def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
-    """The body of the response."""
+    """The AdmissionReview response as JSON bytes."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}

@@ -60,11 +60,8 @@ def plan_verdict(
     hub: bool = False,
     search_until_s: float = math.inf,
 ) -> Verdict:
-    """Plan every server of a manifest and return the most severe outcome.
-
-    `default_gpu` applies to pods that name no GPU. With `hub`, configs of unknown models are fetched from the Hugging
-    Face Hub. A single-change search stops at `search_until_s` of the monotonic clock.
-    """
+    """The worst outcome of a manifest's servers; `default_gpu`: of pods naming none, `hub`: fetch unknown configs."""
+    # A single-change search stops at `search_until_s` of the monotonic clock.
     from legroom.planning.file_plans import planned_servers, started_servers
     from legroom.planning.machine import Machine
     from legroom.render.file_plan_text import verdict_sentences
@@ -215,8 +212,7 @@ class VerdictCache:
         return key, verdict
 
     async def decide(self, key: bytes, manifest: Manifest) -> Verdict:
-        """The verdict within the deadline, else `NoVerdict`. Without fixes, the full search starts in the background;
-        its result is returned if it arrives within `wait_for_fixes_s`, and cached in any case."""
+        """The verdict within the deadline, else NoVerdict; the search for fixes goes on in the background, cached."""
         started_s = time.monotonic()
         verdict = self._verdicts.get(key) or await self._plan_once(key, manifest, started_s)
         if verdict.is_searched or (search := self._search_task(key, manifest)) is None:

@@ -75,7 +75,7 @@ class GatePolicy:
     """Skip objects without the label or annotation `legroom/gate`."""
 
     def mode_for(self, request: AdmissionRequest, path_mode: Mode | None) -> Mode | None:
-        """The mode for one object; None skips it."""
+        """`enforce` or `warn` for one object; None where it is not reviewed."""
         switch, namespace = request.switch, request.namespace
         if switch == "off" or namespace in self.not_namespaces:
             return None
@@ -199,7 +199,7 @@ class GateApp:
             raise error if isinstance(error, _BadBody) else _BadBody(408, "the review stopped coming") from None
 
     async def _decide(self, request: AdmissionRequest, path_mode: Mode | None) -> tuple[str, bytes]:
-        """The outcome that is counted, and the body of the response."""
+        """The outcome's metric label and the response body for one reviewed object."""
         mode = self._policy.mode_for(request, path_mode)
         if mode is None or request.is_deleted or request.is_owned:
             return "skipped", review_response(request.uid, True)
@@ -253,7 +253,7 @@ class CertificateFiles:
         return cls(Path(folder) / "tls.crt", Path(folder) / "tls.key")
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Changes when the files do; Kubernetes updates a mounted Secret by swapping a link."""
+        """A value that changes when the files do; Kubernetes updates a mounted Secret by swapping a link."""
         both = (self.certificate.stat(), self.key.stat())
         return tuple((info.st_mtime_ns, info.st_ino, info.st_size) for info in both)
 
@@ -297,7 +297,7 @@ async def reload_certificates(
 
 
 def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, files: CertificateFiles) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve the admission webhook over TLS until SIGTERM or SIGINT."""
     context = files.server_context()
     metrics = GateMetrics()
     verdicts = VerdictCache(options, metrics.searches_dropped.inc)

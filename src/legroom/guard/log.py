@@ -16,7 +16,7 @@ class _Stderr(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Add a handler to the guard's logger."""
+    """Make the guard's logger print to stderr, once."""
     LOG.setLevel(logging.INFO)
     LOG.disabled = False  # logging.config disables existing loggers
     if not LOG.handlers:

@@ -46,7 +46,7 @@ class Expression:
 
 
 def manifest_queries(document: Node) -> Iterator[Expression]:
-    """PromQL and series names of autoscalers and monitors."""
+    """PromQL and series names in a manifest's autoscalers and monitors."""
     for node in document.walk():
         for key in _QUERY_KEYS:
             value = node.get(key)
@@ -163,9 +163,8 @@ def dashboard_expressions(source: Text) -> list[Expression] | None:
     if '"prometheusQuery"' in source.text:
         return list(_dashboard_queries(source))  # Google Cloud Monitoring uses PromQL, too
     if product := _other_metrics_product(document):
-        raise LegroomError(
-            f"is a dashboard of another product ({product}), not one of Grafana", "lint reads Grafana's JSON"
-        )
+        problem = f"is a dashboard of another product ({product}), not one of Grafana"
+        raise LegroomError(problem, "lint reads Grafana's JSON")
     return None
 
 

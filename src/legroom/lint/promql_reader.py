@@ -54,7 +54,7 @@ class Comparison:
 
 
 def tokens(expression: str) -> tuple[Token, ...]:
-    """All tokens but spaces and comments."""
+    """The tokens of a PromQL expression, without spaces and comments."""
     return tuple(
         Token(str(match.lastgroup), match[0], match.start())
         for match in _TOKEN.finditer(expression)
@@ -117,7 +117,7 @@ def after_bracket(stream: tuple[Token, ...], i: int, opening: str, closing: str)
 
 
 def comparisons(expression: str) -> Iterator[Comparison]:
-    """Comparisons with a number on either side."""
+    """The comparisons of a PromQL expression with a number on either side."""
     stream = tokens(expression)
     scaled = False
     for i, token in enumerate(stream):

@@ -47,6 +47,7 @@ class LintFinding:
 
     @property
     def sort_key(self) -> tuple[int, int, str]:
+        """Line, column and rule id, by which findings are sorted."""
         return self.place.line, self.place.column, self.rule
 
 
@@ -76,7 +77,7 @@ class Context:
 
     @property
     def release(self) -> Release:
-        """The release of a subject that names none itself."""
+        """The vLLM release assumed for a server or query that names none itself."""
         return self.requested_release or (self.plan.release if self.plan else latest())
 
     @property

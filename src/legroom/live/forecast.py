@@ -30,7 +30,7 @@ class Trend:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the confidence interval excludes 0."""
+        """Whether the slope's confidence interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -75,7 +75,7 @@ class Forecast:
 
     @property
     def text(self) -> str:
-        """`pool full in ~4 min at this trend`."""
+        """The forecast in words: `pool full in ~4 min at this trend`."""
         return f"pool full in ~{_duration_text(self.full_in_s)} at this trend"
 
 

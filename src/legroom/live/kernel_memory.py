@@ -120,10 +120,8 @@ class KernelKill:
 
 
 def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = Path("/dev/kmsg")) -> KernelKill | None:
-    """The out-of-memory kill since `before`; None where the counters did not increase.
-
-    Without a cgroup the machine's counter is used, which includes processes of others.
-    """
+    """The out-of-memory kill since `before`; None where the counters did not increase."""
+    # Without a cgroup the machine's counter is used, which includes processes of others.
     cgroup = before.cgroup
     now = cgroup.kills if cgroup is not None else machine_kills(proc)
     then = before.kills if cgroup is not None else before.machine_kills
@@ -188,8 +186,7 @@ def _cgroup_paths(text: str) -> dict[int, str]:
 
 
 def _cgroup_mounts(text: str) -> Iterator[tuple[str, str, int]]:
-    """(mount point, mounted root, version) of each cgroup mount. Version 1 comes first: beside its memory controller,
-    version 2 accounts for no memory."""
+    """(mount point, mounted root, version) of each cgroup mount, version 1 first, as it then accounts for memory."""
     mounts = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")

@@ -221,9 +221,8 @@ def _long_prompt_remedies(finding: DetectorFinding, seen: Traffic, planned: Plan
                 break
     if length and pool:
         why = f"{pool / length:.0f} such prompts fill the pool; the guard admits what it holds and lets the rest wait"
-        yield ProposedRemedy(
-            why, steps=("vllm serve ... --middleware legroom.guard.Guard, or legroom guard --upstream URL",)
-        )
+        guards = "vllm serve ... --middleware legroom.guard.Guard, or legroom guard --upstream URL"
+        yield ProposedRemedy(why, steps=(guards,))
     yield from _batch_remedies(finding, seen, planned)
 
 

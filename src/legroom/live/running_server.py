@@ -105,9 +105,8 @@ async def _query_server(target: Endpoint) -> RunningServer:
     if isinstance(length, int):
         settings["max_model_len"] = length
     model = str(served.get("root") or served.get("id") or "")
-    return RunningServer(
-        version["version"], model, settings, _pool_tokens(labels, settings), "max_num_seqs" in settings
-    )
+    tokens = _pool_tokens(labels, settings)
+    return RunningServer(version["version"], model, settings, tokens, "max_num_seqs" in settings)
 
 
 async def _json_at(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettin
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
-    """The figure with this band, cut off at 0."""
+    """The figure with a band of `below` and `above` bytes, cut off at 0."""
     low = min(value.bytes, max(0, value.bytes - below))
     return Figure(value.bytes, "estimated", low, value.bytes + above, value.terms)
 

@@ -104,7 +104,7 @@ class Block:
         self.after: Block | None = None
 
     def link(self, before: Block | None, after: Block | None) -> None:
-        """Set the neighbours on both sides."""
+        """Set the blocks before and after this one in its segment."""
         self.before, self.after = before, after
         if before is not None:
             before.after = self
@@ -364,7 +364,7 @@ class CachingAllocator:
 
 
 def _growable_bytes(block: Block) -> int:
-    """The block and the unmapped address space behind it."""
+    """Bytes of the block and of the unmapped address space behind it."""
     following = block.after
     return block.size_bytes + (following.size_bytes if following is not None and not following.is_mapped else 0)
 

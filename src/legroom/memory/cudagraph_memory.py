@@ -126,11 +126,9 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
 
 
 def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded.
-
-    The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
-    the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
-    """
+    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded."""
+    # The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
+    # the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
     pieces, full = captures(settings)
     sampled = _full_sizes(settings)[-_SAMPLES:]
     driver = _driver_bytes(model, settings, gpu, pieces, len(sampled))
@@ -224,7 +222,7 @@ def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
 
 
 def _graph_constants(settings: EngineSettings) -> dict[str, Any]:
-    """The fitted graph constants of this release and model runner."""
+    """The fitted constants of CUDA graph memory for this release and model runner."""
     runner = "V0" if settings.engine == "V0" else settings.runner
     return by_release(constants()["graphs"][runner], settings.release)
 
@@ -250,12 +248,12 @@ def _full_sizes(settings: EngineSettings) -> list[int]:
 
 
 def layer_nodes(model: Model) -> float:
-    """Layers counted in plain transformer layers: MLA launches more kernels, two mixers make two graph pieces."""
+    """Graph nodes in units of a plain transformer layer: MLA layers count more, and each mixer beside another."""
     return cached_by_model(_layer_nodes, model)
 
 
 def _layer_nodes(model: Model) -> float:
-    """`layer_nodes`, uncached."""
+    """As `layer_nodes`, computed anew for each call."""
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
     mixers = sum(1 + len(layer.also) for layer in model.layers)
     return mixers + heavier * len(latent(layer.mixer for layer in model.layers))

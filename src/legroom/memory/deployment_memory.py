@@ -10,7 +10,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
-from legroom.memory.activation.profile_run import activation, activation_cold
+from legroom.memory.activation.profile_run import activation, activation_cold, pinned_bytes
 from legroom.memory.bands import band_class, banded, kv_band, spare_on_larger_card
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
@@ -134,6 +134,7 @@ def stage_layout(
         # Where nobody said whether the compile cache is empty, the bands hold both.
         first_start = activation_cold(model, settings, gpu, stage).bytes - rules["activation"].bytes
         parts["activation"] = replace(parts["activation"], high=parts["activation"].high + first_start)
+        first_start += pinned_bytes(model, settings, gpu, stage)
     left = kv_band((weights, *rules.values()), of, settings, gpu, first_start)
     return Layout(
         gpu.total_bytes,
@@ -245,7 +246,7 @@ def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int 
 
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
-    """The first that is not None."""
+    """The first check that failed; None where none did."""
     return next((failure for failure in failures if failure), None)
 
 

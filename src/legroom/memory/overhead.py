@@ -193,7 +193,7 @@ def host_terms(gpu: Gpu) -> tuple[Term, ...]:
     if not gpu.unified:
         return ()
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    system, servers = _system_bytes(gpu), _servers_bytes()
+    system, servers = _system_bytes(gpu), int(constants()["unified"]["servers_mib"] * MIB)
     system_share = max(0, system - own)
     servers_share = max(0, servers - max(0, own - system))
     return tuple(
@@ -217,8 +217,9 @@ def reserve_bytes(gpu: Gpu) -> int:
     if not gpu.unified:
         return 0
     own = max(0, gpu.host_total_bytes - gpu.total_bytes)
-    wanted = int(max(gpu.total_bytes, gpu.host_total_bytes) * constants()["unified"]["reserve_share"])
-    return max(0, wanted - max(0, own - _system_bytes(gpu) - _servers_bytes()))
+    fit = constants()["unified"]
+    wanted = int(max(gpu.total_bytes, gpu.host_total_bytes) * fit["reserve_share"])
+    return max(0, wanted - max(0, own - _system_bytes(gpu) - int(fit["servers_mib"] * MIB)))
 
 
 def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
@@ -260,8 +261,3 @@ def _system_bytes(gpu: Gpu) -> int:
     fit = constants()["unified"]
     whole = max(gpu.total_bytes, gpu.host_total_bytes)
     return max(int(fit["system_least_mib"] * MIB), int(whole * fit["system_share"]))
-
-
-def _servers_bytes() -> int:
-    """Bytes of unified memory that the server's host processes use (fitted)."""
-    return int(constants()["unified"]["servers_mib"] * MIB)

@@ -46,7 +46,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """The tensor's size: the product of its factors."""
+        """Bytes of the tensor: the product of its factors."""
         return math.prod(number for number, _ in self.factors)
 
     @property
@@ -98,7 +98,7 @@ def tensors(model: Model, settings: EngineSettings, gpu: Gpu, kv: KvPlan | None 
 
 
 def _weight_tensors(model: Model, settings: EngineSettings, gpu: Gpu) -> Iterator[Tensor]:
-    """The weights of one rank, each with the factors of its size."""
+    """The weight tensors of one rank, each with the factors of its size."""
     for stored in stored_modules(model, settings, gpu):
         module = stored.module
         setting = "max_loras" if module.part == "lora" else ""

@@ -42,11 +42,8 @@ def _never() -> bool:
 
 
 def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
-    """The plan with changes of flags that make it fit; `keep` names flags that must not change.
-
-    Single changes come first, then combinations from a search, then last resorts. Advice uses no more GPUs than were
-    given. `enough`: stop after this many changes, without the search for others and for a number of GPUs that suffices.
-    """
+    """The plan with flag changes that make it fit; `keep`: flags not to change, `enough`: stop after so many."""
+    # Single changes come first, then combinations from a search, then last resorts, all on the given GPUs.
     kept = frozenset(keep)
     if (advised := _advice_without_search(first, kept)) is not None:
         return advised

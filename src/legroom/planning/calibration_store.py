@@ -270,7 +270,7 @@ def read_store(path: Path | None = None) -> StoredCalibration:
 
 
 def write_store(observations: tuple[Observation, ...], path: Path | None = None) -> None:
-    """Replace the calibration file."""
+    """Write these observations as the whole calibration file, by default the user's."""
     write_json_file(path or store_path(), {"schema": SCHEMA, "observations": [to_json(each) for each in observations]})
 
 

@@ -73,11 +73,8 @@ class SearchAnswer:
 
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
-    """The best flags for a goal. `targets` are the model and then its quantized variants in order of preference.
-
-    Flags in `args` stay; the others are searched. More of the offered GPUs are preferred to changes of the outputs
-    (another checkpoint, an 8-bit KV cache).
-    """
+    """The best flags for a goal; `targets`: the model, then its quantized variants; flags in `args` stay."""
+    # More of the offered GPUs are preferred to changes of the outputs (another checkpoint, an 8-bit KV cache).
     base_args = replace(args, max_model_len=args.max_model_len or goal.context)
     state = _SearchState()
     gpus_enough = math.inf

@@ -24,11 +24,9 @@ _MIN_INTEGERS, _MIN_PACKED_BEFORE_0_12 = (7, 5), (8, 0)
 
 
 def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
-    """The published quantized checkpoints of a model that its card runs, the widest weights first.
-
-    Of equal widths, the publisher's own comes first, then native formats of the card. None where --quantization is
-    given or the model is quantized already.
-    """
+    """The published quantized checkpoints of a model that its card runs, the widest weights first."""
+    # Of equal widths, the publisher's own comes first, then native formats of the card. None where --quantization is
+    # given or the model is quantized already.
     model = target.model
     if args.quantization or model.quantization or not model.source.startswith("bundled"):
         return []
@@ -88,11 +86,9 @@ def _capability(target: Target) -> tuple[int, int]:
 
 
 def _is_supported(scheme: Quantization | None, target: Target) -> bool:
-    """Whether a checkpoint of this scheme runs well on the card with this release.
-
-    `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers 8.0
-    up to 0.11 and 7.5 since. NVFP4 is proposed where the card computes in it.
-    """
+    """Whether a checkpoint of this scheme runs well on the card with this release."""
+    # `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers
+    # 8.0 up to 0.11 and 7.5 since. NVFP4 is proposed where the card computes in it.
     if scheme is None or target.gpu.vendor != "nvidia":
         return scheme is not None and not (scheme.number == "float" and scheme.weight_bits < 8)
     capability = _capability(target)

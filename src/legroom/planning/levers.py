@@ -128,7 +128,7 @@ def no_graphs(plan: Plan) -> Proposals:
 
 
 def fp8_kv_cache(plan: Plan) -> Proposals:
-    """An FP8 KV cache, on GPUs with FP8 tensor cores."""
+    """--kv-cache-dtype fp8, on GPUs with FP8 tensor cores."""
     capability = plan.target.gpu.compute_capability
     if plan.settings.kv_cache_dtype in ("auto", "bfloat16", "float16") and capability >= (8, 9):
         yield {"kv_cache_dtype": "fp8"}
@@ -186,7 +186,7 @@ def offloaded_weights(plan: Plan) -> Proposals:
 
 
 def smaller_model(plan: Plan) -> Proposals:
-    """The next smaller model of the same series."""
+    """Proposals: the smaller models of the same series, the largest first."""
     for model in smaller_models(plan.target, plan.args):
         yield {"model": model.name}
 

@@ -203,12 +203,12 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the tightest GPU."""
+        """The memory layout of the GPU with the smallest KV cache."""
         return self.memory.tightest
 
     @property
     def host(self) -> HostNeeds:
-        """Host memory and CPUs that it needs."""
+        """Host memory and CPUs that the planned server needs."""
         return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)
 
 
@@ -223,7 +223,7 @@ def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
 
 
 def plan(target: Target, args: ServeArgs) -> Plan:
-    """Predict what vLLM does with these flags, without advice."""
+    """The plan of these flags: what vLLM would do with memory, without advice."""
     settings = resolve(args, target.model, target.gpu, target.release)
     needed = args.gpus_needed
     if needed > target.gpus:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import Gpu, GpuPrice, all_gpus, list_prices
+from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
@@ -112,17 +112,7 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
     return (fit, smaller) if smaller is not fit and smaller.plan else (fit,)
 
 
-def size_json(
-    rows: Sequence[Fit], goal: CapacityGoal, release: Release, prices: Mapping[str, GpuPrice] | None = None
-) -> dict[str, Any]:
-    """The document that `legroom size --json` prints, the cheapest row first; None: list prices."""
-    prices = list_prices() if prices is None else prices
-    rows = cheapest_first(rows, prices)
-    each_args = {"context": goal.context, "concurrency": goal.concurrency, "policy": goal.policy}
-    return {"vllm": release.version, **each_args, "rows": [_row_json(row, prices) for row in rows]}
-
-
-def _row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
+def row_json(fit: Fit, prices: Mapping[str, GpuPrice]) -> dict[str, Any]:
     """JSON of one model, or its quantized checkpoint, on one GPU: count, price per hour, what limits it, command."""
     plan = fit.plan
     split = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")

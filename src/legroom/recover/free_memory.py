@@ -46,10 +46,8 @@ def free_dead_holders(
     sigterm_grace_s: float = _SIGTERM_GRACE_S,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """End these processes and remove these segments, where a new scan still finds them dead.
-
-    A journal that cannot be written is a warning.
-    """
+    """End these processes and remove these segments, where a new scan still finds them dead."""
+    # A journal that cannot be written is a warning.
     action: int | None = None
     try:
         action = journal.begin_action(None, "recover", "free", _journal_record(dead)) if journal else None
@@ -71,9 +69,8 @@ def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot],
     if not holders:
         return []
     # The engine core ends its workers itself, so they are killed only if they remain.
-    failed = _signal_all(
-        [each for each in holders if each.process and each.process.pid == each.top], signal.SIGTERM, rescan
-    )
+    engine_cores = [each for each in holders if each.process and each.process.pid == each.top]
+    failed = _signal_all(engine_cores, signal.SIGTERM, rescan)
     signalled = [holder for holder in holders if holder not in failed]
     _wait_for_exit(signalled, sigterm_grace_s)
     remaining = [holder for holder in signalled if _still_runs(holder.process)]
@@ -111,7 +108,7 @@ def _still_runs(process: ProcessInfo | None) -> bool:
 
 
 def _signal_process(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
-    """Signal one process; None where the signal was sent."""
+    """Send a signal to one process; the outcome where that was not possible, None where it was sent."""
     process = holder.process
     assert process is not None
     try:

@@ -294,7 +294,7 @@ def _peer_pids(
 
 
 def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[frozenset[int], bool]) -> ProcessInfo:
-    """Attributes that may not be read are empty strings in `info`."""
+    """The process of psutil's attributes (`info`; unreadable ones are empty), its files and connected processes."""
     name, is_zombie = printable(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
     title = masked(" ".join(words))[:_MAX_TITLE_CHARACTERS]

@@ -53,7 +53,7 @@ class Holder:
 
 
 def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
-    """Every relevant holder, by state and then by size."""
+    """Every process and segment of vLLM that holds memory, by state (dead, suspect, in use), then size."""
     holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
     holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
@@ -113,10 +113,8 @@ def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[Hold
         whose = _user_of_unreadable(snapshot, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
-    daemon_and_tracker_pids = _resource_tracker_pids(snapshot) | {
-        process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
-    }
-    outside = {peer for member in group for peer in member.peers} - inside - daemon_and_tracker_pids
+    daemons = {process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)}
+    outside = {peer for member in group for peer in member.peers} - inside - daemons - _resource_tracker_pids(snapshot)
     if outside:
         named = ", ".join(_process_name(snapshot, pid) for pid in sorted(outside)[:3])
         return "in use", f"its parent is gone, but {named} talks to it", top.pid
@@ -140,7 +138,7 @@ def _user_of_unreadable(snapshot: MachineSnapshot, top: int) -> str:
 def _state_with_python_parent(
     snapshot: MachineSnapshot, top: ProcessInfo, above: ProcessInfo
 ) -> tuple[HolderState, str, int]:
-    """A Python parent has started it, unless it is a supervisor as PID 1 without a connection to it."""
+    """State, reason and top PID of an engine under a Python parent: in use, unless that is an unconnected PID 1."""
     is_apart = snapshot.knows_peers and above.is_readable and above.pid not in top.peers
     if above.pid == 1 and is_apart and not (_SERVER.search(above.title) or above.loads_vllm):
         return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
@@ -148,16 +146,18 @@ def _state_with_python_parent(
 
 
 def _resource_tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+    """PIDs of Python's resource trackers, which remove leftover shared memory."""
     return {process.pid for process in snapshot.processes.values() if _TRACKER.search(process.title)}
 
 
 def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
+    """`PID 42 (title)` for a message; the PID alone where the process is gone."""
     process = snapshot.processes.get(pid)
     return f"PID {pid} ({process.title[:60] or process.name})" if process else f"PID {pid}"
 
 
 def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
-    """PIDs that the driver lists and /proc does not."""
+    """A holder for each PID that the driver lists and /proc does not show."""
     reason = "the driver names it, but no such process can be seen: another container's, or one just gone"
     for card in snapshot.gpus:
         for pid, used in card.processes:

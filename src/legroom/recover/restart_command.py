@@ -95,10 +95,8 @@ def _modification_time_s(path: Path) -> float:
 
 
 def restart_after(crashed: CrashedServer) -> RestartCommand:
-    """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither.
-
-    Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
-    """
+    """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither."""
+    # Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
     restart = _restart_command(crashed)
     env, words = _split_env(restart.command)
     given, _ = _split_env(shlex.split(crashed.command or ""))
@@ -154,9 +152,8 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
             "; ".join(problem.message for problem in fatal),
             "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
         )
-    first = plan_on_named_card(
-        _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count), deployment.args
-    )
+    target = _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count)
+    first = plan_on_named_card(target, deployment.args)
     fitting, why = first, "it fits as it is"
     if first.verdict != "fits":
         working = [each for each in with_advice(first).advice if each.plan.verdict == "fits"]

@@ -71,7 +71,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
 
 
 def entry_list_text(entries: Sequence[Entry], style: Style, language: Language = "en") -> str:
-    """One line per entry."""
+    """A list of catalog entries, one line each."""
     width = max((len(entry.id) for entry in entries), default=0)
     return "".join(
         f"{style.paint(entry.id.ljust(width), 'red')}  {entry.title.in_language(language)}  "
@@ -81,7 +81,7 @@ def entry_list_text(entries: Sequence[Entry], style: Style, language: Language =
 
 
 def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
-    """Search results, best first."""
+    """The catalog entries that a search found, one line each, best first."""
     best = hits[0].entry.id
     return entry_list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 

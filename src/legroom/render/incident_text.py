@@ -25,12 +25,12 @@ _MAX_SLOTS = 560
 
 
 def local_time_text(time_s: float) -> str:
-    """Local date and time."""
+    """A Unix time as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
 def duration_text(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `2.0 days`."""
+    """Seconds as text: `45 s`, `12 min`, `3.5 h`, `2.0 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

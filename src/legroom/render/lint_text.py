@@ -14,7 +14,7 @@ _COLOURS: dict[str, Colour] = {"error": "red", "warning": "orange", "note": "blu
 
 
 def report_text(report: LintReport, style: Style = PLAIN) -> str:
-    """Findings, unread files, skipped files and a summary."""
+    """The text of `legroom lint`: findings, unread and skipped files, and a summary."""
     return "\n".join(_report_lines(report, style)) + "\n"
 
 

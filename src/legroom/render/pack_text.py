@@ -107,7 +107,7 @@ def _change_lines(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
             "No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN
         )
         return
-    yield _MARGIN + style.paint("What would make them fit, the least change first:", "bold")
+    yield _MARGIN + style.paint("What would fit, the least change first:", "bold")
     for change in changes:
         who = f"{change.server}: " if change.server else ""
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.flags.items())

@@ -50,7 +50,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
 
 
 def _body_text(plan: Plan, style: Style) -> str:
-    """The card, the KV cache and the pipeline stages."""
+    """The part of the text about the card, the KV cache and the pipeline stages."""
     return paragraphs(_card_lines(plan, style), _kv_cache_lines(plan, style), _stage_lines(plan, style))
 
 
@@ -163,7 +163,7 @@ def _kv_cache_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """Tokens a second of one user and of all together, and the list price; nothing where it does not start."""
-    from legroom.simulation.card_models import speed_and_price_json  # reads numpy
+    from legroom.simulation.card_models import speed_and_price_json  # plans of a gate or an export need no step times
 
     known = speed_and_price_json(plan) if plan.starts else {}
     if one := known.get("one_user_tokens_per_s"):
@@ -217,7 +217,7 @@ def _host_memory_text(plan: Plan) -> str:
 
 
 def _first_start_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Blocks of a first start, which compiles with a cold cache."""
+    """Rows with the KV blocks of a first start, which compiles with a cold cache."""
     first = cold_start(plan)
     if first is plan:
         return
@@ -269,16 +269,15 @@ def _numbered_advice_lines(number: int, advice: Advice, style: Style) -> Iterato
     flags = " ".join(change_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
-    yield from _mini_bar_lines(after, style)
+    yield _mini_bar_line(after, style)
     if advice.trades:
         yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
-def _mini_bar_lines(plan: Plan, style: Style) -> Iterator[str]:
-    """One line: a small bar, KV bytes, concurrency and headroom."""
-    width = max(10, style.width - 57)
-    mini = bar([part.segment for part in layout_parts(plan.layout)], width, style)
-    yield f"    {mini}  {_holding_text(plan)}"
+def _mini_bar_line(plan: Plan, style: Style) -> str:
+    """A small bar, KV bytes, concurrency and headroom."""
+    mini = bar([part.segment for part in layout_parts(plan.layout)], max(10, style.width - 57), style)
+    return f"    {mini}  {_holding_text(plan)}"
 
 
 def _holding_text(plan: Plan) -> str:
@@ -316,7 +315,7 @@ def _math_lines(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _kv_token_math(plan: Plan, style: Style) -> Iterator[str]:
-    """The terms of the KV bytes per token."""
+    """Lines with the terms of the KV cache bytes per token."""
     kv = plan.memory.kv
     if not kv.token_terms or not kv.bytes_per_token:
         return
@@ -383,7 +382,7 @@ def _alternative_lines(result: SearchAnswer, style: Style) -> Iterator[str]:
     for plan, losses in result.alternatives:
         yield ""
         yield from command_lines(ready_command(plan), style)
-        yield from _mini_bar_lines(plan, style)
+        yield _mini_bar_line(plan, style)
         yield from (style.paint(line, "dim") for line in wrap(f"gives up: {_losses_text(losses)}", style.width, "    "))
 
 

@@ -26,7 +26,7 @@ _DRIVER_BYTES = GIB
 
 
 def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: Style) -> str:
-    """GPUs and holders, the dead first."""
+    """GPUs and what holds their and the host's memory, dead holders first."""
     lines = []
     for card in snapshot.gpus:
         lines.append(
@@ -114,7 +114,7 @@ def _reset_advice(snapshot: MachineSnapshot, style: Style) -> list[str]:
 
 
 def freed_text(freed: Sequence[Freed], style: Style) -> str:
-    """The outcome of each holder; removed segments share a line."""
+    """What happened to each memory holder; removed segments share a line."""
     lines = []
     removed = [end for end in freed if end.holder.segment and end.is_free]
     done, failed = style.paint(style.pick("✓", "ok"), "green"), style.paint(style.pick("×", "x"), "red")

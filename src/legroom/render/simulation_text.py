@@ -83,7 +83,7 @@ _VERDICTS = {
 
 
 def _headline(timeline: Timeline, load: LoadVerdict) -> str:
-    """The verdict, and the number that decides it."""
+    """The verdict on the load in one sentence, with the number that decides it."""
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
     words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
     if load.verdict == "falls_behind":
@@ -119,7 +119,7 @@ def _timeline_rows(timeline: Timeline, load: LoadVerdict) -> list[tuple[str, str
         ("steps", count(tally.steps)),
         ("preemptions", f"{count(tally.preemptions)}, {count(tally.recomputed_tokens)} tokens computed again"),
         ("peak blocks", f"{count(tally.peak_blocks)} of {count(settings.usable_blocks)} ({share:.0%})"),
-        ("peak running", f"{count(tally.peak_running)} of {count(settings.max_num_seqs)}"),
+        ("peak running", f"{count(tally.peak_running)} of {plural(settings.max_num_seqs, 'sequence')}"),
         ("prefix cache", f"{timeline.hit_ratio:.1%} of prompt tokens found"),
     ]
     if timeline.clocks is None:
@@ -348,7 +348,7 @@ def _choice_rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
 
 
 def _significant_digits(figure: float) -> str:
-    """Three significant digits below 0.1, as times per token are."""
+    """A number as text, with three significant digits below 0.1, as times per token are."""
     return f"{figure:,.2f}" if figure >= 0.1 else f"{figure:.3g}"
 
 

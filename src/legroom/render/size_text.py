@@ -16,11 +16,9 @@ from legroom.simulation.card_models import CardModel, CardModels, DecodeRate, de
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
 
-Rows = Sequence[tuple[str, "Fit"]]
-
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
-    """One table per model."""
+    """The text of `legroom size`: one table per model."""
     blocks = []
     for model in dict.fromkeys(fit.model for fit in rows):
         fits = [fit for fit in rows if fit.model == model]
@@ -95,15 +93,15 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
 
 
 def _rate_text(rate: DecodeRate | None, style: Style) -> str:
-    """The range of tokens a second that one user sees."""
+    """The range of tokens per second that one user sees, as text; a dot where it is not estimated."""
     return f"{rate.low:,.0f} to {rate.high:,.0f}" if rate else style.pick("·", "-")
 
 
-def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
+def matrix_text(rows: Sequence[Fit], title: str, style: Style = PLAIN) -> str:
     """A table with the number of GPUs by GPU and model."""
-    models = list(dict.fromkeys(name for name, _ in rows))
-    gpus = list(dict.fromkeys(fit.gpu.name for _, fit in rows))
-    counts = {(name, fit.gpu.name): fit for name, fit in reversed(rows)}
+    models = list(dict.fromkeys(fit.model for fit in rows))
+    gpus = list(dict.fromkeys(fit.gpu.name for fit in rows))
+    counts = {(fit.model, fit.gpu.name): fit for fit in reversed(rows)}
     nothing = style.pick("·", "-")
     table = [("GPU", *(short_model_name(model) for model in models))]
     for gpu in gpus:
@@ -116,7 +114,7 @@ def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
 
 
 def fleet_size_text(report: FleetReport, style: Style) -> str:
-    """One table per model of a load over time."""
+    """The text of `legroom size --rate`: one table per model."""
     blocks = []
     for model in dict.fromkeys(card.model for card in report.cards):
         cards = [card for card in report.cards if card.model == model]

@@ -90,7 +90,7 @@ def _load_rows(run: LoadRun) -> list[tuple[str, str]]:
 
 
 def percentiles(values: Sequence[float]) -> str:
-    """`p50 0.21 s  p99 0.80 s  max 0.83 s`."""
+    """p50, p99 and maximum of seconds as text: `p50 0.21 s  p99 0.80 s  max 0.83 s`."""
     if not values:
         return "not measured"
     ranked = sorted(values)

@@ -32,7 +32,7 @@ def state_mark(state: State, style: Style) -> str:
 
 
 def servers_text(views: Sequence[ServerView], style: Style) -> str:
-    """Every server with its state, sentence and figures."""
+    """The text of `legroom watch --once`: every server with its state, sentence and figures."""
     lines: list[str] = []
     for view in views:
         models = f"  {', '.join(view.models)}" if view.models else ""
@@ -59,7 +59,7 @@ def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
 
 
 def view_figures(view: ServerView) -> list[tuple[str, str]]:
-    """The known figures with their names."""
+    """(name, text) of each figure that the server reports."""
     blocks = f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
     every = [
         ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}{blocks}"),
@@ -90,7 +90,7 @@ def _latency_text(middle: float | None, worst: float | None) -> str | None:
 
 
 def seconds_text(value: float) -> str:
-    """`85 ms`, `1.25 s`."""
+    """Seconds as text: `85 ms`, `1.25 s`."""
     return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
 
 

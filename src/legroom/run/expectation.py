@@ -60,10 +60,8 @@ class Gpus:
 
 
 def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
-    """The GPUs of NVML that CUDA_VISIBLE_DEVICES selects; `named` is the user's name for the card.
-
-    A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
-    """
+    """The GPUs of NVML that CUDA_VISIBLE_DEVICES selects; `named` is the user's name for the card."""
+    # A server that needs fewer GPUs than it sees uses the first ones, so only their used memory counts.
     from legroom.live.gpu_memory import nvml_devices, visible  # loads the driver's library
 
     if named:
@@ -87,7 +85,7 @@ def _other_process_bytes(card: GpuMemory) -> int:
 
 
 def _expected_on_gpu(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
-    """The expectation from `legroom plan`."""
+    """The KV pool that `legroom plan` expects for the command on these GPUs, in words and numbers."""
     from legroom.planning.machine import Machine, make_plan
 
     if not command.args.model:

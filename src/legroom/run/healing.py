@@ -155,7 +155,7 @@ def _more_memory_fix(kill: KernelKill, estimate: HostEstimate) -> Fix:
 
 
 def _parse_gib(text: str | None) -> float:
-    """The number in the text; 0 where there is none."""
+    """The number of GiB in the text; 0 where there is none."""
     try:
         return float(text or 0)
     except ValueError:
@@ -235,11 +235,9 @@ def find_remedy(
     death: ProcessDeath | None = None,
     ended: str = "",
 ) -> Remedy:
-    """Diagnoses the log and computes a next command that was not tried yet. `kill` is an out-of-memory kill and `death`
-    the first process that ended, in words `ended`: a diagnosis of these needs no log."""
-    hints = Hints(
-        _command_with_env(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None
-    )
+    """Diagnose the log and compute an untried command; `kill`, `death` and its words `ended` need no log."""
+    line, release = _command_with_env(command, environ), command.stated_release or None
+    hints = Hints(line, None, gpus.name or None, gpus.count or None, release)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
     if kill is not None:
@@ -267,7 +265,7 @@ def find_remedy(
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; real-time signals have a number only."""
+    """A signal's name, such as SIGKILL for 9; real-time signals have a number only."""
     try:
         return signal.Signals(number).name
     except ValueError:

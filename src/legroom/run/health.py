@@ -105,10 +105,8 @@ class ServerAddress:
 
 
 def port_problem(host: str, port: int) -> str:
-    """Why a server could not listen on a port; empty where it could.
-
-    vLLM binds with SO_REUSEPORT, so a second server on the port would start and take half of the requests.
-    """
+    """Why a server could not listen on a port; empty where it could."""
+    # vLLM binds with SO_REUSEPORT, so a second server on the port would start and take half of the requests.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

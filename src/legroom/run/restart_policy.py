@@ -144,12 +144,12 @@ class Setups:
         """Variables that a change removed from the environment, kept until it has served."""
 
     def mark_launched(self) -> None:
-        """Adds the current setup to those tried, once."""
+        """Note the current command and environment as tried, once."""
         if self.current not in self.tried:
             self.tried.append(self.current)
 
     def mark_served(self) -> None:
-        """Remembers the present set-up as the one to revert to."""
+        """Remember the present command and environment as the ones to revert to."""
         self.served = [*(setup for setup in self.served if setup != self.current), self.current]
         self._removed_env.clear()
 
@@ -159,7 +159,7 @@ class Setups:
         self._removed_env |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
 
     def revert(self) -> None:
-        """Switches back to the set-up that served last."""
+        """Switch back to the command and environment that served last."""
         self.current = self.served[-1]
         os.environ.update(self._removed_env)
 

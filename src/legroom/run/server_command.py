@@ -56,7 +56,7 @@ class ServerCommand:
 
     @property
     def host(self) -> str:
-        """A local address that reaches it."""
+        """A local address at which the server can be reached."""
         given = other_value(self.args, "--host") or ""
         return _WILDCARD_HOSTS.get(given, given)
 

@@ -178,9 +178,8 @@ class Stopping:
         """Sends SIGTERM after the guard's drain has ended."""
         if self._is_draining:
             self._is_draining = False
-            self._signal_with_grace(
-                server, signal.SIGTERM, self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s
-            )
+            grace_s = self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s
+            self._signal_with_grace(server, signal.SIGTERM, grace_s)
 
     def _on_restart_signal(self, server: Child | None) -> None:
         """Terminates the server with time to drain (none with a stopped engine); ignored while stopping."""

@@ -23,16 +23,8 @@ from legroom.actions.keeper import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.process_table import engines_below, exit_signal, is_engine_core, process_start_ticks, process_title
+from legroom.run import restart_policy
 from legroom.run.health import HangWatch, ServerAddress, api_server_cpu_ticks, has_clients, port_problem
-from legroom.run.restart_policy import (
-    LINES_SHOWN,
-    IncidentRecorder,
-    ProcessDeath,
-    RestartPolicy,
-    ServerExit,
-    Setup,
-    Setups,
-)
 from legroom.run.run_file import ProcessRecord, RunFile, save_script
 from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
@@ -97,14 +89,16 @@ class Supervisor:
     ) -> None:
         self.options = options
         self.say = say
-        self._setups = Setups(Setup.of(prepared))
+        self._setups = restart_policy.Setups(restart_policy.Setup.of(prepared))
         self.prepared = prepared
         self.verified: bool | None = None
         self._outputs, self._timing, self._start_task = outputs, timing, start_task
         self._address = ServerAddress(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
-        self.incidents = IncidentRecorder(prepared["url"], say)
-        self._restarts = RestartPolicy(options, self._setups, self.incidents, self._find_fix, self._last_lines, say)
+        self.incidents = restart_policy.IncidentRecorder(prepared["url"], say)
+        self._restarts = restart_policy.RestartPolicy(
+            options, self._setups, self.incidents, self._find_fix, self._last_lines, say
+        )
         given_token = self.setup.env.get(GUARD_TOKEN) or os.environ.get(GUARD_TOKEN)
         self._guard_token = (given_token or os.urandom(16).hex()) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
@@ -122,20 +116,22 @@ class Supervisor:
         """Whether a person or the sidecar asked for this start, so that it follows no crash."""
         self._handles: dict[int, tuple[str, int]] = {}
         """A pidfd of each engine process -> its title and pid."""
-        self._first_death: ProcessDeath | None = None
+        self._first_death: restart_policy.ProcessDeath | None = None
         self._process_record: ProcessRecord | None = None
         """The log and memory account of the present or last server process."""
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> restart_policy.Setup:
+        """The command and environment in use now."""
         return self._setups.current
 
     @property
     def history(self) -> list[dict[str, Any]]:
+        """An entry for each end of the server, for the run file and --json."""
         return self._restarts.history
 
     def run(self) -> int:
-        """Returns vLLM's exit code; an unrequested end is never 0."""
+        """Run the server, restarting it as the policy says; returns vLLM's exit code, never 0 after a crash."""
         with self.file.lock(self.say), Signals() as self._signals:
             try:
                 return self._serve_until_stopped()
@@ -168,7 +164,7 @@ class Supervisor:
                 self._sleep_unless_stopped(delay_s)
         return code
 
-    def _serve_once(self) -> ServerExit:
+    def _serve_once(self) -> restart_policy.ServerExit:
         """Runs the server once until its process is gone; how it ended."""
         if self._process_record is not None:
             self._process_record.log.forget()
@@ -234,7 +230,9 @@ class Supervisor:
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting")
         if self.stopping.is_stopping or timed_out or hung:
             self._first_death = None
-        return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
+        return restart_policy.ServerExit(
+            child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began
+        )
 
     def _on_output_line(self, line: bytes) -> None:
         """Called by the output threads for each line: notes when vLLM prints its KV pool."""
@@ -252,7 +250,7 @@ class Supervisor:
         for handle in self._handles.keys() & set(readable):
             title, pid = self._handles.pop(handle)
             os.close(handle)
-            self._first_death = self._first_death or ProcessDeath(title, pid, exit_signal(pid))
+            self._first_death = self._first_death or restart_policy.ProcessDeath(title, pid, exit_signal(pid))
         reap()  # orphans of a killed keeper, or of the container whose init process this is
         if self._signals in readable:
             # A server that came up since the last check may have requests already, and be too busy to answer /health.
@@ -263,7 +261,7 @@ class Supervisor:
         if child is not None and child in readable:
             child.read()
             if child.status is not None and child.pid is not None and self._first_death is None:
-                self._first_death = ProcessDeath("the API server", child.pid, child.status & 0x7F)
+                self._first_death = restart_policy.ProcessDeath("the API server", child.pid, child.status & 0x7F)
         drain = self._guard_drain
         if child is not None and drain is not None and drain in readable:
             drain.read()
@@ -364,7 +362,7 @@ class Supervisor:
 
     def _last_lines(self) -> list[str]:
         """The last lines that the current or ended server logged."""
-        return self._process_record.last_lines(LINES_SHOWN) if self._process_record is not None else []
+        return self._process_record.last_lines(restart_policy.LINES_SHOWN) if self._process_record is not None else []
 
     def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """Waits for a task's result while handling signals; None where a stop was requested first."""

@@ -51,7 +51,7 @@ class TaskProcess:
         return self._answer.fileno()
 
     def read(self) -> None:
-        """Reads the available output."""
+        """Read what the task has written so far, without blocking."""
         piece = self._answer.read(1 << 16) or b""
         self._received += piece
         self.done = not piece
@@ -88,7 +88,7 @@ class TaskProcess:
 
 
 def _memory_file() -> IO[bytes]:
-    """A file in memory, so that fixes work on a full disk."""
+    """A file in memory (memfd) for a task's input and output, so that fixes work on a full disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("legroom"), "w+b")
     return tempfile.TemporaryFile()  # not Linux

@@ -56,9 +56,8 @@ def prepare(question: Question) -> Answer:
         added = ["--shutdown-timeout", str(max(1, math.ceil(question["drain_s"])))]
     expected = expected_pool(command, os.environ, gpus)
     if added:
-        notes.append(
-            f"added {shlex.join(added)}: with vLLM's own default of 0 a SIGTERM during requests hangs the server"
-        )
+        why = "with vLLM's own default of 0 a SIGTERM during requests hangs the server"
+        notes.append(f"added {shlex.join(added)}: {why}")
     return _command_answer(command, (*command.words, *added)) | {
         "gpus": asdict(gpus),
         "expected": asdict(expected),
@@ -86,7 +85,7 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
 
 
 def _masked_command(words: tuple[str, ...], env: Mapping[str, str]) -> str:
-    """The command line without secrets."""
+    """The command line with its variables, secrets replaced by placeholders."""
     return shlex.join(without_secrets([*assignments(env), *words]))
 
 

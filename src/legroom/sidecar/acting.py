@@ -155,9 +155,8 @@ class Actor:
         assert server.platform is not None
         wanted = (await self._scaled_replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
-        action = await self._context.journal(
-            lambda journal: journal.begin_action(number, server.group, "scale", detail)
-        )
+        scaling = (number, server.group, "scale", detail)
+        action = await self._context.journal(lambda journal: journal.begin_action(*scaling))
         self._begun[action] = (server.group, time.monotonic())
         try:
             text, state = await scale(server.platform, wanted, act=True), DONE
@@ -167,7 +166,7 @@ class Actor:
         self._report(ActionReport(incident, text, "scale", state))
 
     def end_drain_of(self, incident: OpenIncident) -> None:
-        """Ends the drain of a closed incident."""
+        """End the drain that was begun for an incident which is closed now."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end(lambda journal: _drains_of(journal, incident.key), incident))
@@ -353,9 +352,8 @@ class Drains:
         self._report(ActionReport(incident, f"drain: {reason}", "drain"))
         detail = {"by": BY, "server": server.name, "door": drain_method.name}
         number = await self._context.journal(lambda journal: journal.incident_id(incident.key))
-        action = await self._context.journal(
-            lambda journal: journal.begin_action(number, server.group, "drain", detail)
-        )
+        drain = (number, server.group, "drain", detail)
+        action = await self._context.journal(lambda journal: journal.begin_action(*drain))
         try:
             await drain_method.begin()
             text, state = f"new work is kept from {server.name} by {drain_method.name}", DONE

@@ -92,7 +92,7 @@ class Decision:
 
 
 def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
-    """The action for a problem, or a refusal."""
+    """The action to take against a problem within the group's limits and `allowed` actions, or a refusal."""
     wanted = _wanted_action(problem, allowed)
     if wanted.action is None:
         return wanted

@@ -50,7 +50,7 @@ class DryRun:
 
     @property
     def actions(self) -> tuple[DryRunEvent, ...]:
-        """The events that are actions."""
+        """The events at which the sidecar would have acted."""
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class DryRun:
 
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
-    """Replays a recording (`legroom watch --record`) or a journal."""
+    """What the sidecar would have done over a recording (`watch --record`) or a journal."""
     play = _Player(config)
     for result in _recorded_results(path):
         play.take(result)

@@ -13,17 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from legroom.actions.platform import (
-    ActionFailed,
-    FlagChange,
-    Override,
-    Platform,
-    RestartRequest,
-    State,
-    forget_override,
-    keep_override,
-    kept_override,
-)
+from legroom.actions import platform
 from legroom.actions.programs import process_identity
 from legroom.actions.server_drain import DrainMethod, NoDrain, PlatformDrain, wait_until_empty
 from legroom.live.journal.journal import Journal
@@ -86,8 +76,8 @@ class RestartOrder:
     reason: str
     failing: bool
     incident_id: int | None = None
-    change: FlagChange | None = None
-    restore: tuple[int, Override] | None = None
+    change: platform.FlagChange | None = None
+    restore: tuple[int, platform.Override] | None = None
     """The earlier action whose flag change this one reverts."""
 
 
@@ -100,9 +90,9 @@ class ServerRestart:
 
     def __init__(self, context: ActionContext, order: RestartOrder) -> None:
         if order.server.platform is None:
-            raise ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
+            raise platform.ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
         self._context, self._order = context, order
-        self._platform: Platform = order.server.platform
+        self._platform: platform.Platform = order.server.platform
         self._drain_method: DrainMethod = order.server.drain_method or NoDrain()
         self._id = 0
         self._launched = False
@@ -119,13 +109,13 @@ class ServerRestart:
         begun()
         try:
             if override is not None:
-                keep_override(self._id, override, self._context.home)
+                platform.keep_override(self._id, override, self._context.home)
             await self._drain_server()
             await self._launch()
             await self._wait_until_back(before, started_s)
         except _Abandoned as given_up:
             return await self._record_undone(str(given_up))
-        except (ActionFailed, JournalUnavailable) as error:
+        except (platform.ActionFailed, JournalUnavailable) as error:
             return await (self._record_failed(error.message) if self._launched else self._record_undone(error.message))
         except asyncio.CancelledError:
             # A restart that reached the server stays unfinished in the journal, for the next process.
@@ -135,7 +125,7 @@ class ServerRestart:
             raise
         return await self._record_done(f"{order.server.name} was restarted by {self._platform.name}")
 
-    def _begun_detail(self, before: State, started_s: float | None) -> dict[str, Any]:
+    def _begun_detail(self, before: platform.State, started_s: float | None) -> dict[str, Any]:
         """What the journal keeps about the restart, so that a later process can resume it."""
         order = self._order
         return {
@@ -157,7 +147,7 @@ class ServerRestart:
         await self._record_stage("draining", {"door": drain_method.name})
         try:
             await drain_method.begin()
-        except ActionFailed as error:
+        except platform.ActionFailed as error:
             if not order.failing:
                 raise _Abandoned(f"new work could not be stopped: {error.message}") from error
         if order.failing or isinstance(drain_method, PlatformDrain):
@@ -181,12 +171,14 @@ class ServerRestart:
         if order.change is not None:
             try:
                 await self._platform.write_flags(order.change)
-            except ActionFailed as error:
+            except platform.ActionFailed as error:
                 raise _Abandoned(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
         token = f"{self._id}-{time.time():.0f}"
-        await self._platform.restart(RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched))
+        await self._platform.restart(
+            platform.RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched)
+        )
         await self._record_stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
@@ -194,7 +186,7 @@ class ServerRestart:
         await self._record_stage("launched", {"pid": pid, "identity": identity})
         self._launched = True
 
-    async def _wait_until_back(self, before: State, started_s: float | None) -> None:
+    async def _wait_until_back(self, before: platform.State, started_s: float | None) -> None:
         """Waits for metrics of the new process, which vLLM serves once its engine is ready."""
         limit_s = self._order.limits.restart_deadline_s
         end_s = time.monotonic() + limit_s
@@ -203,15 +195,15 @@ class ServerRestart:
             if isinstance(result, Sample) and await self._is_new_process(before, started_s, result):
                 return
             await asyncio.sleep(self._context.poll_s)
-        raise ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
+        raise platform.ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
 
-    async def _is_new_process(self, before: State, started_s: float | None, result: Sample) -> bool:
+    async def _is_new_process(self, before: platform.State, started_s: float | None, result: Sample) -> bool:
         """Whether another process than before answers, by start time, else identity; True where neither is known."""
         if started_s is not None and result.process_start_s is not None:
             return result.process_start_s != started_s
         if before.identity is None:
             return True
-        with contextlib.suppress(ActionFailed):
+        with contextlib.suppress(platform.ActionFailed):
             return (await self._platform.state()).identity not in (None, before.identity)
         return False
 
@@ -239,7 +231,7 @@ class ServerRestart:
         if self._order.restore is not None:
             taken_back = self._order.restore[0]
             await self._context.finish(taken_back, UNDONE)
-            forget_override(taken_back, self._context.home)
+            platform.forget_override(taken_back, self._context.home)
         return await self._record_outcome(DONE, text)
 
     async def _record_failed(self, text: str) -> RestartOutcome:
@@ -248,11 +240,11 @@ class ServerRestart:
 
     async def _record_undone(self, text: str) -> RestartOutcome:
         """Restores changed flags where they were kept, ends the drain, and records the restart as undone."""
-        override = kept_override(self._id, self._context.home)
+        override = platform.kept_override(self._id, self._context.home)
         if override is not None:
-            with contextlib.suppress(ActionFailed):
+            with contextlib.suppress(platform.ActionFailed):
                 await self._platform.restore_flags(override)
-                forget_override(self._id, self._context.home)
+                platform.forget_override(self._id, self._context.home)
         return await self._record_outcome(UNDONE, await self._end_drain(text, patient=False))
 
     async def _record_outcome(self, state: str, text: str) -> RestartOutcome:
@@ -266,7 +258,7 @@ class ServerRestart:
         while True:
             try:
                 await self._drain_method.end()
-            except ActionFailed as error:
+            except platform.ActionFailed as error:
                 if time.monotonic() < end_s:
                     await asyncio.sleep(1.0)
                     continue
@@ -274,14 +266,14 @@ class ServerRestart:
             return text
 
     async def resume(self, action: Action) -> RestartOutcome:
-        """Finishes or undoes an action of a killed process."""
+        """Finish or undo a restart that a killed legroom left unfinished."""
         self._id = action.id
         launched = action.stage("launched")
         if launched is None:
             return await self._record_undone("legroom was killed before the server was touched")
         self._launched = True
         await self._wait_for_program(launched.detail)
-        before = State(action.detail.get("identity_before"))
+        before = platform.State(action.detail.get("identity_before"))
         started_s = action.detail.get("process_start_before_s")
         try:
             if await self._has_restarted(before, started_s, launched.time_s):
@@ -294,7 +286,7 @@ class ServerRestart:
                 await self._wait_until_back(before, started_s)
                 started = "the server was down and is started"
                 return await self._record_done(f"legroom was killed during the restart; {started}")
-        except (ActionFailed, JournalUnavailable) as error:
+        except (platform.ActionFailed, JournalUnavailable) as error:
             return await self._record_failed(error.message)
         return await self._record_undone("legroom was killed before the restart took effect")
 
@@ -305,11 +297,11 @@ class ServerRestart:
         while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
             await asyncio.sleep(min(self._context.poll_s, 0.2))
 
-    async def _has_restarted(self, before: State, started_s: float | None, launched_s: float) -> bool:
+    async def _has_restarted(self, before: platform.State, started_s: float | None, launched_s: float) -> bool:
         """Whether the server was restarted, checked until the platform's settle time is over."""
         end_s = time.monotonic() + max(0.0, self._platform.settle_s - max(0.0, time.time() - launched_s))
         while True:
-            with contextlib.suppress(ActionFailed):
+            with contextlib.suppress(platform.ActionFailed):
                 now = await self._platform.state()
                 if before.identity is not None and now.identity not in (None, before.identity):
                     return True

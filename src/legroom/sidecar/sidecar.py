@@ -127,10 +127,8 @@ class Sidecar:
         return runner
 
     async def _take_over(self) -> None:
-        """Takes over the open incidents and unfinished actions of an earlier sidecar.
-
-        Retried while the journal cannot be read; no action is taken before.
-        """
+        """Takes over the open incidents and unfinished actions of an earlier sidecar."""
+        # Retried while the journal cannot be read; no action is taken before.
         try:
             left = await self._journal.call(left_open)
             if self._config.prometheus is not None or self._config.kubernetes is not None:
@@ -178,6 +176,7 @@ class Sidecar:
             self._watchers[result.server] = watcher
         is_acted_on = self._actor.is_acting_on(result.server)
         if isinstance(result, ScrapeFailure) and (is_acted_on or self._is_expected(result.server)):
+            watcher.restart_holds()
             self._update_metrics(result, watcher, group)
             return
         self._under_way.pop(result.server, None)

@@ -64,7 +64,7 @@ class SidecarMetrics:
             self.acting.labels(name, group).set(name in act)
 
     def text(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
-        """The exposition and its content type."""
+        """The sidecar's /metrics page and its content type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()

@@ -103,7 +103,7 @@ class SidecarConfig:
     """Poll interval during a drain or restart."""
 
     def group(self, name: str) -> GroupConfig:
-        """A group's settings, else the defaults."""
+        """The settings of the group with this name, else the default ones."""
         return self.groups.get(name) or GroupConfig(name, self.act)
 
 

@@ -129,7 +129,7 @@ class WatchSession:
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
-        """The plan beside the last sample; () without either."""
+        """Planned and reported figures of the server's last sample; () without a plan or sample."""
         plan, watcher = self.plan_of(server), self._watchers.get(server)
         if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
             return ()

@@ -158,7 +158,9 @@ class _Replica:
                 self._prefill(admitted, first_token_s)
             else:
                 self._decode(time_s)
-            self._remove_finished()
+            while self.ends and self.ends[0][0] <= self.step:
+                self._remove(heapq.heappop(self.ends)[2])
+                self.finished += 1
             self._preempt_until_fits()
 
     def _admit(self) -> list[_Served]:
@@ -205,13 +207,6 @@ class _Replica:
         """Count steps in which every running request gains one token; the clock is not advanced."""
         self.step += steps
         self.stored += steps * len(self.running)
-
-    def _remove_finished(self) -> None:
-        """Remove the running requests that have generated all their tokens."""
-        while self.ends and self.ends[0][0] <= self.step:
-            _, _, request = heapq.heappop(self.ends)
-            self._remove(request)
-            self.finished += 1
 
     def _remove(self, request: _Served) -> None:
         """Take a request out of the running list and its tokens out of the pool's total."""
@@ -324,7 +319,10 @@ class _Fleet:
             while upcoming and upcoming[1].arrival <= time_s:
                 index, row = upcoming
                 self._serve_until(row.arrival)
-                self._route(_Served(index, row.prompt_len, row.output_len), row.arrival)
+                # The router sends it to the ready replica with the fewest requests.
+                serving = [each for each in self.replicas if not each.draining and each.ready_s <= row.arrival]
+                fewest = min(serving, key=lambda replica: replica.num_requests)
+                fewest.add_request(_Served(index, row.prompt_len, row.output_len), row.arrival)
                 upcoming = next(rows, None)
             self._serve_until(time_s)
             self._decide(time_s)
@@ -347,11 +345,6 @@ class _Fleet:
         """Run every replica's engine steps up to `time_s`."""
         for replica in self.replicas:
             replica.serve_until(time_s, self.first_token_s)
-
-    def _route(self, request: _Served, time_s: float) -> None:
-        """Send a request that arrives at `time_s` to the ready replica with the fewest requests."""
-        serving = [replica for replica in self.replicas if not replica.draining and replica.ready_s <= time_s]
-        min(serving, key=lambda replica: replica.num_requests).add_request(request, time_s)
 
     def _decide(self, time_s: float) -> None:
         """One autoscaler sync: start replicas or set the youngest draining, drop drained ones, record a sample."""

@@ -47,7 +47,11 @@ class BlockPool:
         taken = [self._free.popitem(last=False)[1] for _ in range(count)]
         for block in taken:
             if block.key is not None:
-                self._evict(block)
+                copies = self._cached[block.key]
+                del copies[block.block_id]
+                if not copies:
+                    del self._cached[block.key]
+                block.key = None
             block.ref_count = 1
         return taken
 
@@ -67,11 +71,9 @@ class BlockPool:
             self._cached.setdefault(key, {})[block.block_id] = block
 
     def free_blocks(self, blocks: Iterable[Block]) -> None:
-        """Drop one reference to each block, in the order in which they should be reused.
-
-        Since 0.27 a block without cached content goes to the front of the queue, a cached one to the back (least
-        recently used goes first).
-        """
+        """Drop one reference to each block, in the order in which they should be reused."""
+        # Since 0.27 a block without cached content goes to the front of the queue, a cached one to the back (least
+        # recently used goes first).
         uncached: list[Block] = []
         for block in blocks:
             if block is self.null_block:
@@ -84,12 +86,3 @@ class BlockPool:
         for block in reversed(uncached):
             self._free[block.block_id] = block
             self._free.move_to_end(block.block_id, last=False)
-
-    def _evict(self, block: Block) -> None:
-        """Remove a block's hash from the prefix cache, so that its contents are no longer found."""
-        assert block.key is not None
-        copies = self._cached[block.key]
-        del copies[block.block_id]
-        if not copies:
-            del self._cached[block.key]
-        block.key = None

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.facts.bundled import Bundled, find
-from legroom.facts.gpus import Gpu, list_prices
-from legroom.facts.releases import Release
+from legroom.facts.gpus import Gpu, gpu, list_prices
+from legroom.facts.releases import Release, latest, release
 from legroom.planning.plan import Plan, Target, ready_command
 from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import Fit, fewest_gpus
@@ -34,6 +34,12 @@ class CardQuestion:
     release: Release
     args: ServeArgs
     goal: CapacityGoal
+
+    @classmethod
+    def of(cls, gpu_name: str, gpus: int, vllm: str | None, context: int, users: float) -> CardQuestion:
+        """The question about so many cards of this name; `vllm` None is the newest release."""
+        goal = CapacityGoal(context, float(users), (gpus,), "balanced")
+        return cls(gpu(gpu_name), gpus, release(vllm) if vllm else latest(), ServeArgs(), goal)
 
 
 @dataclass(frozen=True, slots=True)

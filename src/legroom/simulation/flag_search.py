@@ -47,8 +47,7 @@ class HoldingFleet:
 
 
 def promising_candidates(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Up to four candidates to try with more servers or another GPU: the best, then the best that differ in
-    `max_num_seqs` (or, where that was given, in `max_num_batched_tokens`)."""
+    """Up to four to try with more servers: the best, then the best with another max_num_seqs (or token budget)."""
     by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
     rivals, few = list(choice.outcomes), list[Candidate]()
     while rivals and len(few) < 4:
@@ -238,11 +237,9 @@ def _replay_engine() -> ReplayEngine:
 
 
 def best_outcome(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """The most goodput, then the shortest p99, then the fewest preemptions; figures within 1 % are equal.
-
-    Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
-    goal; the time until the last answer ends is chance.
-    """
+    """The most goodput, then the shortest p99, then the fewest preemptions; figures within 1 % are equal."""
+    # Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
+    # goal; the time until the last answer ends is chance.
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
     rivals = holding or list(outcomes)
     rates: tuple[Figure, ...] = (lambda o: o.goodput, lambda o: o.throughput)
@@ -297,10 +294,8 @@ def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether the server keeps up when a short load is repeated; None where the load outlasts its latency already.
-
-    An empty server accepts more than it can sustain: until its first answers end, nothing waits.
-    """
+    """Whether the server keeps up when a short load is repeated; None where the load outlasts its latency already."""
+    # An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     trace = task.trace
     duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99
     if trace.arrives_at_once or duration >= needed:

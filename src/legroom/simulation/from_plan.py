@@ -32,7 +32,7 @@ class PlannedScheduler:
 
 
 def planned_scheduler(plan: Plan) -> PlannedScheduler:
-    """The scheduler settings of a planned server."""
+    """The scheduler settings (blocks, budgets, layer groups) of a planned server, with notes."""
     settings, kv = plan.settings, plan.memory.kv
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,
@@ -143,15 +143,15 @@ def hardware(plan: Plan) -> Hardware:
     # Each adds what the ranks computed of it: after attention, and after the MLP.
     all_reduces = len(mixers) + len(blocks) if split > 1 else 0
     # Weights and activations are both FP8, in the checkpoint or by online quantization.
-    stored, online = model.quantization, (settings.quantization or "").startswith("fp8")
-    is_fp8 = gpu.fp8_flops > 0 and (stored.weight_bits == 8 and stored.number == "float" if stored else online)
+    scheme, online = model.quantization, (settings.quantization or "").startswith("fp8")
+    is_fp8 = gpu.fp8_flops > 0 and (scheme.weight_bits == 8 and scheme.number == "float" if scheme else online)
     return Hardware(
         weights_bytes=weights_bytes,
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
         is_fp8=is_fp8,
-        is_block_scaled=is_fp8 and stored is not None and stored.block is not None,
+        is_block_scaled=is_fp8 and scheme is not None and scheme.block is not None,
         expert_bytes=expert_bytes,
         expert_share=expert_share,
         has_quantized_experts=expert_bytes < 1.5 * expert_elements,  # 8 bits and their scales, or fewer
@@ -180,6 +180,7 @@ def hardware(plan: Plan) -> Hardware:
         sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * 2,
         link_bytes_s=gpu.link_bytes_s,
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
+        is_async=settings.async_scheduling,
     )
 
 

@@ -30,7 +30,7 @@ class FullAttentionManager:
         return cdiv(num_tokens, self.block_size)
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether a later request could use this block."""
+        """Whether a later request could use the request's block `index`; always with full attention."""
         return True
 
     def find_longest_cache_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
@@ -65,7 +65,7 @@ class FullAttentionManager:
         request.num_cached_blocks[self.group] = len(request.blocks[self.group])
 
     def allocate_new_blocks(self, request: Request, num_tokens: int) -> None:
-        """Hold enough blocks for `num_tokens`."""
+        """Give the request enough blocks to hold `num_tokens`."""
         blocks = request.blocks[self.group]
         blocks.extend(self.block_pool.get_new_blocks(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
 
@@ -139,11 +139,9 @@ class SlidingWindowManager(FullAttentionManager):
         return min(super().max_blocks_held(num_tokens), self.max_held_blocks)
 
     def should_cache(self, request: Request, index: int) -> bool:
-        """Whether the block lies in a window from which a later request can continue.
-
-        0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found a
-        longer shared prefix.
-        """
+        """Whether the block lies in a window from which a later request can continue."""
+        # 0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found
+        # a longer shared prefix.
         boundaries = (request.num_prompt_tokens - 1, request.shared_prefix_boundary)
         ends = [boundary // self.block_size for boundary in boundaries if boundary]
         return any(end - self.blocks_for_hit <= index < end for end in ends)
@@ -265,11 +263,8 @@ class KVCacheManager:
         full_prompt_must_fit: bool = False,
         has_running: bool = True,
     ) -> bool:
-        """Hold slots for `num_new_tokens` more; False if the pool has too few free blocks.
-
-        Blocks behind a window are freed either way. `num_loaded_tokens` come from another tier: their blocks are cached
-        only once they are loaded. `reserved_blocks` must stay free.
-        """
+        """Hold slots for `num_new_tokens` more; False if too few blocks are free (`reserved_blocks` must stay so)."""
+        # Blocks behind a window are freed either way; blocks of `num_loaded_tokens` are cached once they are loaded.
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
         if hit is None and computed + num_new_tokens <= request.stable_until_tokens:

@@ -101,8 +101,7 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`holds_with_waiting` where requests are preempted or queue for longer than their prompts take; `falls_behind`
-    where such waits grow as long as the load lasts."""
+    """`holds`, `holds_with_waiting` (preemptions, long queues) or `falls_behind` where waits grow with the load."""
     served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
@@ -190,11 +189,9 @@ def _load_duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest
 
 
 def _wait_growth(served: Sequence[ServedRequest]) -> tuple[float, bool]:
-    """Growth of the wait per second of load (least squares), and whether the server keeps up.
-
-    A server that gets twice the load it can serve makes its newest request wait as long as the load has lasted: the
-    slope is 1. The slope of a server that keeps up is 0, however long its bursts make requests wait.
-    """
+    """Growth of the wait per second of load (least squares), and whether the server keeps up."""
+    # A server that gets twice the load it can serve makes its newest request wait as long as the load has lasted: the
+    # slope is 1. The slope of a server that keeps up is 0, however long its bursts make requests wait.
     if not served:
         return 0.0, False
     middle, mean_wait = fmean(r.arrival for r in served), fmean(r.first_token for r in served)

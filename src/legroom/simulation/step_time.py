@@ -4,13 +4,14 @@ A step reads the weights and the KV cache of every token held (of windows the la
 scheduled token; the slower of the two decides. Beside that it reads the experts that its tokens choose, and updates the
 recurrent state of every request. Every layer adds the latency of its kernels and, under tensor parallelism, its
 all-reduces. A step takes at least the host's time to launch it: as one CUDA graph, as piecewise graphs between the
-attention layers, or kernel by kernel. The fits are in `step_fit.json` (measured steps, `bench/simulate_fit.py`),
-`step_link.json` and `step_band.json` (published runs, `bench/published_times.py`).
+attention layers, or kernel by kernel. Fits: `step_fit.json` (measured steps, `bench/simulate_fit.py`),
+`step_server.json` and `step_band.json` (published runs, `bench/published_times.py`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -38,58 +39,56 @@ class StepBand:
 
 
 def class_of(work: Hardware) -> str:
-    """The model class of step-time errors: "state-space", "latent attention", "experts" or "dense"."""
-    if work.state_layers:
-        return "state-space"
-    if work.decode_flops_per_pair:
-        return "latent attention"
+    """The kind of model whose errors are alike."""
+    if work.state_layers or work.decode_flops_per_pair:
+        return "state-space" if work.state_layers else "latent attention"
     return "experts" if work.expert_layers else "dense"
 
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
-    """The error band of a plan's step time: narrow where measured, wider from published loads, and wider still for
-    what neither has."""
+    """The error band of a plan's step time: narrow where measured, wider from published loads, else widest."""
     data, name, settings = _fit_data("step_band.json"), class_of(work), plan.settings
     measured, published = data["measured"], data["published"].get(name, data["published"]["experts"])
     left_out = _fit_data("step_fit.json")["left_out_families"][name]
     on_gpu, on_host = (left_out[part]["took"][1:3] for part in ("gpu", "host"))
+    why = why_unfamiliar(plan, work)
+    if plan.target.gpu.name not in published["gpus"]:
+        why.append(f"no run of such a model ({name}) on this card is known")
+    asked = plan.target.gpu.name, settings.tensor_parallel_size, settings.release
+    places = measured["gpus"], measured["tensor_parallel_sizes"], measured["releases"]
+    is_measured = not why and all(each in known for each, known in zip(asked, places, strict=True))
+    # A family that was left out may have taken less in every step; with it in the fit, 1 is possible too.
+    bands = [(1.0, 1.0), on_gpu if is_measured else published["unknown" if why else "known"]["took"]]
+    if not is_measured and (reason := why_elsewhere(plan, work)):
+        bands.append(data["elsewhere"]["took"])
+        why.append(reason)
+    if _waits_for_host(roofline(work, server=ServerEfficiency()), settings.max_num_batched_tokens):
+        bands.append(on_host)
+        why.append("the host takes longer to start the kernels of some steps than the GPU to compute them")
+    lows, highs = zip(*bands, strict=True)
+    return StepBand("measured" if is_measured else "data_sheet", min(lows), max(highs), tuple(why))
+
+
+def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
+    """What differs from the published servers that are predicted best, as clauses."""
+    settings, measured = plan.settings, _fit_data("step_band.json")["measured"]
     reasons = {
-        f"no run of such a model ({name}) on this card is known": plan.target.gpu.name not in published["gpus"],
         "the kernels for these weights, or this engine, were not measured": (
             settings.engine not in measured["engines"] or _weight_format(plan, work) not in measured["weights"]
         ),
-        "how fast its cards exchange data is not known, and PCIe is assumed": bool(
-            work.all_reduces and not work.link_bytes_s
-        ),
+        "how fast its cards exchange data is not known, and PCIe is assumed": work.all_reduces > 0
+        and not work.link_bytes_s,
+        "expert kernels of releases before 0.14 differ": work.expert_layers > 0
+        and plan.target.release.before("0.14.0"),
     }
-    why = [reason for reason, applies in reasons.items() if applies]
-    is_measured = (
-        not why
-        and plan.target.gpu.name in measured["gpus"]
-        and settings.tensor_parallel_size in measured["tensor_parallel_sizes"]
-        and settings.release in measured["releases"]
-    )
-    basis: Basis = "measured" if is_measured else "data_sheet"
-    # A family that was left out may have taken less in every step; with it in the fit, 1 is possible too.
-    bands = [(1.0, 1.0), on_gpu if is_measured else published["unknown" if why else "known"]]
-    if reason := why_elsewhere(plan):
-        bands.append(data["elsewhere"]["took"])
-        why.append(reason)
-    if not is_measured and name not in data["published"]:
-        bands.append(on_gpu)
-        why.append(f"too few loads of models of this kind ({name}) are published")
-    if _waits_for_host(roofline(work), settings.max_num_batched_tokens):
-        bands.append(on_host)
-        why.append("the host takes longer to start the kernels of some steps than the GPU to compute them")
-    return StepBand(basis, min(low for low, _ in bands), max(high for _, high in bands), tuple(why))
+    return [reason for reason, applies in reasons.items() if applies]
 
 
-def why_elsewhere(plan: Plan) -> str:
-    """Why this server differs from the measured runs (no NVIDIA GPU, old release), as a clause; else empty."""
+def why_elsewhere(plan: Plan, work: Hardware) -> str:
+    """Why too little is published of such servers for a range of their own, as a clause; else empty."""
     if not plan.target.gpu.name.startswith("NVIDIA "):
         return "few runs on cards of other makers than NVIDIA are known"
-    is_old = plan.target.release.before("0.11.0")
-    return "few runs of releases before 0.11 are known, and their kernels differ" if is_old else ""
+    return "few loads of models with latent attention are published" if class_of(work) == "latent attention" else ""
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
@@ -105,12 +104,8 @@ def why_untrusted(work: Hardware) -> str:
 
 def _weight_format(plan: Plan, work: Hardware) -> str:
     """The number format of the weights: fp8, the quantization method, or 16-bit."""
-    if work.is_fp8:
-        return "fp8"
-    method = plan.settings.quantization
-    if method is None and plan.target.model.quantization:
-        method = plan.target.model.quantization.method
-    return method or "16-bit"
+    checkpoint = plan.target.model.quantization
+    return "fp8" if work.is_fp8 else plan.settings.quantization or (checkpoint.method if checkpoint else "16-bit")
 
 
 @cache
@@ -127,8 +122,6 @@ class Efficiency:
     bandwidth_ratio: float
     kv_bandwidth_ratio: float
     expert_bandwidth_ratio: float
-    quantized_expert_bandwidth_ratio: float
-    """Of experts stored in 8 bits or fewer."""
     state_bandwidth_ratio: float
     """Of a decode that updates recurrent states, as if they had 16 bits."""
     scan_bandwidth_ratio: float
@@ -143,6 +136,8 @@ class Efficiency:
     layer_s: float
     expert_layer_s: float
     """What routing adds to a layer."""
+    quantized_expert_layer_s: float
+    """Experts in 8 bits or fewer add this."""
     request_s: float
     host_s: float
     """Of a step that is one CUDA graph; `host_request_s` more for every request."""
@@ -201,6 +196,7 @@ class Hardware:
     kv_groups: int = 1
     captured_tokens: int = 0
     """The largest CUDA graph; 0 without graphs."""
+    is_async: bool = True
     all_reduces: int = 0
     """Of a step, where cards share its layers."""
     sent_bytes_per_token: float = 0.0
@@ -209,26 +205,25 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class LinkEfficiency:
-    """The share of the link's bandwidth that an all-reduce reaches, and its latency."""
+class ServerEfficiency:
+    """How servers differ from the measured process, which the defaults are."""
 
-    all_reduce_s: float
-    bandwidth_ratio: float
+    all_reduce_s: float = 0.0
+    bandwidth_ratio: float = 1.0
+    pcie_all_reduce_s: float = 0.0
     pcie_bytes_s: float = 32e9
-    """PCIe 4.0 with 16 lanes, one way: for cards whose link is not known."""
+    sync_s: float = 0.0
+    """The GPU waits for a scheduler that is not asynchronous, `sync_request_s` longer for every request."""
+    sync_request_s: float = 0.0
+    host_ratio: float = 1.0
+    choice_exponent: float = 1.0
+    """Tokens of real text choose as many experts as tokens ** choice_exponent independent ones."""
 
 
-def fitted_efficiency() -> Efficiency:
-    """The kernel efficiencies and overheads fitted to measured step times, from the package's data."""
-    return Efficiency(**_fit_data("step_fit.json")["fitted"])
-
-
-def roofline(
-    hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
-) -> StepCost:
-    """The step cost of one rank from its bytes, FLOPs and GPU; `reached`, `exchanged`: other than fitted efficiency."""
-    reached = reached or fitted_efficiency()
-    exchanged = exchanged or LinkEfficiency(**_fit_data("step_link.json")["fitted"])
+def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
+    """The step cost of one rank from its bytes, FLOPs and GPU; `reached`, `server`: other than fitted efficiency."""
+    reached = reached or Efficiency(**_fit_data("step_fit.json")["fitted"])
+    server = server or ServerEfficiency(**_fit_data("step_server.json")["fitted"])
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
@@ -236,7 +231,7 @@ def roofline(
     bandwidth = hardware.bandwidth_bytes_s
     ratio = reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio
     rate = hardware.flops_s * (reached.fp8_block_flops_ratio if hardware.is_block_scaled else ratio)
-    attention = (hardware.attention_flops_s or hardware.flops_s) * reached.attention_ratio
+    attention = (hardware.attention_flops_s or hardware.flops_s) * reached.attention_ratio or math.inf
     launch = (
         reached.launch_s
         + reached.launch_layer_s * hardware.layers
@@ -244,35 +239,37 @@ def roofline(
         + reached.state_launch_layer_s * hardware.state_layers
     )
     host = reached.host_s + reached.host_group_s * (hardware.kv_groups - 1)
-    link = (hardware.link_bytes_s or exchanged.pcie_bytes_s) * exchanged.bandwidth_ratio
+    host_request = reached.host_request_s + reached.host_group_request_s * (hardware.kv_groups - 1)
+    sync, sync_request = (0.0, 0.0) if hardware.is_async else (server.sync_s, server.sync_request_s)
+    all_reduce_s = server.all_reduce_s if hardware.link_bytes_s else server.pcie_all_reduce_s
+    link = hardware.link_bytes_s * server.bandwidth_ratio or server.pcie_bytes_s
     flops = hardware.flops_per_token + hardware.expert_flops_per_token / reached.expert_flops_factor
     state_bytes = 4 * hardware.state_elements  # 16 bits, read and written
     kv_read = bandwidth * reached.kv_bandwidth_ratio
-    quantized = hardware.has_quantized_experts
-    expert_ratio = reached.quantized_expert_bandwidth_ratio if quantized else reached.expert_bandwidth_ratio
+    expert_layer_s = reached.expert_layer_s + reached.quantized_expert_layer_s * hardware.has_quantized_experts
     return StepCost(
         overhead=reached.layer_s * hardware.layers
-        + reached.expert_layer_s * hardware.expert_layers
-        + exchanged.all_reduce_s * hardware.all_reduces,
-        token=(flops / rate if rate > 0 else 0.0)
+        + expert_layer_s * hardware.expert_layers
+        + all_reduce_s * hardware.all_reduces
+        + sync,
+        token=flops / (rate or math.inf)
         + hardware.routed_bytes_per_token / (bandwidth * reached.expert_bandwidth_ratio)
         + state_bytes / (bandwidth * reached.scan_bandwidth_ratio),
         weights=hardware.weights_bytes / (bandwidth * reached.bandwidth_ratio),
-        kv_token=max(
-            hardware.kv_bytes_per_token / kv_read, hardware.decode_flops_per_pair / attention if attention > 0 else 0.0
-        ),
-        experts=hardware.expert_bytes / (bandwidth * expert_ratio),
+        kv_token=max(hardware.kv_bytes_per_token / kv_read, hardware.decode_flops_per_pair / attention),
+        experts=hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio),
         idle=1.0 - hardware.expert_share,
-        pair=hardware.flops_per_pair / attention if attention > 0 else 0.0,
-        request=reached.request_s + state_bytes / (bandwidth * reached.state_bandwidth_ratio),
-        host=host if hardware.captured_tokens else launch,
-        host_request=reached.host_request_s + reached.host_group_request_s * (hardware.kv_groups - 1),
-        launch=launch,
-        launch_captured=host + reached.captured_launch_layer_s * hardware.mixers,
+        pair=hardware.flops_per_pair / attention,
+        request=reached.request_s + state_bytes / (bandwidth * reached.state_bandwidth_ratio) + sync_request,
+        host=server.host_ratio * (host if hardware.captured_tokens else launch) + sync,
+        host_request=server.host_ratio * host_request + sync_request,
+        launch=server.host_ratio * launch + sync,
+        launch_captured=server.host_ratio * (host + reached.captured_launch_layer_s * hardware.mixers) + sync,
         captured=float(hardware.captured_tokens),
-        exchange=hardware.sent_bytes_per_token / link if link > 0 else 0.0,
+        exchange=hardware.sent_bytes_per_token / link,
         window=hardware.window,
         window_token=hardware.window_bytes_per_token / kv_read,
+        choice_exponent=server.choice_exponent,
     )
 
 
@@ -284,15 +281,13 @@ def fixed_cost(step_s: float) -> StepCost:
 
 
 def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_held: float) -> StepCost:
-    """Scale the cost to a measured mean time between tokens at so many running requests and tokens held.
-
-    vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
-    `vllm:num_requests_running`, and the KV usage times the pool's tokens.
-    """
+    """Scale the cost to a measured mean time between tokens at so many running requests and tokens held."""
+    # vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
+    # `vllm:num_requests_running`, and the KV usage times the pool's tokens.
     predicted = step_seconds(cost, running, tokens_held, running)  # type: ignore[no-untyped-call]
     if measured_step_s <= 0 or predicted <= 0:
         raise LegroomError("cannot calibrate on a step that takes no time", "measure while the server is busy")
     factor = measured_step_s / predicted
     return StepCost(*(part * factor for part in cost))._replace(
-        idle=cost.idle, captured=cost.captured, window=cost.window
+        idle=cost.idle, captured=cost.captured, window=cost.window, choice_exponent=cost.choice_exponent
     )

@@ -268,21 +268,18 @@ class Sampler:
         self._points: dict[int, _Maxima] = {}
 
     def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
-        """Add `steps` equal steps that begin at `step`."""
+        """Add `steps` steps from `step` on, all with these blocks in use and requests."""
         for index in range(step // self._width, (step + steps - 1) // self._width + 1):
             self._points[index] = _larger_of_each(
                 self._points.get(index, _ZEROS), (used, running, waiting, preemptions)
             )
         while len(self._points) > MAX_SAMPLES:
-            self._double_width()
-
-    def _double_width(self) -> None:
-        """Merge neighbouring samples into one with the larger values, so that each covers twice the steps."""
-        self._width *= 2
-        merged: dict[int, _Maxima] = {}
-        for index, point in self._points.items():
-            merged[index // 2] = _larger_of_each(merged.get(index // 2, _ZEROS), point)
-        self._points = merged
+            # Neighbouring samples become one with the larger values, which covers twice the steps.
+            self._width *= 2
+            merged: dict[int, _Maxima] = {}
+            for index, point in self._points.items():
+                merged[index // 2] = _larger_of_each(merged.get(index // 2, _ZEROS), point)
+            self._points = merged
 
     def samples(self) -> list[PoolSample]:
         """The samples so far in order of steps, each with the maxima over its steps."""

@@ -15,7 +15,7 @@ from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler, SchedulerOutput, SchedulerV0
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible_requests
-from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
+from legroom.simulation.trace import Trace, prompt_tokens
 
 ReplayEngine = Literal["auto", "reference", "fast", "compiled"]
 StepSink = Callable[[ScheduledStep], None]
@@ -34,12 +34,8 @@ def simulate(
     progress: Progress | None = None,
     replays: int = 1,
 ) -> Timeline:
-    """Replay `trace` through vLLM's scheduling decisions.
-
-    `on_step` is called for every step in which something was scheduled. `cost` gives the seconds of a step where the
-    trace has arrivals in seconds (see `step_time`). All engines decide alike; `replays` is the number of such replays
-    to come.
-    """
+    """Replay a trace through vLLM's scheduler; `cost`: seconds of a step, `on_step`: called for each step."""
+    # All engines decide alike; `replays` is the number of such replays to come.
     trace = trace.checked()
     check_cost(trace, cost)
     chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
@@ -121,21 +117,17 @@ class StepByStepReplay:
                 else:
                     self.step = max(self.step, int(upcoming[1].arrival))
             while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
-                self._add_request(*upcoming)
+                index, row = upcoming
+                request = self.requests[index] = Request(row, index, self.settings.max_model_len)
+                if self.scheduler.hasher:
+                    request.token_ids = prompt_tokens(row)
+                self.scheduler.add_request(request)
                 upcoming = next(arrivals, None)
             self.next_arrival = upcoming[1].arrival if upcoming else None
             self._step()
             self.step += 1
             if self.progress and self.step % 2000 == 0:
                 self.progress(self.tally.finished / len(self.trace))
-
-    def _add_request(self, index: int, row: TraceRequest) -> None:
-        """Queue the trace's request `index` at the current step or second."""
-        request = Request(row, index, self.settings.max_model_len)
-        if self.scheduler.hasher:
-            request.token_ids = prompt_tokens(row)
-        self.requests[index] = request
-        self.scheduler.add_request(request)
 
     def _step(self) -> None:
         """Run one engine step: schedule, advance the clock, and record first tokens and finished requests."""

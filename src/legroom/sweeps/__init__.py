@@ -24,7 +24,9 @@ class SweepExecutor(Protocol):
 
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
-    ) -> Generator[tuple[int, Result], None, None]: ...
+    ) -> Generator[tuple[int, Result], None, None]:
+        """Yields (item's number, work(shared, item)) in the order of completion."""
+        ...
 
 
 _shared: dict[str, Any] = {}
@@ -38,6 +40,7 @@ class ProcessExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
+        """As `SweepExecutor.run`, in this process or in a pool of processes."""
         workers = min(self.workers or os.cpu_count() or 1, len(items))
         if workers <= 1:
             for number, item in enumerate(items):
@@ -55,12 +58,14 @@ class ProcessExecutor:
 
 
 def _keep_work(work: Callable[[Any, Any], Any], shared: Any) -> None:
+    """In a new pool process: keep the function and shared argument for all items."""
     # Ctrl-C reaches every process of the terminal: the one that collects the results decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared.update(work=work, shared=shared)
 
 
 def _run_kept_work(item: Any) -> Any:
+    """In a pool process: the result for one item."""
     return _shared["work"](_shared["shared"], item)
 
 

@@ -43,6 +43,7 @@ class RayExecutor:
     def run(
         self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
     ) -> Generator[tuple[int, Result], None, None]:
+        """As `SweepExecutor.run`, on the nodes of a Ray cluster."""
         ray = _import_ray()
         with _stdout_as_stderr(), _ray_session(ray, self.address):
             if self.announce:
@@ -52,7 +53,7 @@ class RayExecutor:
 
 @contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """What Ray's own code prints, as when a node is lost, goes to stderr: stdout is for the answer."""
+    """Context manager: what Ray prints to stdout goes to stderr, as stdout is for the answer."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -77,7 +78,7 @@ def _import_ray() -> Any:
 
 @contextmanager
 def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
-    """In a session of Ray's: the caller's own where there is one, which then stays."""
+    """Context manager: connected to Ray; a session of the caller's own is used and left open."""
     if ray.is_initialized():
         yield
         return
@@ -109,6 +110,7 @@ def _ray_session(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def _cluster_text(ray: Any) -> str:
+    """The cluster in words: `on Ray: 2 nodes with 64 cores`."""
     nodes = sum(node["Alive"] for node in ray.nodes())
     cores = int(ray.cluster_resources().get("CPU", 0))
     return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"
@@ -117,6 +119,7 @@ def _cluster_text(ray: Any) -> str:
 def _results(
     ray: Any, work: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], at_once: int
 ) -> Iterator[tuple[int, Any]]:
+    """(item's number, result) in the order of completion, `at_once` items in flight."""
     pickled = pickle.dumps(shared)
     stored, digest = ray.put(pickled), hashlib.sha256(pickled).hexdigest()
     # Spread: a node that is lost takes few items with it, and those are done again elsewhere.
@@ -142,6 +145,7 @@ def _results(
 
 
 def _result_or_error(ray: Any, reference: Any) -> Any:
+    """A remote call's result; its own error, or LegroomError where the cluster failed."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -162,7 +166,7 @@ _shared: dict[str, Any] = {}
 
 
 def _run_in_worker(work: Callable[[Any, Any], Any], digest: str, pickled: bytes, item: Any) -> Any:
-    """In a worker, which keeps what all items share from one item to the next."""
+    """On a Ray worker: the result for one item; the unpickled shared argument is kept for the next (`digest`)."""
     if digest not in _shared:
         _shared.clear()
         _shared[digest] = pickle.loads(pickled)

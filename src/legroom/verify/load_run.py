@@ -47,7 +47,7 @@ class LoadRequest:
 
     @property
     def tokens(self) -> int:
-        """Tokens at its end, prompt and output."""
+        """Tokens of the request at its end: prompt and output."""
         return self.prompt_len + self.output_len
 
 
@@ -126,7 +126,7 @@ class KvPool:
         return self.num_blocks - 1
 
     def blocks(self, tokens: int) -> int:
-        """Blocks of a request where all layers attend to all tokens."""
+        """KV blocks of a request of `tokens` tokens where all layers attend to all tokens."""
         return cdiv(tokens, self.block_size)
 
     def has_one_group(self, context: int) -> bool:
@@ -196,6 +196,7 @@ class LoadRun:
 
     @property
     def failed(self) -> tuple[RequestOutcome, ...]:
+        """The requests without a complete answer."""
         return tuple(outcome for outcome in self.outcomes if not outcome.ok)
 
     @property
@@ -251,7 +252,7 @@ class LoadMonitor:
         return sample
 
     async def drained(self, limit_s: float = 15.0) -> bool:
-        """Wait until no request runs or waits; False where the time is up."""
+        """Wait until no request runs or waits; False after `limit_s` seconds."""
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             sample = await self.sample()

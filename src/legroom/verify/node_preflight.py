@@ -106,8 +106,7 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
 
 
 def _machine_of_card(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
-    """The card with the memory that other processes use. NVML counts the driver's reserve in total and used; CUDA,
-    which vLLM uses, counts it in neither."""
+    """The card as a machine, with other processes' memory; the driver's reserve, which CUDA hides, is left out."""
     try:
         known = gpu(card.name)
     except LegroomError:

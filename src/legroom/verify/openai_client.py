@@ -169,7 +169,7 @@ class ServerClient:
         return _filler_text(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
-        """One streamed completion of exactly `output_len` tokens."""
+        """The outcome of one streamed completion of exactly `output_len` tokens."""
         import aiohttp
 
         stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -188,7 +188,7 @@ class ServerClient:
             return _failed_outcome(error, started_s)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> RequestOutcome:
-        """One request whose answer is not read."""
+        """The outcome of one POST request, whose answer is read but not used."""
         import aiohttp
 
         started_s = time.monotonic()
@@ -298,8 +298,7 @@ def _filler_text(count: int) -> str:
 
 
 def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
-    """Send one short request and one at the full context to a server on this machine. The result is None where the
-    server has no endpoint to try."""
+    """Whether a short and a full-context request are served, and in words; None where no endpoint applies."""
     try:
         return asyncio.run(_run_smoke_test(url, api_key))
     except LegroomError as error:

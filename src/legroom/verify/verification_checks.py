@@ -111,7 +111,7 @@ _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "layout.kv_cache_bytes", "args
 
 
 def planned_pool(path: str) -> PlannedPool:
-    """Read the KV cache of a saved plan."""
+    """The KV blocks of a saved plan, with their error band."""
     plan = read_plan(path, _PLAN_FIELDS)
     kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
     seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
@@ -138,7 +138,7 @@ def load_checks(
 
 
 def _pool_was_cycled(run: LoadRun, pool: KvPool | None, rounds: int = 3) -> bool:
-    """Whether every block was used several times; on a CPU, the first use of a block allocates its pages."""
+    """Whether every block was used `rounds` times; on a CPU the first use of a block allocates its pages."""
     if pool is None:
         return True
     tokens = sum(outcome.prompt_tokens + outcome.output_tokens for outcome in run.outcomes)
@@ -222,10 +222,7 @@ def memory_check(
     total_bytes: int | None,
     pool_was_cycled: bool = True,
 ) -> Check:
-    """Whether memory stops growing after the first third of the load, in which buffers are allocated.
-
-    `total_bytes` is the GPUs' memory; None where resident memory was read.
-    """
+    """Whether memory stops growing after the load's first third; `total_bytes`: of the GPUs, None for RSS."""
     readings = [(sample.at_s, sample.memory_bytes) for sample in samples if sample.memory_bytes is not None]
     if not source:
         return Check("memory", None, "not measured: the server's processes cannot be seen from here")

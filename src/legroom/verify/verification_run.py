@@ -12,18 +12,7 @@ from legroom.live.metrics.endpoint import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.verify.load_run import (
-    KvPool,
-    Load,
-    LoadMonitor,
-    LoadRequest,
-    LoadRun,
-    MemoryReader,
-    memory_reader,
-    read_load,
-    safe_concurrency,
-    token_ids,
-)
+from legroom.verify import load_run
 from legroom.verify.openai_client import POOLING_ENDPOINTS, RequestOutcome, ServedModel, ServerClient
 from legroom.verify.verification_checks import (
     Check,
@@ -64,7 +53,7 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
     if not is_loopback(request.url) and not request.load_remote:
         why = "the server is not on this machine, and a verification loads it as far as it goes"
         raise LegroomError(why, "say --yes-load-remote if nobody else depends on it now")
-    read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
+    load_run.read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
     return asyncio.run(_run_verification(request, progress or (lambda share: None)))
 
 
@@ -85,13 +74,13 @@ class VerificationRun:
         self.checks: list[Check] = []
         self.notes: list[str] = []
         self.served: ServedModel | None = None
-        self.pool: KvPool | None = None
-        self.load: LoadRun | None = None
-        self.memory: MemoryReader | None = None
+        self.pool: load_run.KvPool | None = None
+        self.load: load_run.LoadRun | None = None
+        self.memory: load_run.MemoryReader | None = None
         self.interrupted = False
 
     async def result(self) -> Verification:
-        """Run all steps, or those before a failure or an interruption."""
+        """Run all checks and return their results; a failure or an interruption ends them early."""
         try:
             await self._run_steps()
         except asyncio.CancelledError:
@@ -143,7 +132,7 @@ class VerificationRun:
         """Whether a short completion was answered; a model without completions is checked for pooling."""
         assert self.served is not None
         await self.server.learn_vocabulary(self.served.model)
-        outcome = await self.send(LoadRequest(8, 4), 1)
+        outcome = await self.send(load_run.LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
             await self._check_pooling()
             return False
@@ -177,7 +166,7 @@ class VerificationRun:
     async def _pooling_request(self, path: str, length: int) -> RequestOutcome:
         """The outcome of a pooling request of `length` tokens; an error past the deadline."""
         assert self.served is not None
-        prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
+        prompt = load_run.token_ids(load_run.LoadRequest(length, 0), self.server.vocabulary, 1)
         try:
             async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
                 return await self.server.post(path, {"model": self.served.model, "input": prompt})
@@ -192,7 +181,7 @@ class VerificationRun:
             self.checks.append(Check("full context", None, "not tried: the server does not say its context"))
             return True
         answer = min(16, max(1, length // 4))
-        outcome = await self.send(LoadRequest(length - answer, answer), 2)
+        outcome = await self.send(load_run.LoadRequest(length - answer, answer), 2)
         total = outcome.prompt_tokens + outcome.output_tokens
         if outcome.ok and self.server.accepts_token_ids and total != length:
             outcome = RequestOutcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
@@ -209,7 +198,7 @@ class VerificationRun:
         """Sends the load and adds its checks and notes."""
         request = self.request
         lengths = _num_lengths(request)
-        load = read_load(request.load, context, lengths, request.seed)
+        load = load_run.read_load(request.load, context, lengths, request.seed)
         concurrency = request.concurrency or self._planned_concurrency(load, context)
         requests = request.requests or min(lengths, max(16, 4 * concurrency))
         load = load.first(requests)
@@ -218,34 +207,34 @@ class VerificationRun:
             unknown = f"{context:,} tokens, as its context is not known"
             limit = f"the context of {context:,} tokens" if known else unknown
             self.notes.append(f"{cut} of {requests} requests were cut to {limit}")
-        self.memory = memory_reader(self.server.url) if is_loopback(request.url) else None
+        self.memory = load_run.memory_reader(self.server.url) if is_loopback(request.url) else None
         self.load = await LoadSender(self, load, min(concurrency, requests)).run()
         memory = (self.memory.source, self.memory.total_bytes) if self.memory else ("", None)
         self.checks += load_checks(self.load, load, self.pool, context, request.limits, memory)
         if self.load.preemptions and self.pool:
-            holds = safe_concurrency(load, self.pool, context, requests)
+            holds = load_run.safe_concurrency(load, self.pool, context, requests)
             fit = f"{holds} of these requests at a time always fit this pool: --max-num-seqs {holds} never preempts"
             self.notes.append(f"{fit}, and legroom plan finds the flags for a larger one")
         if self.interrupted:
             raise asyncio.CancelledError
 
-    def _planned_concurrency(self, load: Load, context: int) -> int:
+    def _planned_concurrency(self, load: load_run.Load, context: int) -> int:
         """The most requests at once that the KV pool holds without preemption; 8 if no pool is known."""
         planned = self.request.planned
         most = (planned.max_num_seqs if planned else None) or _MAX_CONCURRENCY
-        pool = self.pool or (KvPool(planned.num_blocks, planned.block_size) if planned else None)
+        pool = self.pool or (load_run.KvPool(planned.num_blocks, planned.block_size) if planned else None)
         if pool is None:
             self.notes.append("neither plan nor pool is known: 8 requests at a time; --concurrency asks for more")
             return 8
-        return safe_concurrency(load, pool, context, most)
+        return load_run.safe_concurrency(load, pool, context, most)
 
-    async def send(self, request: LoadRequest, seed: int) -> RequestOutcome:
+    async def send(self, request: load_run.LoadRequest, seed: int) -> RequestOutcome:
         """The outcome of one completion; an error past the deadline of the verification."""
         assert self.served is not None
         left_s = self.deadline_s - time.monotonic()
         prompt: list[int] | str = self.server.text_of(request.prompt_len)
         if self.server.accepts_token_ids:
-            prompt = token_ids(request, self.server.vocabulary, seed)
+            prompt = load_run.token_ids(request, self.server.vocabulary, seed)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await self.server.complete(self.served.model, prompt, request.output_len)
@@ -256,16 +245,16 @@ class VerificationRun:
 class LoadSender:
     """Sends one request at a time at first, and `concurrency` after the first third."""
 
-    def __init__(self, run: VerificationRun, load: Load, concurrency: int) -> None:
+    def __init__(self, run: VerificationRun, load: load_run.Load, concurrency: int) -> None:
         self.verification, self.load, self.concurrency = run, load, concurrency
         self.outcomes: list[RequestOutcome] = []
         self.open: set[asyncio.Task[RequestOutcome]] = set()
 
-    async def run(self) -> LoadRun:
+    async def run(self) -> load_run.LoadRun:
         """Sends the load while sampling the metrics; a timeout or interrupt ends it early, and the result says so."""
         run = self.verification
         interval = 0.25 if is_loopback(run.request.url) else 1.0
-        monitor = LoadMonitor(run.server, interval, run.memory, lambda: len(self.open))
+        monitor = load_run.LoadMonitor(run.server, interval, run.memory, lambda: len(self.open))
         first = await monitor.sample()
         monitoring = asyncio.create_task(monitor.run())
         started_s, interrupted = time.monotonic(), ""
@@ -290,7 +279,7 @@ class LoadSender:
         if monitor.problem and first is not None:  # otherwise it was reported at the start
             run.notes.append(f"a look at the metrics failed: {monitor.problem}")
         preemptions = _preemptions_between(first, monitor.last)
-        return LoadRun(
+        return load_run.LoadRun(
             self.load.name,
             len(self.load.requests),
             self.concurrency,
@@ -346,7 +335,7 @@ def _is_same_model_name(name: str, other: str) -> bool:
     return name.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 
 
-def _smallest_pool(sample: Sample, context: int) -> KvPool | None:
+def _smallest_pool(sample: Sample, context: int) -> load_run.KvPool | None:
     """The pool of the engine with the fewest blocks; engines do not share requests."""
     known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not known:
@@ -355,4 +344,4 @@ def _smallest_pool(sample: Sample, context: int) -> KvPool | None:
     blocks, size = least.num_blocks or 0, least.block_size or 1
     # vLLM 0.24+ reports max_concurrency, which reveals pools that layer groups share.
     full = round(blocks / least.max_concurrency) if least.max_concurrency else None
-    return KvPool(blocks, size, full)
+    return load_run.KvPool(blocks, size, full)

@@ -182,7 +182,7 @@ def redundant_experts(args: ServeArgs) -> int:
 
 
 def is_given(args: ServeArgs, name: str) -> bool:
-    """Whether a flag is among `others`."""
+    """Whether a flag without a field of its own is given (among `others`)."""
     return other_values(args, name) is not None
 
 

@@ -27,7 +27,7 @@ class FlagProblem:
 
     @property
     def stops_vllm(self) -> bool:
-        """Whether vLLM exits at the flag."""
+        """Whether vLLM refuses to start with the flag as written."""
         return self.kind in _FATAL
 
 

@@ -48,7 +48,7 @@ def read_float(text: str) -> float:
 
 
 def read_bool(text: str) -> bool:
-    """`true` or `false` in any case."""
+    """A bool from `true` or `false` in any case; BadValue otherwise."""
     lowered = text.strip().lower()
     if lowered not in ("true", "false"):
         raise BadValue("true or false")
@@ -103,7 +103,7 @@ def dotted_value(text: str) -> Any:
 
 
 def nested(keys: list[str], value: Any) -> dict[str, Any]:
-    """{"a": {"b": value}} from ["a", "b"]."""
+    """A value under nested keys: {"a": {"b": value}} from ["a", "b"]."""
     for key in reversed(keys):
         value = {key: value}
     return dict(value)

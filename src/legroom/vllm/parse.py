@@ -142,7 +142,7 @@ class FlagReader:
             self.others[flag.name] = flag_values.as_words(value)
 
     def to_args(self, usage: Usage, env: Mapping[str, str]) -> ServeArgs:
-        """All stored values as ServeArgs."""
+        """All values read so far as ServeArgs, with the environment's variables."""
         others: list[str] = []
         table = flags_of(self.release)
         for name, words in self.others.items():

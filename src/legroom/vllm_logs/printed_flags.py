@@ -137,7 +137,7 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
 
 
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
-    """Flags that do not affect memory, as far as the engine's config line shows them."""
+    """Flags without effect on memory (tokenizer, load format ...) that the engine's config line shows, as words."""
     named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
     values = {name: _python_literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
     known = {name: value for name, value in values.items() if value not in (None, ...)}

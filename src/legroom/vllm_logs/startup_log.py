@@ -147,7 +147,7 @@ def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]
 
 
 def startup_of(events: list[StartupEvent]) -> Startup:
-    """The start-up that these events describe."""
+    """The start-up (settings, memory, outcome) that these log events describe."""
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
     startup = _with_settings(startup, events)
     startup = _with_memory(startup, events)

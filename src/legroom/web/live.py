@@ -33,7 +33,7 @@ class LiveFeed:
         self._last_change: IncidentChange | None = None
 
     async def run(self) -> None:
-        """Scrape until cancelled."""
+        """Scrape the watched servers and publish each sample to all readers, until cancelled."""
         try:
             await stream(self._config, self._session, self._publish_view)
         finally:

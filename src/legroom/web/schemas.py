@@ -28,7 +28,7 @@ def response_name(endpoint: str) -> str:
 
 @cache
 def schemas() -> dict[str, Any]:
-    """Every schema by its name."""
+    """The JSON schemas of all requests and answers, by name."""
     return json.loads(Path(__file__).with_name("schemas.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 

@@ -51,7 +51,7 @@ class WorkerCollector:
         return (_gauge_family(name) for name in MEASURES)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """One row for each GPU of each worker."""
+        """The workers' gauges, one sample for each GPU of each worker."""
         memory = self._read(MAX_AGE_S)
         for name in MEASURES:
             family = _gauge_family(name)

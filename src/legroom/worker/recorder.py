@@ -25,19 +25,7 @@ from typing import Any
 
 import psutil
 
-from legroom import home
-from legroom.black_box import (
-    MAX_BYTES,
-    PREFIX,
-    AllocatorState,
-    BlackBox,
-    CardMemory,
-    FailedRequest,
-    MemoryReading,
-    Trigger,
-    WorkerHostMemory,
-    WorkerProcess,
-)
+from legroom import black_box, home
 from legroom.masking import masked
 from legroom.worker import stack
 from legroom.worker.worker_memory import (
@@ -77,14 +65,14 @@ class BlackBoxRecorder:
 
     def begin(self) -> None:
         """Drop all state, which in a forked process is its parent's."""
-        self._recent: deque[MemoryReading] = deque(maxlen=_RECENT)
-        self._earlier: deque[MemoryReading] = deque(maxlen=_EARLIER)
+        self._recent: deque[black_box.MemoryReading] = deque(maxlen=_RECENT)
+        self._earlier: deque[black_box.MemoryReading] = deque(maxlen=_EARLIER)
         self._lock = threading.Lock()
         self._written = 0
-        self._last: tuple[float, BlackBox, Path | None] | None = None
+        self._last: tuple[float, black_box.BlackBox, Path | None] | None = None
 
     def add_reading(self, memory: tuple[WorkerMemory, ...]) -> None:
-        """Keep a reading of the first device."""
+        """Keep a reading of the first device's memory for a later black box."""
         if not memory:
             return
         device, now_s = memory[0], time.time()
@@ -92,15 +80,19 @@ class BlackBoxRecorder:
             oldest = self._recent[0]
             if not self._earlier or oldest.time_s - self._earlier[-1].time_s >= _MINUTE_S:
                 self._earlier.append(oldest)
-        shared = {name: getattr(device, name) for name in MemoryReading.__dataclass_fields__ if hasattr(device, name)}
+        shared = {
+            name: getattr(device, name)
+            for name in black_box.MemoryReading.__dataclass_fields__
+            if hasattr(device, name)
+        }
         host = {"rss_bytes": device.host_rss_bytes, "pinned_bytes": device.host_pinned_bytes}
-        self._recent.append(MemoryReading(round(now_s, 1), **shared, **host))
+        self._recent.append(black_box.MemoryReading(round(now_s, 1), **shared, **host))
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         """Record a refused request; PyTorch's allocator calls this in the thread that made it."""
         try:
             frames = list(stack.with_callers(sys._getframe(1)))
-            request = FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
+            request = black_box.FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
             self._record("out_of_memory", request, frames, device, int(free_bytes), int(limit_bytes))
         except BaseException as error:  # vLLM must see its own error, not this one
             _log_failure(error)
@@ -112,7 +104,7 @@ class BlackBoxRecorder:
                 return  # the engine core logs its workers' errors again
             wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
             wanted_bytes, text = int(wanted[1]) if wanted else None, masked(str(error))[:_MESSAGE_CHARS]
-            request = FailedRequest(wanted_bytes, type(error).__name__, text)
+            request = black_box.FailedRequest(wanted_bytes, type(error).__name__, text)
             if self._is_last_failure(request):
                 return
             frames = _frames_of(error)
@@ -120,7 +112,7 @@ class BlackBoxRecorder:
         except BaseException as problem:
             _log_failure(problem)
 
-    def _is_last_failure(self, request: FailedRequest) -> bool:
+    def _is_last_failure(self, request: black_box.FailedRequest) -> bool:
         """Whether the last record is of the same failure; the text is then added to it."""
         if self._last is None or time.time() - self._last[0] >= _SAME_FAILURE_S:
             return False
@@ -138,14 +130,14 @@ class BlackBoxRecorder:
         try:
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             frames = list(stack.with_callers(main))
-            self._record("asked", FailedRequest(frames=stack.stack_frames(frames)), frames)
+            self._record("asked", black_box.FailedRequest(frames=stack.stack_frames(frames)), frames)
         except BaseException as error:
             _log_failure(error)
 
     def _record(
         self,
-        trigger: Trigger,
-        request: FailedRequest,
+        trigger: black_box.Trigger,
+        request: black_box.FailedRequest,
         frames: list[FrameType],
         device: int | None = None,
         free_bytes: int | None = None,
@@ -157,7 +149,7 @@ class BlackBoxRecorder:
                 return
             self._written += 1
             self._settings = _result_or_none(stack.engine_settings, frames) or self._settings
-            record = BlackBox(
+            record = black_box.BlackBox(
                 round(time.time(), 3),
                 trigger,
                 _process_versions(),
@@ -176,11 +168,11 @@ class BlackBoxRecorder:
             path = self._write_record(record)
             self._last = time.time(), record, path
 
-    def _write_record(self, record: BlackBox) -> Path | None:
+    def _write_record(self, record: black_box.BlackBox) -> Path | None:
         """The file written, in the first folder that takes it; None where none did and it was only logged."""
         text = _bounded_json(record)
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(record.time_s))
-        name = f"{PREFIX}{at}-{os.getpid()}-{self._written}.json"
+        name = f"{black_box.PREFIX}{at}-{os.getpid()}-{self._written}.json"
         for folder in _record_folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +180,7 @@ class BlackBoxRecorder:
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
-            for old in sorted(folder.glob(f"{PREFIX}*.json"))[:-_MOST_FILES]:
+            for old in sorted(folder.glob(f"{black_box.PREFIX}*.json"))[:-_MOST_FILES]:
                 _result_or_none(lambda path=old: path.unlink(missing_ok=True))
             return folder / name
         LOG.error("legroom black box: %s", _log_line(record))
@@ -203,12 +195,12 @@ def _result_or_none(make: Any, *arguments: Any) -> Any:
         return None
 
 
-def _process_versions() -> WorkerProcess:
+def _process_versions() -> black_box.WorkerProcess:
     """The worker's pid and rank, vLLM's and PyTorch's versions, and cuda, rocm or cpu."""
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
-    return WorkerProcess(os.getpid(), worker_rank(), _module_version(vllm), _module_version(torch), platform)
+    return black_box.WorkerProcess(os.getpid(), worker_rank(), _module_version(vllm), _module_version(torch), platform)
 
 
 def _module_version(module: Any) -> str | None:
@@ -216,24 +208,24 @@ def _module_version(module: Any) -> str | None:
     return None if version is None else str(version)
 
 
-def _host_memory() -> WorkerHostMemory:
+def _host_memory() -> black_box.WorkerHostMemory:
     """The worker's host memory and what the machine has available."""
     return replace(read_host_memory(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
-def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> CardMemory:
+def _card_memory(cuda: Any, device: int, free_bytes: int | None, limit_bytes: int | None) -> black_box.CardMemory:
     """Total, free, own and other processes' bytes of the GPU, and a limit below the total; None where unknown."""
     use = _result_or_none(card_use, cuda, device)
     total = _result_or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     if use is None:
-        return CardMemory(str(device), None, total, free_bytes)
+        return black_box.CardMemory(str(device), None, total, free_bytes)
     if free_bytes is None and total is not None and use.used_bytes is not None:
         free_bytes = max(use.total_bytes - use.used_bytes, 0)
     own, others = use.own_bytes, use.others_bytes
     if own is not None and total is not None and free_bytes is not None:
         others = max(total - free_bytes - own, 0)  # CUDA's figures, without the driver's reserve
     limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
-    return CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
+    return black_box.CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:
@@ -265,22 +257,22 @@ def _write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def _bounded_json(record: BlackBox) -> str:
+def _bounded_json(record: black_box.BlackBox) -> str:
     """The record as JSON below the size limit: blocks are left out first, then the smallest segments."""
     text = json.dumps(record.to_json(), separators=(",", ":"))
-    if len(text) <= MAX_BYTES or record.allocator is None:
+    if len(text) <= black_box.MAX_BYTES or record.allocator is None:
         return text
     allocator = record.allocator
     segments = tuple(replace(segment, blocks=()) for segment in allocator.segments)
     least = sorted(segments, key=lambda segment: -segment.size_bytes)
-    room = MAX_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
+    room = black_box.MAX_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
     each = max(len(json.dumps(asdict(least[0]))), 1) if least else 1
     kept = least[: max(room // (each + 20), 0)]
     short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
 
 
-def _log_line(record: BlackBox) -> str:
+def _log_line(record: black_box.BlackBox) -> str:
     """A line of log that `legroom diagnose` reads: the record without segments, readings and outer frames."""
     request = record.request
     if request is not None:
@@ -298,7 +290,7 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None:
+def _without_segments(allocator: black_box.AllocatorState | None) -> black_box.AllocatorState | None:
     """The allocator's state with its segments left out but counted."""
     if allocator is None:
         return None

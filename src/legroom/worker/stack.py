@@ -143,9 +143,7 @@ def _request_facts(request: Any) -> _RequestFacts:
     """Lengths and sampling parameters of a request of the scheduler or the V1 model runner."""
     prompt = getattr(request, "prompt_token_ids", None)
     length = None if prompt is None else len(prompt)
-    return _RequestFacts(
-        length, _sampling_parameter(request, "logprobs"), _sampling_parameter(request, "prompt_logprobs")
-    )
+    return _RequestFacts(length, *(_sampling_parameter(request, name) for name in ("logprobs", "prompt_logprobs")))
 
 
 def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:

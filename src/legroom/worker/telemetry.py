@@ -84,6 +84,7 @@ class TelemetryFolder:
             return 0.0
 
     def remove(self) -> None:
+        """Delete the folder; workers then stop reporting."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

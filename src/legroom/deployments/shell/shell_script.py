@@ -6,15 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from legroom.deployments.server_words import (
-    ASSIGNMENT,
-    CONTAINER_TOOLS,
-    DYNAMO,
-    SHELLS,
-    basename,
-    dynamo_as_serve,
-    server_start,
-)
+from legroom.deployments import server_words
 from legroom.deployments.shell.lexer import TooManyWords, Word, env_with_places
 from legroom.deployments.shell.simple_commands import SimpleCommand, simple_commands
 from legroom.deployments.source_text import Text, Unread
@@ -28,7 +20,7 @@ from legroom.deployments.subjects import (
     change_servers,
 )
 
-_RUNS_C = (*SHELLS, "su", "runuser")
+_RUNS_C = (*server_words.SHELLS, "su", "runuser")
 _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
 """Commands that run a quoted word as a script without -c."""
 _PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
@@ -55,10 +47,10 @@ def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: in
     follows_server = False
     for command in simple_commands(source, env):
         is_cut_off = follows_server and "".join(command.texts()[:1]).startswith("--")
-        for subject in subjects_of(source, command.within(env), runs, depth, is_cut_off):
-            yield subject
-            # An action of a template may stand between a command and its flags.
-            follows_server = isinstance(subject, StartedServer) and "{{" not in command.pipeline
+        subjects = list(subjects_of(source, command.within(env), runs, depth, is_cut_off))
+        # An action of a template may stand between a command and its flags.
+        follows_server = isinstance(subjects[-1], StartedServer) and "{{" not in command.pipeline
+        yield from subjects
 
 
 def subjects_of(
@@ -67,26 +59,28 @@ def subjects_of(
     """The command itself, and the server that it starts."""
     yield InvokedCommand(command.words, command.pipeline, source.place, is_cut_off)
     texts = command.texts()
-    name = next((basename(text) for text in texts if basename(text) not in _WRAPPERS), "")
+    name = next((server_words.basename(text) for text in texts if server_words.basename(text) not in _WRAPPERS), "")
     if name in _PRINTING:
         return
-    start = server_start(texts)
+    start = server_words.server_start(texts)
     if start is not None and any(text.endswith(":") for text in texts[:start]):
         return  # a line of a log
-    if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
+    if start is not None and server_words.basename(texts[start]) in server_words.CONTAINER_TOOLS:
         yield from _container_subjects(source, command, start, depth)
     elif start is not None:
         words = command.words[start:]
-        before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
+        before = (
+            (word, server_words.ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start]
+        )  # `env A=1 vllm serve`
         env = {**command.env, **{pair[1]: word.with_text(pair[2]) for word, pair in before if pair}}
         yield StartedServer(runs, words, env, source.place, source.place(words[0].offset))
-    elif words := dynamo_as_serve(command.words):
+    elif words := server_words.dynamo_as_serve(command.words):
         place = source.place(words[0].offset)
-        yield StartedServer(runs, words, command.env, source.place, place, launcher=DYNAMO)
+        yield StartedServer(runs, words, command.env, source.place, place, launcher=server_words.DYNAMO)
     elif depth < 4:
         for i, word in enumerate(command.words):
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")
-            to_a_shell = behind_c and any(basename(text) in _RUNS_C for text in texts[: i - 1])
+            to_a_shell = behind_c and any(server_words.basename(text) in _RUNS_C for text in texts[: i - 1])
             if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
                 at = word.place or source.place(word.offset)
                 inner = Text(source.path, _inner_script(word), at.line, (at.column,))
@@ -111,7 +105,7 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
     if "vllm" not in f"{run.image} {' '.join(texts)}".lower():
         return
     env = {**{name: command.env[name] for name in run.inherited if name in command.env}, **run.env}
-    at = server_start(texts)
+    at = server_words.server_start(texts)
     subjects: Iterable[Subject] = ()
     if at is not None:
         words = run.words[at:]
@@ -136,6 +130,6 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
             gpus=run.gpus,
             stop_limit=limit,
             memory_limit_bytes=run.memory_limit_bytes,
-            read_as=f"a {basename(tool.text)} run line",
+            read_as=f"a {server_words.basename(tool.text)} run line",
         ),
     )

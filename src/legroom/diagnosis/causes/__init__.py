@@ -83,5 +83,5 @@ def causes() -> tuple[Cause, ...]:
 
 
 def cause_of(label: str) -> Cause:
-    """The cause with this label."""
+    """The cause with this label, such as `weights_too_big`."""
     return next(cause for cause in causes() if cause.label == label)

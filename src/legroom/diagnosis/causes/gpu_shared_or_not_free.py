@@ -298,7 +298,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
 
 
 def utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
-    """The utilization that fits into what was free at start-up."""
+    """Fix: the gpu_memory_utilization that fits into what was free at start-up; None where unknown."""
     free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
     if free is None or total is None or total <= 0:
         return None

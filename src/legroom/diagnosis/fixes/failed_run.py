@@ -76,7 +76,7 @@ _NOT_REPEATED = ("unknown", "removed", "not_yet")
 
 
 def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
-    """Merges the log, the user's hints and deduced values."""
+    """The failed deployment from the log, the user's hints and values deduced from both."""
     startup = case.startup
     release, release_known = _release_in_use(case, hints)
     args, gpus, line = startup.args, hints.gpus, None

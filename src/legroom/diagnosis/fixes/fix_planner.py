@@ -58,7 +58,7 @@ class FixPlanner:
 
     @cached_property
     def known(self) -> KnownDeployment:
-        """What is known of the failed deployment."""
+        """Model, GPU, release and flags of the failed deployment, from the log, else from the user."""
         return known_deployment(self.case, self._hints)
 
     @cached_property
@@ -346,7 +346,7 @@ def _caveat_without_log(made: Plan) -> str:
     says = {"tight": f"calls it tight: {other.reason}", "does_not_fit": "expects that it does not start"}.get(
         other.verdict
     )
-    return f" legroom plan, which does not know this log, {says}." if says else ""
+    return f" Without this log, legroom plan {says}." if says else ""
 
 
 def _is_same_start(made: Plan, failed: Plan) -> bool:
@@ -405,8 +405,7 @@ RUNNER_V2 = "vllm/v1/worker/gpu/"
 
 
 def step_shortage_bytes(planner: FixPlanner) -> int:
-    """What the failed step lacked, including prompt log-probabilities still to be computed where a black box shows
-    them."""
+    """Bytes that the failed step lacked, with prompt logprobs still to be computed where a black box shows them."""
     oom = planner.case.oom
     if oom is None:
         return GIB

@@ -33,8 +33,7 @@ def has_given_pool(args: ServeArgs) -> bool:
 
 
 def larger_pool_fix(planner: FixPlanner) -> Fix | None:
-    """A larger explicit pool (bytes, blocks or CPU space) that holds one request of full length; None where the pool
-    is not explicit."""
+    """A larger explicit pool that holds one request of max_model_len; None where no flag sets the pool's size."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
         return _more_pool_blocks_fix(planner, args) or _scaled_pool_fix(planner, "num_gpu_blocks_override")
@@ -250,7 +249,7 @@ def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> 
 
 
 def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
-    """A value as this release parses it."""
+    """The text as the release parses a value of the flag `dest`."""
     if not text:
         return True
     flag = next(flag for flag in flags_of(planner.known.release).values() if flag.dest == dest)
@@ -290,7 +289,7 @@ def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
 
 
 def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """max_model_len set to the model's own limit."""
+    """Fix: --max-model-len set to the model's own limit, which vLLM's refusal prints."""
     limit = evidence.facts.get("limit_count")
     if not isinstance(limit, int) or limit < 1:
         return None

@@ -62,8 +62,7 @@ class LogAccounting:
 
     @property
     def likely_total_bytes(self) -> int | None:
-        """The card's total; where it is not printed, the smallest that weights and pool allow: a share that is
-        enough there is enough on a larger one."""
+        """The card's total; where not printed, the smallest that weights and pool allow, which is safe for shares."""
         if self.total_bytes is not None or self.weights_bytes is None or self.pool_bytes is None:
             return self.total_bytes
         beside = (self.peak_bytes or 0) + (self.non_torch_bytes or 0) + (self.graph_bytes or 0)

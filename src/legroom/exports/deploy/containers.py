@@ -124,7 +124,7 @@ def visible_gpu_indexes(server: ExportedServer) -> tuple[str, ...]:
 
 
 def head_comment(server: ExportedServer) -> Iterator[str]:
-    """The comment lines at the top of a file."""
+    """The comment lines at the top of a container file: plan, start time, host memory and left-out paths."""
     yield from plan_headline(server.plan)
     yield f"Start: {server.times.sentence()}."
     yield f"{server.host.sentence()}."

@@ -36,14 +36,10 @@ def server_environment(
 ) -> tuple[EnvVariable, ...]:
     """The server's variables: the given ones, the engine start timeout and the allocator setting, with reasons."""
     broken = _why_broken(plan, words, release)
-    kept = {
-        name: _without_breaking_segments(name, value, broken)
-        for name, value in given.items()
-        if name not in _OF_ONE_MACHINE and not is_secret(name, value)
-    }
-    lines = [
-        EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in kept.items() if value or not given[name]
-    ]
+    names = [name for name, value in given.items() if name not in _OF_ONE_MACHINE and not is_secret(name, value)]
+    kept = {name: _without_breaking_segments(name, given[name], broken) for name in names}
+    shown = ((name, value) for name, value in kept.items() if value or not given[name])
+    lines = [EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in shown]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
     if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and env_default(ready, release) is not None:
@@ -76,10 +72,8 @@ def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Releas
         return "expandable segments are known to work on NVIDIA cards only"
     spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
     if spare >= burst:
-        return (
-            f"{gib(spare)} of the card stays free, more than the {gib(burst)} that a burst of activations takes, so "
-            "fragmentation does no harm"
-        )
+        more = f"more than the {gib(burst)} that a burst of activations takes"
+        return f"{gib(spare)} of the card stays free, {more}, so fragmentation does no harm"
     return ""
 
 

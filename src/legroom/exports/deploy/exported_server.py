@@ -114,7 +114,7 @@ class ExportedServer:
 
     @property
     def served_name(self) -> str:
-        """The model's name in requests."""
+        """The model's name that clients send in requests (--served-model-name, else the model)."""
         phrase = self.words.get("--served-model-name")
         return phrase.values[0] if phrase and phrase.values else self.model
 

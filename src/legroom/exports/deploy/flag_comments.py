@@ -48,7 +48,7 @@ def comment_lines(*texts: str) -> list[str]:
 
 
 def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
-    """The comments that contain numbers of the plan, by flag."""
+    """The comments on flags that contain numbers of the plan, by flag."""
     layout, kv = plan.layout, plan.kv
     graphs = human_bytes(layout.cuda_graph_bytes)
     captured = f"Batch sizes captured as CUDA graphs; this release sets {graphs} aside for them."

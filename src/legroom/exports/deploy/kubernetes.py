@@ -89,12 +89,10 @@ def add_options(group: argparse._ArgumentGroup) -> None:
         "pod (default: one for each, with --autoscale one for all)",
     )
     group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
-    group.add_argument(
-        "--restricted", action="store_true", help="non-root, read-only root file system: Pod Security `restricted`"
-    )
-    group.add_argument(
-        "--network-policy", action="store_true", help="only what needs the server may reach it, and its own group"
-    )
+    about = "non-root, read-only root file system: Pod Security `restricted`"
+    group.add_argument("--restricted", action="store_true", help=about)
+    about = "only what needs the server may reach it, and its own group"
+    group.add_argument("--network-policy", action="store_true", help=about)
     group.add_argument("--autoscale", metavar="N", help="scale up to N replicas, on waiting requests and KV use")
     group.add_argument("--scaler", choices=("hpa", "keda"), help="what scales it (default: keda)")
     group.add_argument(
@@ -161,10 +159,8 @@ def _head_remarks(server: ExportedServer, settings: ClusterSettings, over: NodeS
     if over.nodes > 1:
         what = "KubeRay" if over.ray else f"LeaderWorkerSet {pod_groups.LEAST_VERSION} or newer"
         yield f"{over.nodes_sentence} It needs {what} in the cluster."
-        yield (
-            "No RDMA device is asked for, because each network names its own (rdma/...): without one, NCCL sends over "
-            "TCP between the nodes."
-        )
+        without = "without one, NCCL sends over TCP between the nodes"
+        yield f"No RDMA device is asked for, because each network names its own (rdma/...): {without}."
     if over.ray:
         yield from pod_groups.ray_image_remarks(server)
     elif over.nodes > 1:
@@ -219,10 +215,8 @@ CLIENT = {"legroom.dev/vllm-client": "true"}
 
 def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """The PodDisruptionBudget that lets a node drain evict one pod at a time."""
-    why = (
-        "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: all of its "
-    )
-    why += "pods leave and come back together."
+    why = "A drained node takes one pod; the next is taken when that one serves again. A group counts as one: "
+    why += "all of its pods leave and come back together."
     spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": pod_selector(server)}}
     return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 

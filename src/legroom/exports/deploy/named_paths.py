@@ -140,7 +140,7 @@ def _flags_that_may_hold_paths(server: ExportedServer) -> list[Phrase]:
 
 
 def _absolute_paths(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
-    """The absolute paths of a flag outside the model's folder."""
+    """The absolute paths in a flag's value that lie outside the model's folder."""
     for path in _possible_paths(phrase):
         if path.startswith("/") and not (server.local_model and _is_under(path, server.model)):
             yield path.rstrip("/")
@@ -195,7 +195,7 @@ _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", Tr
 
 
 def _files_for_config_map(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
-    """The files for a ConfigMap or Secret, by key."""
+    """Files that flags name, by key: for a Secret where `private`, else for a ConfigMap."""
     by_key: dict[str, NamedPath] = {}
     for named in named_paths(server):
         if named.folder or named.private != private or Path(named.path).stat().st_size > _MOST_BYTES:

@@ -167,17 +167,9 @@ class Address:
 
 def address_of(words: ServeCommand) -> Address:
     """Host, port, TLS and Unix socket from the command's flags; vLLM's default port where none is given."""
-    given = {name: phrase.value for name in _FLAGS if (phrase := words.get(name))}
-    port = given.get("--port", "")
-    return Address(
-        given.get("--host", "").strip("[]"),
-        int(port) if port.isdigit() else DEFAULT_PORT,
-        bool(given.get("--ssl-certfile") or given.get("--ssl-keyfile")),
-        given.get("--uds", ""),
-    )
-
-
-_FLAGS = ("--host", "--port", "--ssl-certfile", "--ssl-keyfile", "--uds")
+    flags = ("--host", "--port", "--ssl-certfile", "--ssl-keyfile", "--uds")
+    host, port, certificate, key, socket = (phrase.value if (phrase := words.get(name)) else "" for name in flags)
+    return Address(host.strip("[]"), int(port) if port.isdigit() else DEFAULT_PORT, bool(certificate or key), socket)
 
 
 def check_health_is_reachable(words: ServeCommand) -> None:

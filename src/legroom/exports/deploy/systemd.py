@@ -31,7 +31,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The unit, and the one of `legroom watch`."""
+    """The .service unit of the server and, where asked for, that of `legroom watch`."""
     server = requested_server(request)
     check_health_is_reachable(server.words)
     check_paths(server, mounted=False)

@@ -133,18 +133,17 @@ def _target_color(seconds: float | None) -> tuple[tuple[float, str], ...]:
 
 
 def _percentile_queries(measures: Measures, role: str) -> dict[str, str]:
-    """The queries of a latency's p50, p90 and p99."""
+    """PromQL of a latency's p50, p90 and p99, by legend."""
     shares = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
     return {f"{name} {SERVER}": measures.quantile(role, share, WINDOW) for share, name in shares}
 
 
 def _overview_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """Panels on KV cache use, waiting requests, generated tokens and the slowest first token."""
     window = levels.time(levels.rate_window_s)
     fullest = f"max({measures.peak('kv_use', window, 'max')})"
-    about_kv = (
-        f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone is "
-    )
-    about_kv += "healthy: look at the queue next to it."
+    about_kv = f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. "
+    about_kv += "Full alone is healthy: look at the queue next to it."
     tokens = f"sum({measures.rate('generation_tokens', WINDOW)})"
     ttft, ttft_level = f"max({measures.quantile('ttft', 0.99, WINDOW)})", _target_color(levels.ttft_p99_s)
     waiting, queue_level = f"sum({measures.queued()})", ((levels.detect.queue_least, "orange"),)
@@ -197,11 +196,10 @@ def pool_tokens(plan: PlanDocument) -> int:
 
 
 def _kv_cache_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """Panels on KV cache use and on requests that wait for a full pool."""
     use = {SERVER: measures.value("kv_use", "max")}
-    about = (
-        f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room for "
-    )
-    about += "one more like those that run: above zero, the pool is what they wait for."
+    about = f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no room "
+    about += "for one more like those that run: above zero, the pool is what they wait for."
     panels = (
         Panel("KV cache in use", use, "percentunit", levels=_pool_colors(levels), max=1.0),
         Panel("Pressure", {SERVER: pressure_query(measures, levels)}, levels=((1, "red"),), own_description=about),
@@ -219,6 +217,7 @@ def pressure_query(measures: Measures, levels: AlertLevels) -> str:
 
 
 def _queue_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+    """Panels on running and waiting requests, with the planned limits."""
     about = "Requests in the batch."
     batch: tuple[tuple[float, str], ...] = ()
     if plan is not None:
@@ -253,6 +252,7 @@ def _throughput_row(measures: Measures) -> DashboardRow:
 
 
 def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """Panels on time to first token, per token and in total, with the targets."""
     latencies = (
         ("Time to first token", "ttft", levels.ttft_p99_s),
         ("Time between tokens", "inter_token", levels.inter_token_p99_s),
@@ -266,6 +266,7 @@ def _latency_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
 
 
 def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+    """Panels on preemptions and the share of recomputed tokens."""
     detect, rate = levels.detect, measures.rate("preemptions", WINDOW)
     per_request = f"{in_parens(rate)} / ({in_parens(measures.finished_rate(WINDOW))} > 0)"
     many = ((detect.preemptions_per_request, "red"),)
@@ -281,9 +282,7 @@ def _preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
     """PromQL of the share of tokens recomputed after preemption; empty without a counter or pool size."""
-    useful = (
-        f"{in_parens(measures.rate('prompt_tokens', WINDOW))} + {in_parens(measures.rate('generation_tokens', WINDOW))}"
-    )
+    useful = " + ".join(in_parens(measures.rate(role, WINDOW)) for role in ("prompt_tokens", "generation_tokens"))
     recomputed = []
     if measures.has("prompt_tokens_recomputed"):
         recomputed.append(in_parens(measures.rate("prompt_tokens_recomputed", WINDOW)))
@@ -304,6 +303,7 @@ def _prefix_cache_row(measures: Measures) -> DashboardRow:
 
 
 def _guard_row(levels: AlertLevels) -> DashboardRow:
+    """Panels on what the guard admits, queues and refuses."""
     rejected = f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason%s"{NO_ROOM_REASONS}"}}[{WINDOW}]))'
     admission = {
         "admitted {{instance}}": f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))",
@@ -331,6 +331,7 @@ def _guard_row(levels: AlertLevels) -> DashboardRow:
 
 
 def _sidecar_row() -> DashboardRow:
+    """Panels on the sidecar's open incidents, healthy servers and scrapes."""
     incidents = {"{{kind}}": "sum by (cluster, namespace, job, kind) (legroom_incidents_open)"}
     healthy = {"{{server}}": "min by (cluster, namespace, job, server) (legroom_server_healthy)"}
     scrapes = {"{{result}}": f"sum by (cluster, namespace, job, result) (rate(legroom_looks_total[{WINDOW}]))"}

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from legroom.exports.export_request import MARK, ExportedFile, ExportRequest
+from legroom.exports.prometheus import alerts
 from legroom.exports.prometheus.alert_levels import AlertLevels, duration, levels_for
-from legroom.exports.prometheus.alerts import (
-    AlertCondition,
-    alert_texts,
-    fill_slots,
-    legroom_conditions,
-    threshold_texts,
-    vllm_conditions,
-)
 from legroom.exports.prometheus.measures import Measures
 
 NAME = "alert-runbooks"
@@ -44,23 +37,23 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """A Markdown runbook page for each exported alert, and an index of them."""
     levels = levels_for(request.plan, request.options)
     job = str(request.options.get("job") or "vllm")
-    conditions = (*vllm_conditions(Measures(request.release), levels, job), *legroom_conditions(levels))
+    conditions = (*alerts.vllm_conditions(Measures(request.release), levels, job), *alerts.legroom_conditions(levels))
     pages = [ExportedFile(f"{condition.name}.md", runbook_page(condition, levels)) for condition in conditions]
     return (ExportedFile("README.md", _runbook_index(conditions, levels)), *pages)
 
 
-def runbook_page(condition: AlertCondition, levels: AlertLevels) -> str:
+def runbook_page(condition: alerts.AlertCondition, levels: AlertLevels) -> str:
     """The Markdown page of one alert: meaning, harm, what to look at, fixes, dead ends and the rule."""
     from legroom.explain.catalog_entries import entry  # reads the whole catalog
 
-    texts = alert_texts()[condition.name]
-    slots = {**_IN_A_PAGE, **threshold_texts(levels)}
+    texts = alerts.alert_texts()[condition.name]
+    slots = {**_IN_A_PAGE, **alerts.threshold_texts(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
     parts = [
         f"# {condition.name}",
         f"Severity: **{texts['severity']}**. It fires {holds}.",
-        fill_slots(texts["meaning"], slots),
-        f"**What it costs.** {fill_slots(texts['harm'], slots)}",
+        alerts.fill_slots(texts["meaning"], slots),
+        f"**What it costs.** {alerts.fill_slots(texts['harm'], slots)}",
         _markdown_list_section("Look", texts["look"]),
         _markdown_list_section("Fix", texts["fix"]),
         _markdown_list_section("What does not help", [f"{action}: {why}." for action, why in texts["dead_ends"]]),
@@ -77,12 +70,12 @@ def _markdown_list_section(title: str, lines: Sequence[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
-def _runbook_index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
-    slots = {**_IN_A_PAGE, **threshold_texts(levels)}
+def _runbook_index(conditions: Sequence[alerts.AlertCondition], levels: AlertLevels) -> str:
+    slots = {**_IN_A_PAGE, **alerts.threshold_texts(levels)}
     rows = []
     for name in (condition.name for condition in conditions):
-        texts = alert_texts()[name]
-        first_sentence = fill_slots(texts["meaning"], slots).split(". ")[0].rstrip(".")
+        texts = alerts.alert_texts()[name]
+        first_sentence = alerts.fill_slots(texts["meaning"], slots).split(". ")[0].rstrip(".")
         rows.append(f"| [{name}]({name}.md) | {texts['severity']} | {first_sentence} |")
     head = f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
     head += "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"

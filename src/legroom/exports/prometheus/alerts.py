@@ -55,7 +55,7 @@ class AlertCondition:
 
 @cache
 def alert_texts() -> Mapping[str, Mapping[str, Any]]:
-    """The texts of every alert, by name."""
+    """Summary, description and runbook texts of every alert, by alert name."""
     text = Path(__file__).with_name("alerts.json").read_text("utf-8")
     return json.loads(text)["alerts"]  # type: ignore[no-any-return]
 

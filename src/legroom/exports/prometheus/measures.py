@@ -57,9 +57,8 @@ class Measures:
         """PromQL of requests that wait for capacity; from 0.20.0 on without those waiting for other reasons."""
         if not self.has("waiting_by_reason"):
             return self.value("waiting")
-        return first_with_value(
-            self._with_matcher('reason="capacity"').value("waiting_by_reason"), self.value("waiting")
-        )
+        for_capacity = self._with_matcher('reason="capacity"').value("waiting_by_reason")
+        return first_with_value(for_capacity, self.value("waiting"))
 
     def rate(self, role: str, window: str) -> str:
         """PromQL of a counter's increase per second over a window."""
@@ -122,6 +121,7 @@ class Measures:
         return self._first_of_series(role, lambda name: f"{how} {labels} ({function}({name}{inner}))")
 
     def _with_matcher(self, matcher: str) -> Measures:
+        """The same measures with one more label matcher."""
         return replace(self, selector=", ".join(filter(None, (self.selector, matcher))))
 
     def _first_of_series(self, role: str, expression: Callable[[str], str]) -> str:

@@ -69,7 +69,7 @@ _LIMITS = {
 
 @cache
 def config_defaults() -> dict[str, dict[str, Any]]:
-    """Defaults of the configuration class, by model type."""
+    """Default field values of each model type's Hugging Face configuration class."""
     return dict(read_data("config_defaults.json")["defaults"])
 
 

@@ -164,9 +164,7 @@ class Admission:
         """Count the prompt with the server's tokenizer, and refuse it if it is longer than the policy allows."""
         demand, weight = request.demand, request.weight
         assert weight is not None
-        exact = None
-        if self.policy.pool.count != "bytes":
-            exact = await self.learner.count(request)
+        exact = await self.learner.count(demand, request.body) if self.policy.pool.count != "bytes" else None
         if exact is not None:
             weight = weight_of(demand, self.limits, self.policy.pool, self.learner.model_tokens(demand.model), exact)
             request.weight = weight
@@ -310,7 +308,7 @@ class Admission:
             self.learner.on_chunk(request, chunk)
 
     def refuse(self, refusal: Refusal) -> Refusal:
-        """Count a refusal, and return it."""
+        """Count a refusal in the metrics, by its reason, and return it."""
         self.metrics.rejected[refusal.reason] += 1
         return refusal
 
@@ -322,7 +320,7 @@ class Admission:
             self.learner.on_admitted(request)
 
     def _busy_refusal(self, reason: str, request: GuardedRequest, need: BlockNeed) -> Refusal:
-        """429 with the time after which blocks will likely be free."""
+        """A 429 refusal whose Retry-After is the time after which blocks will likely be free."""
         blocks = self.pool.limits.blocks
         free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * self._block_size
         retry_s = self.pool.retry_after_s(need, self.clock(), has_waited=reason == "queue_timeout")

@@ -148,18 +148,16 @@ class ReleaseForecast:
         return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
 
     def _decay_rate(self, now_s: float) -> None:
-        """Age the average of releases to `now_s`."""
+        """Reduce the exponential average of releases by the time up to `now_s`."""
         kept = math.exp(-max(0.0, now_s - self._at_s) / RELEASE_WINDOW_S)
         self._at_s = max(now_s, self._at_s)
         self._mass *= kept
         self._weight = 1.0 - (1.0 - self._weight) * kept
 
     def wait_s(self, need: int, free: int, now_s: float, behind_queue: bool = True) -> float | None:
-        """Seconds until `need` are free for a refused request; None where no rate is known.
-
-        It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
-        already waited, behind the queue.
-        """
+        """Seconds until `need` are free for a refused request; None where no rate is known."""
+        # It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
+        # already waited, behind the queue.
         rate = self.per_s(now_s)
         if rate <= 0:
             return None

@@ -35,10 +35,8 @@ def steps_of_page(page: str) -> float | None:
 
 
 def steps_of_registry() -> float | None:
-    """Steps per engine from prometheus_client's registry inside vLLM's API server.
-
-    With several API servers, the registry of one does not hold all counters.
-    """
+    """Steps per engine from prometheus_client's registry inside vLLM's API server."""
+    # With several API servers, the registry of one does not hold all counters.
     prometheus = sys.modules.get("prometheus_client")
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         return None

@@ -69,7 +69,7 @@ class Progress(NamedTuple):
 
     @property
     def blocks(self) -> float:
-        """Blocks held now."""
+        """KV blocks that the request holds now."""
         return self.growth.blocks_at(self.done_steps)
 
     def expected_blocks(self, steps: float) -> float:

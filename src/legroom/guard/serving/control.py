@@ -98,7 +98,7 @@ class Peers:
         return [status for status in statuses if status is not None]
 
     def leave(self) -> None:
-        """Stop listening."""
+        """Stop listening for the other API servers."""
         if self._server is not None:
             self._server.close()
 

@@ -170,7 +170,7 @@ class Proxy(AdmissionApp):
 
     @property
     def clients(self) -> set[ClientConnection]:
-        """Open connections."""
+        """The open connections of clients."""
         return self.server_state.connections  # type: ignore[return-value]
 
     async def start(self) -> asyncio.Server:
@@ -218,7 +218,7 @@ class Proxy(AdmissionApp):
         LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), took_s)
 
     def on_signal(self, stop: asyncio.Event) -> None:
-        """Drain; a later second signal ends the drain."""
+        """Start to drain; a second signal some time later ends the drain."""
         now_s = self.admission.clock()
         if self.is_draining and now_s > self._drain_until_s - self.options.drain_timeout_s + REPEATED_SIGNAL_S:
             self._drain_until_s = now_s

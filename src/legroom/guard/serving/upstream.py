@@ -294,10 +294,8 @@ class UpstreamPool:
     async def exchange(
         self, method: str, head: bytes, body: bytes, on_start: Callable[[UpstreamConnection], None] | None = None
     ) -> UpstreamConnection:
-        """Send a request; the connection then has the status. Raises UpstreamError.
-
-        A kept connection that the server closed at the same moment is replaced by a new one, once.
-        """
+        """Send a request; the connection then has the status. Raises UpstreamError."""
+        # A kept connection that the server closed at the same moment is replaced by a new one, once.
         connection = self._take_idle()
         while True:
             connection = connection or await self._connect()
@@ -357,7 +355,7 @@ class UpstreamPool:
         return connection
 
     def keep_idle(self, connection: UpstreamConnection) -> None:
-        """Keep a connection for the next request."""
+        """Return a connection to the pool for the next request."""
         self.busy.discard(connection)
         connection.method = ""
         connection.idle_since_s = self.clock()

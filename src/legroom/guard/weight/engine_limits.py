@@ -69,7 +69,7 @@ class EngineLimits:
 
     @property
     def known(self) -> bool:
-        """Whether the pool's size is known."""
+        """Whether the KV pool's size is known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
@@ -79,7 +79,7 @@ class EngineLimits:
 
     @property
     def rank_blocks(self) -> int:
-        """Blocks that one engine can allocate."""
+        """KV blocks that one engine can allocate: all but the null block."""
         return max((self.num_blocks or 0) - NULL_BLOCK, 0)
 
     @property
@@ -162,10 +162,9 @@ def read_limits(path: Path) -> EngineLimits:
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """Limits from `vllm:cache_config_info`, which has a row for each engine; the smallest pool counts for all.
-
-    Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks (0.9+).
-    """
+    """Limits from `vllm:cache_config_info`, which has a row for each engine; the smallest pool counts for all."""
+    # Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks
+    # (0.9+).
     servers: Counter[frozenset[tuple[str, str]]] = Counter()
     for line in page.splitlines():
         if line.startswith("vllm:cache_config_info{"):
@@ -211,9 +210,8 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     ranks = _num_engines(parallel)
     blocks = _per_engine(_positive_int(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _block_tokens(cache, parallel)
-    full, _ = _full_length_request(
-        blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
-    )
+    reported = (getattr(cache, name, None) for name in ("kv_cache_max_concurrency", "kv_cache_size_tokens"))
+    full, _ = _full_length_request(blocks, *reported)
     speculation = getattr(config, "speculative_config", None)
     return EngineLimits(
         num_blocks=blocks,
@@ -294,11 +292,9 @@ def _positive_int(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown.
-
-    vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
-    of its prompts, hence twice the running sequences.
-    """
+    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown."""
+    # vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
+    # of its prompts, hence twice the running sequences.
     if release.before(FIRST_WITH_QUEUE_BOUNDS):
         return {}
     flags = {}

@@ -59,27 +59,16 @@ def weight_of(
             shared += max(0, min(size, whole) - unit.own_tokens) // unit.block_size
         certain = max(certain, limits.blocks(surely))
         longest = max(longest, here)
-    copies = demand.sequences
-    sequences = max(1, len(demand.prompts)) * copies
-    saved = shared * (copies - 1)
+    copies, prompts = demand.sequences, max(1, len(demand.prompts))
+    sequences, saved = prompts * copies, shared * (copies - 1)
     chains = tuple([prompt.chain for prompt in demand.prompts if prompt.chain is not None])
     rate = 1.0
     if chains and not chains[0].exact:
         text = demand.prompts[0]
         tokens_a_byte = learnt.ratio(text.ascii_only) if exact_tokens is None else exact_tokens / text.text_bytes
         rate = CHARS_PER_TOKEN * min(1.0, tokens_a_byte)
-    return Weight(
-        blocks * copies - saved,
-        tokens * copies,
-        sequences,
-        longest,
-        certain,
-        start * copies - saved,
-        reserved_output,
-        chains,
-        rate,
-        max(1, len(demand.prompts)),
-    )
+    held, begun, whole = blocks * copies - saved, start * copies - saved, tokens * copies
+    return Weight(held, whole, sequences, longest, certain, begun, reserved_output, chains, rate, prompts)
 
 
 def need_of(
@@ -89,11 +78,9 @@ def need_of(
     sequences: int | None,
     block_size: int = DEFAULT_BLOCK,
 ) -> BlockNeed:
-    """What the pool reserves; `answer` None: the request at its longest.
-
-    A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole pool,
-    or by projection as half of it.
-    """
+    """KV blocks and sequences that the pool reserves for a request; `answer` None: at its longest."""
+    # A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole
+    # pool, or by projection as half of it.
     fewer = 1 if answer is None else 2
     most_blocks, most_sequences = (
         needed if limit is None or needed <= limit else max(1, limit // fewer)
@@ -107,17 +94,10 @@ def need_of(
     part = most_blocks / max(1, weight.blocks)
     steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
+    start_blocks, end_blocks = max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part))
     # Copies of one prompt allocate blocks in the same step; several prompts do not.
-    by_blocks = weight.prompts == 1
-    growth = Growth(
-        max(1, round(weight.start_blocks * part)),
-        max(1, math.ceil(grown * part)),
-        steps,
-        weight.most_steps,
-        answer.quantiles,
-        -weight.prompt_tokens % block_size if by_blocks else 0,
-        block_size if by_blocks else 0,
-    )
+    free, size = (-weight.prompt_tokens % block_size, block_size) if weight.prompts == 1 else (0, 0)
+    growth = Growth(start_blocks, end_blocks, steps, weight.most_steps, answer.quantiles, free, size)
     chains = weight.chains if whole else ()
     return BlockNeed(most_blocks, most_sequences, growth, weight.prompt_tokens, chains, weight.blocks_per_unit)
 

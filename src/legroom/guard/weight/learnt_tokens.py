@@ -148,7 +148,7 @@ class ModelTokens:
         return max(assumed, math.ceil(self._template.value)) + 8 * messages
 
     def observe(self, text_bytes: int, ascii_only: bool, messages: int, prompt_tokens: int) -> None:
-        """Learn from the prompt tokens of a request without media."""
+        """Learn tokens per byte and template tokens from a prompt's true count, without media."""
         if messages:  # more tokens than bytes can only come from the template
             self._template.add(max(0, prompt_tokens - text_bytes))
         if text_bytes >= 64:  # shorter prompts are mostly template
@@ -248,6 +248,6 @@ class AnswerLengths:
         return max(1, min(most, value))
 
     def observe(self, model: str, client: str, max_tokens: int | None, tokens: int) -> None:
-        """Learn from a complete answer."""
+        """Learn the length in tokens of a complete answer, for its model and client."""
         for key in ((model, None), (model, client)):
             self._learnt.get_or_add(key).observe(max_tokens, tokens)

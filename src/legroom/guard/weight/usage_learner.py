@@ -63,11 +63,7 @@ class UsageLearner:
         """What was learnt of the model's token counts; empty defaults for a model not seen yet."""
         return self._models.get(model) or _NOTHING_LEARNT
 
-    async def count(self, request: GuardedRequest) -> int | None:
-        """A prompt's tokens by the server's tokenizer; None where it does not count them."""
-        return await self._count_tokens(request.demand, request.body)
-
-    async def _count_tokens(self, demand: Demand, body: bytes) -> int | None:
+    async def count(self, demand: Demand, body: bytes) -> int | None:
         """Prompt tokens by the server's tokenizer; None where it cannot be asked or the request cannot be counted."""
         if self._tokenize is None or not is_countable(demand):
             return None
@@ -91,8 +87,7 @@ class UsageLearner:
 
     async def _count_in_background(self, demand: Demand, body: bytes) -> None:
         """Have the server count a request's prompt tokens, and learn from the count."""
-        tokens = await self._count_tokens(demand, body)
-        if tokens:
+        if tokens := await self.count(demand, body):
             self._observe_prompt(demand, tokens)
 
     def _on_counted(self, task: asyncio.Task[None]) -> None:

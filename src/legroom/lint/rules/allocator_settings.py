@@ -26,7 +26,7 @@ USELESS = Rule("allocator-useless", "note", "garbage_collection_threshold", _WHY
 
 @checks(StartedServer, BREAKS, CLASHES, USELESS)
 def allocator_settings(server: StartedServer, context: Context) -> Findings:
-    """Compare PYTORCH_*_ALLOC_CONF with the server's flags."""
+    """PYTORCH_*_ALLOC_CONF values that conflict with the server's flags or release."""
     for name in ALLOCATOR_NAMES:
         word = server.env.get(name)
         if word is None:

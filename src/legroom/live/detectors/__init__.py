@@ -69,3 +69,9 @@ class Watcher:
         updates = (detector.update(self.window, time_s) for detector in self.detectors)
         self.findings = tuple(finding for finding in updates if finding is not None)
         return self.findings
+
+    def restart_holds(self) -> None:
+        """Makes problems that are no findings yet wait for their whole duration again."""
+        for detector in self.detectors:
+            if not detector.is_active:
+                detector.reset_durations()

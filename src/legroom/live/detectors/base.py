@@ -113,7 +113,7 @@ class Detector(ABC):
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
         """The finding while it lasts, with the numbers of the last bad scrape."""
         if self._last_s is not None and now_s < self._last_s:
-            self._reset_durations()
+            self.reset_durations()
         self._last_s = now_s
         condition = self.measure(window, now_s)
         self._unknown_scrapes = self._unknown_scrapes + 1 if condition is None else 0
@@ -134,9 +134,8 @@ class Detector(ABC):
         self._calm_since_s, self._calm_scrapes = None, 0
         self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
         self._bad_scrapes += 1
-        self.is_active = self.is_active or _has_held(
-            self._hold_of(self.begins_after), self._bad_scrapes, now_s - self._bad_since_s
-        )
+        hold, seconds = self._hold_of(self.begins_after), now_s - self._bad_since_s
+        self.is_active = self.is_active or _has_held(hold, self._bad_scrapes, seconds)
 
     def _count_calm(self, now_s: float) -> None:
         """Counts one calm scrape; clears `is_active` once calm has lasted as long as `ends_after` asks."""
@@ -147,9 +146,9 @@ class Detector(ABC):
         self._calm_scrapes += 1
         if _has_held(self._hold_of(self.ends_after), self._calm_scrapes, now_s - self._calm_since_s):
             self.is_active = False
-            self._reset_durations()
+            self.reset_durations()
 
-    def _reset_durations(self) -> None:
+    def reset_durations(self) -> None:
         """Forget for how long the condition has held or been gone."""
         self._bad_since_s = self._calm_since_s = None
         self._bad_scrapes = self._calm_scrapes = 0
@@ -195,5 +194,5 @@ def engine_label(engine: tuple[str, str], window: Window) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """`1 request`, `12 requests`."""
+    """A number with its noun: `1 request`, `12 requests`."""
     return f"{number:,.0f} {noun}" if round(number) == 1 else f"{number:,.0f} {noun}s"

@@ -53,7 +53,7 @@ class MemoryCreep(Detector):
         return self._last
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
-        """The series to fit, each with a phrase that names it."""
+        """The (time, bytes) series to fit a slope to: reserved by workers or used on GPUs, each with its name."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
         by_workers = len(reserved) >= len(used)

@@ -17,9 +17,8 @@ class PoolPressure(Detector):
         """Bad where, in the last step, an engine's KV pool was full and requests queued or were preempted."""
         if not window.is_answering or not window.steps:
             return None
-        conditions = [
-            self._engine_condition(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None
-        ]
+        known = (engine for engine in window.steps[-1].engines if engine.kv_use is not None)
+        conditions = [self._engine_condition(engine, window) for engine in known]
         return worst_condition(conditions)
 
     def _engine_condition(self, engine: EngineStep, window: Window) -> Condition:

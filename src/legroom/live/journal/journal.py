@@ -42,7 +42,7 @@ _INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detai
 
 
 def journal_path() -> Path:
-    """`$LEGROOM_HOME/journal.db`."""
+    """The user's journal file, `$LEGROOM_HOME/journal.db`."""
     return store_path().with_name("journal.db")
 
 
@@ -106,7 +106,7 @@ class Journal:
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
 
     def incident_id(self, key: str) -> int | None:
-        """The id of the incident with this key."""
+        """The id of the incident with this key; None where there is none."""
         with self._read_transaction() as db:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
@@ -184,7 +184,7 @@ class Journal:
             return self._select_actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
-        """Actions that began since then, oldest first."""
+        """Actions that began at or after `since_s` (of one group), oldest first."""
         with self._read_transaction():
             if group is None:
                 return self._select_actions("begun_s >= ?", (since_s,))
@@ -248,7 +248,7 @@ class Journal:
             return self._samples.points(server, since_s, self._given_or_now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
-        """All servers with samples."""
+        """The names of all servers that have samples."""
         with self._read_transaction():
             return tuple(self._samples.servers())
 
@@ -305,9 +305,8 @@ def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
     version = schema_version(db)
     if version > VERSION:
         newer = f"a newer legroom (version {version} of its tables; this one knows {VERSION})"
-        raise JournalUnavailable(
-            f"the journal {path} was written by {newer}", "update legroom, or name another journal"
-        )
+        hint = "update legroom, or name another journal"
+        raise JournalUnavailable(f"the journal {path} was written by {newer}", hint)
     migrate(db)
 
 

@@ -175,12 +175,12 @@ class JournalThread:
         return await self._run_in_thread(lambda: self.buffer.call(call))
 
     def write(self, write: Write) -> None:
-        """Queues a write."""
+        """Queue a write for the journal's thread; does not block."""
         with contextlib.suppress(RuntimeError):  # shutting down
             self._executor.submit(self.buffer.write, write).add_done_callback(_print_error)
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
-        """Queues samples."""
+        """Queue samples for the journal's thread; does not block."""
         if samples or self.buffer.problem is not None:  # an empty write finds out whether the problem is over
             self._executor.submit(self.buffer.add_samples, samples).add_done_callback(_print_error)
 

@@ -53,7 +53,7 @@ def schema_version(db: sqlite3.Connection) -> int:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Migrates the schema in one transaction."""
+    """Bring the journal's tables to the newest schema, in one transaction."""
     if schema_version(db) >= VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
@@ -120,7 +120,7 @@ class Action:
         return self.state in UNFINISHED
 
     def stage(self, name: str) -> ActionStage | None:
-        """The last stage with this name."""
+        """The last stage of this name that the action reached; None where it did not."""
         return next((stage for stage in reversed(self.stages) if stage.name == name), None)
 
 

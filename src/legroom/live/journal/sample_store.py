@@ -111,8 +111,7 @@ class SampleStore:
         return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
-        """Points between two times at the finest step that stays within `max_points`; where that step is no longer
-        kept, at the next coarser one."""
+        """Points between two times at the finest kept step that stays within `max_points`."""
         server_id = self.servers().get(server)
         if server_id is None or until_s < since_s:
             return ()
@@ -145,7 +144,7 @@ class SampleStore:
         yield from (row[1:] for row in self._db.execute(_ROLL_UP, spec))
 
     def roll_up(self, server_id: int, now_s: float) -> None:
-        """Writes the roll-ups of every step that has ended since the last one."""
+        """Write the roll-up (means, totals) of every time interval that has ended since the last one."""
         for step_s in ROLLUP_STEPS_S:
             last = "SELECT coalesce(max(time_ms), 0) FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms <= ?"
             since_ms = self._db.execute(last, (server_id, step_s, int(now_s * 1000))).fetchone()[0]

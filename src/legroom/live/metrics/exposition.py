@@ -260,7 +260,7 @@ class _Page:
 
 @lru_cache(256)
 def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
-    """One tuple for equal bounds: thousands of windows hold them."""
+    """The same tuple object for equal histogram bounds, as thousands of windows hold them."""
     return bounds
 
 

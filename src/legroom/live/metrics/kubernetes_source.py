@@ -55,7 +55,7 @@ class KubernetesPods:
         self._api = api if api is not None else _api_client(context)
 
     def running_pods(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """Running pods with an address."""
+        """Running pods with an IP address that the label selector matches."""
         from kubernetes.client.exceptions import ApiException  # an extra
 
         try:
@@ -71,9 +71,8 @@ class KubernetesPods:
             raise LegroomError(message, "kubectl auth can-i list pods", UNREACHABLE) from error
         except Exception as error:
             # The client passes its HTTP library's exceptions on.
-            raise LegroomError(
-                f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
-            ) from error
+            problem = f"the Kubernetes API does not answer ({type(error).__name__})"
+            raise LegroomError(problem, "kubectl get pods", UNREACHABLE) from error
         return [pod for item in listed.items if (pod := _running_pod(item)) is not None]
 
 

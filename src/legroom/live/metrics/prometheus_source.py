@@ -114,7 +114,7 @@ class PrometheusSource:
                 self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
-        """The queries for values, scrape times and `up`."""
+        """The PromQL for values, for scrape times and for `up`."""
         return (
             self._values_query(self._matchers),
             f"timestamp({_selector(_timestamped_series(), self._matchers)})",
@@ -136,10 +136,7 @@ class PrometheusSource:
     async def poll(
         self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
     ) -> list[ScrapeResult]:
-        """A sample of every server scraped since the last call, and a failure for each missing server.
-
-        With `is_past` the queries are evaluated at `time_s`; past times must be polled before the present.
-        """
+        """Samples of servers scraped since the last call, failures of missing ones; `is_past`: as of `time_s`."""
         form = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
             return await self._poll_in_turns(session, form, time_s, timeout_s)

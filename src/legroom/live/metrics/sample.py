@@ -71,9 +71,8 @@ class Histogram:
         """The sum of both; self where the bounds differ."""
         if other.bounds != self.bounds:
             return self
-        return Histogram(
-            self.bounds, tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.sum + other.sum
-        )
+        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
         """The quantile by linear interpolation; in the last bucket its lower bound. None without observations."""
@@ -132,12 +131,12 @@ class EngineSample:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identifies an engine within its server."""
+        """(model, engine number), which identifies an engine within its server."""
         return self.model, self.engine
 
     @property
     def pool_tokens(self) -> int | None:
-        """`size_tokens`, else blocks times block size."""
+        """KV pool tokens: as reported, else blocks times block size; None where unknown."""
         if self.size_tokens:
             return self.size_tokens
         return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None

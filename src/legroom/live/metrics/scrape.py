@@ -49,7 +49,7 @@ def open_session() -> aiohttp.ClientSession:
 async def scrape(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> Sample:
-    """Scrapes a server. Raises ScrapeFailed."""
+    """Fetch and parse a server's /metrics; raises ScrapeFailed."""
     body = await fetch(session, target, timeout_s)
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
@@ -165,10 +165,8 @@ async def scrape_fleet(
     timeout_s: float = TIMEOUT_S,
     max_concurrent: int = 64,
 ) -> None:
-    """Scrapes every server once per interval, for ever or `rounds` times, and passes each result to `take`.
-
-    Scrapes are spread evenly over the interval. A server that has not answered by its next turn is skipped once.
-    """
+    """Scrape every server once per interval, for ever or `rounds` times, spread evenly; results go to `take`."""
+    # A server that has not answered by its next turn is skipped once.
     if not targets:
         return
     gate = asyncio.Semaphore(max_concurrent)

@@ -25,14 +25,7 @@ from typing import IO, Any, Literal, cast
 
 from legroom.errors import LegroomError
 from legroom.facts import metrics
-from legroom.live.metrics.exposition import (
-    GUARD_REASONS,
-    GUARD_SERIES,
-    SERVER_SERIES,
-    VALUE_ROLES,
-    NotMetrics,
-    parse_sample,
-)
+from legroom.live.metrics import exposition
 from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 
 
@@ -50,10 +43,12 @@ def sample_series(sample: Sample) -> Iterator[tuple[str, float]]:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
     for guard in sample.guards:
         own = f"api_server={_quoted_label(guard.api_server)}"
-        yield from ((f"{name}{{{own}}}", getattr(guard, field)) for name, field in GUARD_SERIES.items() if field)
-        for reason, field in GUARD_REASONS.items():
+        yield from (
+            (f"{name}{{{own}}}", getattr(guard, field)) for name, field in exposition.GUARD_SERIES.items() if field
+        )
+        for reason, field in exposition.GUARD_REASONS.items():
             yield f'legroom_guard_rejected_total{{{own},reason="{reason}"}}', getattr(guard, field)
-    for name, field in SERVER_SERIES.items():
+    for name, field in exposition.SERVER_SERIES.items():
         value = getattr(sample, field)
         if value is not None and field != "memory_used_bytes":  # written as `m`: NVML may have measured it
             yield name, float(value)
@@ -78,7 +73,7 @@ def _base_labels(engine: EngineSample) -> str:
 def _engine_series(engine: EngineSample) -> Iterator[tuple[str, float]]:
     """Each value of the engine as a series in Prometheus's text format, with histograms."""
     base = _base_labels(engine)
-    for role, field in VALUE_ROLES.items():
+    for role, field in exposition.VALUE_ROLES.items():
         value = getattr(engine, field)
         if value is not None:
             yield _series_name(role, base), value
@@ -244,8 +239,8 @@ def _replayed_scrape(entry: dict[str, Any], numbered: list[str], last: dict[str,
     last[server] = values
     text = "".join(f"{numbered[number]} {value}\n" for number, value in sorted(values.items()))
     try:
-        sample = parse_sample(text, time_s, server)
-    except NotMetrics:
+        sample = exposition.parse_sample(text, time_s, server)
+    except exposition.NotMetrics:
         sample = Sample(time_s, server, ())  # recorded before the first metrics
     return replace(sample, memory_used_bytes=int(entry["m"])) if "m" in entry else sample
 

@@ -62,7 +62,7 @@ class EngineStep(EngineSample):
 
     @property
     def queued_before(self) -> float:
-        """`queued` at the start of the step."""
+        """Requests waiting at the start of the step for blocks or a place in the batch."""
         before = self.waiting_for_capacity_before
         return before if before is not None else self.waiting_before or 0.0
 
@@ -87,7 +87,7 @@ class EngineStep(EngineSample):
 
     @property
     def has_progress(self) -> bool:
-        """Whether any metric of the engine changed."""
+        """Whether any metric of the engine changed in the step."""
         if any(getattr(self, counter) for counter in COUNTERS):
             return True
         names = ("kv_use", "running", "waiting")
@@ -190,7 +190,7 @@ class Window:
         """The last sample of each guard: with several API servers a scrape shows one of them."""
 
     def snapshot(self) -> Window:
-        """A copy for another thread."""
+        """A copy that another thread may read while this window goes on."""
         snapshot = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, deque):
@@ -257,7 +257,7 @@ class Window:
 
     @property
     def _max_step_s(self) -> float:
-        """The longest gap between samples that still makes a step."""
+        """The longest gap in seconds between two samples that are still compared."""
         usual = self.interval_s
         if usual is None:
             return _GAP_S if self.failures else _FIRST_GAP_S
@@ -283,9 +283,8 @@ class Window:
             return step.restarted
         # Across a gap: a new engine's totals are usually below the old one's.
         old = {engine.key: engine for engine in before.engines}
-        return any(
-            engine.key in old and _engine_step(engine, old[engine.key], 1.0).restarted for engine in sample.engines
-        )
+        pairs = ((engine, old[engine.key]) for engine in sample.engines if engine.key in old)
+        return any(_engine_step(engine, earlier, 1.0).restarted for engine, earlier in pairs)
 
     def _add_memory_point(self, sample: Sample) -> None:
         """Keeps the sample's memory figures, if it has any, at most every five minutes."""
@@ -296,7 +295,7 @@ class Window:
 
     @property
     def interval_s(self) -> float | None:
-        """The median time between scrapes; None before the second."""
+        """The median seconds between scrapes; None before the second."""
         recent = [step.seconds for step in list(self.steps)[-20:]]
         return statistics.median(recent) if recent else None
 

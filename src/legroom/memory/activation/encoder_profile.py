@@ -329,8 +329,8 @@ def _deepstack_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings
         return 0
     size = batch.count * batch.item.outputs * model.hidden_size * width
     freed = batch.patches * tower.hidden_size * width
-    # 0.27+ profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
-    if known_release(settings.release).at_least("0.27.0") and size < freed < size + LARGE_SEGMENT_BYTES:
+    # 0.32 profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
+    if known_release(settings.release).at_least("0.32.0") and size < freed < size + LARGE_SEGMENT_BYTES:
         size = freed
     return (tower.feature_levels - 1) * size
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.facts.fit import constants
+from legroom.facts.fit import constants, runs_on_transformers
 from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
 from legroom.facts.model import Experts, Model, latent, recurrent
 from legroom.facts.releases import release as known_release
@@ -33,6 +33,14 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     cold = max(warm.bytes, table + beside)
     how = "compiling: a copy of the embedding + 2 x hidden of every token"
     return estimated(cold, cold - _half_band(cold), cold + _half_band(cold), (Term("first start", cold, how),))
+
+
+def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """What stays reserved if a small tensor is cut from the freed copy of a first start: 0.27 charges the drop of free
+    memory, and 0.32 is the first release read that limits such cuts in the profile run, on CUDA."""
+    release, cold = known_release(settings.release), activation_cold(model, settings, gpu, pp_rank)
+    limited = gpu.vendor == "nvidia" and release.at_least("0.32.0")
+    return 0 if release.before("0.27.0") or limited or cold == activation(model, settings, gpu, pp_rank) else cold.bytes
 
 
 @cached(PROFILE_RUN)
@@ -105,9 +113,8 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
 
 
 def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
-    """Whether encoder and forward peak may both count: gated delta nets with NVFP4 weights on Blackwell. A report of an
-    RTX 5090 shows their sum (2.21 GiB at 2,048 tokens, 2.84 at 8,192); on all measured cards the larger one counts.
-    The source does not explain it, so it widens the upper bound only."""
+    """Whether encoder and forward peak may add up, as one RTX 5090 report shows (gated delta net, NVFP4, Blackwell)."""
+    # The report has their sum (2.21 GiB at 2,048 tokens, 2.84 at 8,192); on all measured cards the larger one counts.
     scheme = model.quantization
     if scheme is None or gpu.compute_capability[0] < BLACKWELL[0]:
         return False
@@ -130,15 +137,13 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
     fuses_product = static and in_release and model.model_type in fused["families"]
-    since = constants()["eager"]["float32_rotary"].get(model.model_type)
-    rotates_in_float32 = bool(since) and known_release(settings.release).at_least(since)
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
         fuses_product,
-        rotates_in_float32,
+        runs_on_transformers(model.model_type, settings.release),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
@@ -164,8 +169,7 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
             best + waiting,
             (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
         )
-    # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
-    # Whether no cuBLAS product runs before the activation peak: quantized models without experts, mxfp4 aside.
+    # Quantized dense models, mxfp4 aside, reach their peak before the first cuBLAS product, the one of the output head.
     scheme = model.quantization
     experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     never_calls_cublas = scheme is not None and not experts and scheme.method != "mxfp4"
@@ -194,15 +198,10 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
 def _indexer_logits(model: Model, settings: EngineSettings) -> int:
     """Bytes of the largest logits of DeepSeek-V4's indexer in the profile run (0.20+); 0 for other models."""
     mixers = latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
-    if not any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers) or known_release(
-        settings.release
-    ).before("0.20.0"):
+    indexed = any(mixer.index_head_dim and mixer.compress_ratio for mixer in mixers)
+    if not indexed or known_release(settings.release).before("0.20.0"):
         return 0
-    return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", _INDEXER_LOGITS_MB)) * MIB
-
-
-_INDEXER_LOGITS_MB = 512
-"""vLLM's default of VLLM_SPARSE_INDEXER_MAX_LOGITS_MB."""
+    return int(settings.given.env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)) * MIB  # vLLM's default
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -247,7 +246,6 @@ _MASKING = 12
 _SORTING = 36
 # With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
 _REJECTING = 28
-_AMPERE = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +281,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
     each, masking = _SORTING + width, logits * (_MASKING + width)
     flashinfer_switch = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
-    takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= _AMPERE
+    takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= (8, 0)
     if takes_flashinfer and flashinfer_switch == "1":
         return Sampling(masking, 0, f"{_MASKING + width} bytes x sequences x vocabulary: FlashInfer's sampler")
     # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.

@@ -41,7 +41,7 @@ class CacheGroup:
 
     @property
     def spec(self) -> CacheSpec:
-        """The representative spec of the group."""
+        """One spec that stands for all layers of the group."""
         return self.specs[0]
 
     @property
@@ -122,7 +122,7 @@ def _as_full_attention(spec: CacheSpec, block_size: int) -> CacheSpec:
 
 
 def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
-    """The group of these layers."""
+    """The KV cache group of the layers with these names."""
     return CacheGroup(tuple(names), tuple(specs[name] for name in names))
 
 

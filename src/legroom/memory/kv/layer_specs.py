@@ -146,7 +146,7 @@ def _kv_heads(mixer: Attention, settings: EngineSettings) -> int:
 
 
 def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
-    """The caches of a mixer, by name."""
+    """The cache specs of a layer's mixer, by cache name; a sparse MLA layer has an indexer's too."""
     if isinstance(mixer, StateSpace):
         return {name: _state_spec(mixer, deployment)}
     if isinstance(mixer, LatentAttention):

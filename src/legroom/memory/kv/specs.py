@@ -74,15 +74,18 @@ class AttentionSpec(CacheSpec):
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one block: its tokens' keys and values, padded where another layer's page is larger."""
         unpadded = self.token_bytes * (self.block_size // self.tokens_per_state)
         return unpadded if self.padded_bytes is None else self.padded_bytes
 
     @property
     def bytes_of_token(self) -> int:
+        """Bytes of one token's keys and values on this rank."""
         return self.token_bytes // self.tokens_per_state
 
     @property
     def working(self) -> str:
+        """KV heads, head size and bytes of a token, in words."""
         return self.token_working
 
     @property
@@ -112,10 +115,12 @@ class FullAttentionSpec(AttentionSpec):
     chunk: int | None = None
 
     def blocks(self, length: int) -> int:
+        """Blocks of `length` tokens, divided among context-parallel ranks."""
         return cdiv(cdiv(length, self.context_shards), self.block_size)
 
     @property
     def merge_key(self) -> CacheSpec:
+        """The spec without window and chunk, so that promoted layers merge with full ones."""
         return replace(self, window=None, chunk=None)
 
 
@@ -132,11 +137,13 @@ class LatentSpec(FullAttentionSpec):
 
     @property
     def working(self) -> str:
+        """The latent vector's values and bytes, in words."""
         every = f", one for every {self.tokens_per_state} tokens" if self.tokens_per_state > 1 else ""
         return f"one vector of {self.head_dim} values shared by all heads, {self.token_bytes:,} bytes{every}"
 
     @property
     def merge_key(self) -> CacheSpec:
+        """The spec itself: MLA layers merge only with equal ones."""
         return self
 
 
@@ -154,12 +161,14 @@ class SlidingWindowSpec(AttentionSpec):
     """Kept below the window for multi-module speculation (0.28+)."""
 
     def blocks(self, length: int) -> int:
+        """Blocks of the window and the tokens in flight, at most those of `length` tokens."""
         # One block more than the tokens fill: the window may start inside a block.
         kept_tokens = self.window - 1 + self.retained_tokens + self.in_flight_tokens
         return cdiv(min(kept_tokens, length), self.block_size) + 1
 
     @property
     def working(self) -> str:
+        """The bytes of a token and the window's tokens, in words."""
         return f"{self.token_working}; only the last {self.window:,} tokens are kept"
 
 
@@ -184,10 +193,12 @@ class ChunkedLocalSpec(AttentionSpec):
     in_flight_tokens: int = 0
 
     def blocks(self, length: int) -> int:
+        """Blocks of one chunk and the tokens in flight, at most those of `length` tokens."""
         return cdiv(min(self.chunk + self.in_flight_tokens, length), self.block_size)
 
     @property
     def working(self) -> str:
+        """The bytes of a token and the chunk's tokens, in words."""
         return f"{self.token_working}; only a chunk of {self.chunk:,} tokens is kept"
 
 
@@ -201,6 +212,7 @@ class CrossAttentionSpec(AttentionSpec):
     encoder_tokens: int = 0
 
     def blocks(self, length: int) -> int:
+        """Blocks of the encoder's tokens, whatever the decoder's `length`."""
         return cdiv(self.encoder_tokens, self.block_size)
 
 
@@ -222,13 +234,16 @@ class StateSpec(CacheSpec):
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one state, padded where another layer's page is larger."""
         return self.state_bytes if self.padded_bytes is None else self.padded_bytes
 
     def blocks(self, length: int) -> int:
+        """The states of a request, and one for each block of tokens with prefix caching of states."""
         return self.request_blocks + (cdiv(length, self.block_size) if self.per_length else 0)
 
     @property
     def working(self) -> str:
+        """The bytes of a state for each request, in words."""
         return f"a state of {self.page_bytes:,} bytes for each request, whatever its length"
 
 

@@ -38,7 +38,7 @@ def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
 
 
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """The modules of one mixer on one rank."""
+    """The weight matrices of one mixer on one tensor-parallel rank."""
     if isinstance(mixer, Attention):
         return _attention(mixer, hidden, anatomy, ranks)
     if isinstance(mixer, LatentAttention):
@@ -280,7 +280,7 @@ _STATE_SPACES = {
 
 
 def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """The modules of one feed-forward block on one rank."""
+    """The weight matrices of one feed-forward block on one rank."""
     return _dense(block, ranks) if isinstance(block, Dense) else _experts(block, anatomy, ranks)
 
 

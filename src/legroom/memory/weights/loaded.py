@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
+from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Experts, Model
+from legroom.facts.model import Experts, Model, Quantization
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
@@ -106,19 +107,18 @@ def _weights_figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int
     if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
         less = 0 if model.known else int(total * (1 - _LEAST_OF_UNKNOWN))
-        low = total - max(band, less, _tables_if_quantized(model, terms) if model.assumed else 0)
+        low = total - max(band, less, _tables_if_quantized(model.quantization, settings, terms) if model.assumed else 0)
         return Figure(total, "estimated", low, total + band, tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
     exactly = encoders and not _is_size_uncertain(model, settings, gpu)
     return Figure(total, "exact" if exactly else "estimated", terms=tuple(terms))
 
 
-def _tables_if_quantized(model: Model, terms: list[Term]) -> int:
+def _tables_if_quantized(scheme: Quantization | None, settings: EngineSettings, terms: list[Term]) -> int:
     """Bytes saved if the checkpoint's embeddings are quantized too, which its name does not say."""
-    scheme = model.quantization
-    bits = scheme.weight_bits if scheme else 16
-    tables = sum(term.bytes for term in terms if term.label in ("embeddings", "lm_head"))
-    return tables * (16 - bits) // 16
+    since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if scheme else {}
+    loadable = [name for name, first in since.items() if known_release(settings.release).at_least(first)]
+    return sum(term.bytes * (16 - scheme.weight_bits) // 16 for term in terms if scheme and term.label in loadable)
 
 
 def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:

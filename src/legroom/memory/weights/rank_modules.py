@@ -178,7 +178,7 @@ def _base_weights(build: _Build, stage: range) -> list[StoredModule]:
 
 
 def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
-    """Unquantized modules; equal modules share one StoredModule."""
+    """The modules as stored without quantization; equal modules share one StoredModule."""
     known: dict[int, StoredModule] = {}
     alike = []
     for module in modules:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.facts.anatomy import Anatomy
+from legroom.facts.fit import runs_on_transformers
 from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.storage import Step
@@ -33,13 +34,13 @@ class RopeCache:
 
     @property
     def bytes(self) -> int:
-        """The table's bytes."""
+        """Bytes of the cos/sin table."""
         return self.positions * self.dim * self.element_bytes
 
 
 def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
-    """Every table of the model, at the first layer that uses it."""
-    if anatomy.rope == "none":
+    """Every rotary table of the model, at the first layer that uses it."""
+    if anatomy.rope == "none" or runs_on_transformers(model.model_type, settings.release):
         return []
     first: dict[tuple[str, int], int] = {}
     for index, layer in enumerate(model.layers):

@@ -98,7 +98,7 @@ def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | N
 
 
 def storage(module: Module, scheme: Quantization | None, context: StorageContext) -> Storage:
-    """The tensors of one module; scheme None: unquantized."""
+    """The tensors (bytes loaded, kept) of one module under this scheme; None: unquantized."""
     size = dtype_bytes(module.dtype or context.dtype)
     bias = (module.copies * module.outputs * size,) if module.bias else ()
     if scheme is None or not module.quantizable or not module.inputs:
@@ -326,7 +326,7 @@ def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext)
 
 
 def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """GGUF's blocks of 32 weights, each with a 16-bit scale."""
+    """GGUF's tensors: blocks of 32 weights, each with a 16-bit scale."""
     return Storage((module.elements * (scheme.weight_bits * 32 + 16) // 256,))
 
 

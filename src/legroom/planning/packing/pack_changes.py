@@ -76,7 +76,7 @@ def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """The longest max_model_len with which all servers fit."""
+    """The change to the longest max_model_len of this server with which all servers fit."""
     target, settings = needs.server.target, needs.settings
     room = needs.least_pool_bytes - result.short_bytes
     if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:
@@ -90,7 +90,7 @@ def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
-    """Fewer concurrent requests of a capacity goal."""
+    """Changes to fewer concurrent requests in a server's capacity goal."""
     goal = needs.server.goal
     room = needs.least_pool_bytes - result.short_bytes
     if goal is None or goal.concurrency < 2 or room <= 0:
@@ -176,14 +176,14 @@ def proof(result: PackResult) -> tuple[str, ...]:
     beside = use.used_bytes - sum(bytes_ for _, bytes_ in use.awake)
     if bare + beside > total:
         lines.append(
-            f"without any KV cache they hold {human_bytes(bare + beside)} of {human_bytes(total)}: weights, "
+            f"without any KV cache {human_bytes(bare + beside)} of {human_bytes(total)} are needed: weights, "
             "activations, CUDA contexts and graphs alone are too much"
         )
     else:
         has_goal = any(needs.server.goal for needs in result.needs)
         least = "as wished, or one request of full length" if has_goal else "one request of full length each"
         lines.append(
-            f"with the least KV caches ({least}) they hold {human_bytes(use.used_bytes)} of {human_bytes(total)}"
+            f"with the least KV caches ({least}) {human_bytes(use.used_bytes)} of {human_bytes(total)} are needed"
         )
     if len(result.request.cards) > 1:
         lines.append(f"no way to place them on the {len(result.request.cards)} cards holds them all")

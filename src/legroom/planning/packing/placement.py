@@ -143,7 +143,7 @@ _HUGE = float(1 << 50)
 
 
 def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement) -> dict[str, int]:
-    """Each server's KV cache bytes per card, in whole blocks: free memory divided by the servers' weights."""
+    """Each server's KV cache bytes per card, in whole blocks: free memory in proportion to the servers' weight."""
     pools = {each.server.name: float(each.least_pool_bytes) for each in needs}
     growing = {each.server.name for each in needs if each.block_bytes and each.most_pool_bytes > each.least_pool_bytes}
     while growing:

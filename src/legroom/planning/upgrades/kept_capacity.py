@@ -98,7 +98,7 @@ def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]
 
 
 def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
-    """The old defaults, one by one and then together."""
+    """Flags that pin the old release's defaults, one by one and then together."""
     pins = {
         name: getattr(old.settings, name)
         for name in _PINNED

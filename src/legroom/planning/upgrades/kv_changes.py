@@ -286,7 +286,7 @@ def _size_text(part: _Part) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """A setting's value as a sentence shows it."""
+    """A setting's value as text for a sentence: yes, no, a number or sizes."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

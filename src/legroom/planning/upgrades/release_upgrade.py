@@ -252,7 +252,7 @@ def _refused_by_old(
 
 
 def _plan_on_release(before: Plan, release: Release) -> Plan:
-    """The same server on another release, on the same card."""
+    """The plan of the same server on another release, on the same card."""
     args = args_on_release(before.args, release)
     try:
         target = replace(before.target, release=release, seen=None)
@@ -263,7 +263,7 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
 
 
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
-    """Changes of the terms outside the budget."""
+    """Byte changes of the memory outside gpu_memory_utilization's budget."""
     before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
     changes = []
     for label in dict.fromkeys((*before, *after)):
@@ -305,7 +305,7 @@ def _fixed_and_new_bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tup
 
 
 def _release_steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
-    """Every known release from the old one to the new one."""
+    """The plan on every known release from the old one to the new one, with what it changes."""
     releases = known_releases()
     first, last = (releases.index(made.target.release.version) for made in (old, new))
     between = releases[first : last + 1] if first <= last else releases[last : first + 1][::-1]

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
-    used_before = _used_by_others()
+    used_before = _used_before_context()
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         _append_result(args.results, "no_gpu", {"torch": torch.__version__})
@@ -72,8 +72,8 @@ def _nvidia_smi(fields: str) -> list[str]:
     return [field.strip() for field in output.strip().splitlines()[0].split(",")] if output.strip() else []
 
 
-def _used_by_others() -> int | None:
-    """Memory in use before this process has a CUDA context."""
+def _used_before_context() -> int | None:
+    """Bytes in use on the card before this process has a CUDA context; None where nvidia-smi fails."""
     used = _nvidia_smi("memory.used")
     return int(used[0]) * MIB if used and used[0].isdigit() else None
 
@@ -128,6 +128,7 @@ def _copy_rates(torch: Any) -> dict[str, Any]:
 
 
 def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
+    """Bytes per second of repeated copies from `origin` to `target`."""
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -138,7 +139,7 @@ def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
 
 
 def _graph_memory(torch: Any) -> dict[str, Any]:
-    """Driver memory of captured graphs, without the pool that PyTorch counts."""
+    """Bytes of driver memory that captured CUDA graphs take, without PyTorch's pool."""
     tensor = torch.zeros(1024, device="cuda")
     taken_bytes = []
     for nodes in _GRAPH_NODES:
@@ -159,6 +160,7 @@ def _graph_memory(torch: Any) -> dict[str, Any]:
 
 
 def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
+    """A captured CUDA graph of `nodes` additions to the tensor."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(nodes):
@@ -167,7 +169,7 @@ def _capture_graph(torch: Any, tensor: Any, nodes: int) -> Any:
 
 
 def _pinnable_memory(torch: Any) -> dict[str, Any]:
-    """How much of the host's memory can be pinned, tried in pieces of 1 GiB up to 8 GiB or half of what is free."""
+    """Bytes of host memory that can be pinned, tried in 1 GiB pieces up to 8 GiB or half of what is free."""
     limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
     stopped = None

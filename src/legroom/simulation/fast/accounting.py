@@ -77,7 +77,7 @@ def record_decode_steps(sim, rules, steps):
 @compilable
 def expert_read_seconds(cost, tokens):
     """Seconds to read the weights of the experts that any of `tokens` tokens is routed to."""
-    return cost.experts * (1.0 - cost.idle**tokens)
+    return cost.experts * (1.0 - cost.idle**tokens**cost.choice_exponent)
 
 
 @compilable

@@ -201,7 +201,7 @@ class FastReplay:
         return streams
 
     def _state_row(self) -> Any:
-        """The kernel's counters at the start, as a table of one row."""
+        """The kernel's counters before the first step, as a table of one row."""
         rules, state = self.rules, rows.rows(rows.StateRow, 1, self.use_numba)
         rows.fill(state, "free_uncached", [rules.usable_blocks], self.use_numba)
         for name in ("spare_extent", "spare_cell", "spare_hold", "sample_width"):
@@ -303,7 +303,7 @@ def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedCont
 
 
 def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -> rows.Rules:
-    """The scheduler settings as the kernel's numbers."""
+    """The scheduler settings as the plain numbers that the compiled kernel takes."""
     return rows.Rules(
         usable_blocks=settings.usable_blocks,
         block_size=settings.block_size,

@@ -34,11 +34,9 @@ def is_compiled_before() -> bool:
 
 
 def cache_folder() -> Path:
-    """Folder of compiled code for this state and place of the source.
-
-    Numba finds compiled code by the path of its source, so the same source in another place (on a Ray node) is compiled
-    again.
-    """
+    """Folder of compiled code for this state and place of the source."""
+    # Numba finds compiled code by the path of its source, so the same source in another place (on a Ray node) is
+    # compiled again.
     here = Path(__file__).resolve().parent
     source = b"".join((str(here).encode(), *(path.read_bytes() for path in sorted(here.glob("*.py")))))
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

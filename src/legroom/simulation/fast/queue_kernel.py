@@ -32,7 +32,7 @@ def enqueue(sim, rules, r, is_preempted):
 
 @compilable
 def peek_waiting(sim, rules):
-    """The request to be admitted next."""
+    """The number of the request to be admitted next, left in the queue."""
     state, requests = sim.state[0], sim.requests
     if rules.by_priority:
         return requests[requests[0].queued].by_priority_rank

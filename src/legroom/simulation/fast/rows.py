@@ -66,6 +66,7 @@ class StepCost(NamedTuple):
     """Communication between the GPUs of one server, for every token."""
     window: float = 0.0
     window_token: float = 0.0
+    choice_exponent: float = 1.0
 
 
 class Sim(NamedTuple):
@@ -171,7 +172,7 @@ def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
 
 
 def numbers(count: int, compiled: bool) -> Any:
-    """A list or array of `count` zeros."""
+    """`count` zeros: a NumPy array where compiled, else a list."""
     if not compiled:
         return [0] * count
     import numpy as np

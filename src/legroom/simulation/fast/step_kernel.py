@@ -137,8 +137,7 @@ def schedule_chunk(sim, rules, r, computed, chunk):
 
 @compilable
 def schedule_one_by_one(sim, rules, threshold):
-    """Schedule the running requests in order, preempting where the pool is full. Returns the budget left, or
-    `_PREEMPTED`."""
+    """Schedule running requests in order, preempting if the pool is full; the budget left, or `_PREEMPTED`."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     budget = rules.max_num_batched_tokens
     before = state.preemptions
@@ -193,8 +192,7 @@ def schedule_one_by_one(sim, rules, threshold):
 
 @compilable
 def schedule_in_bulk(sim, rules, threshold):
-    """Schedule the running requests at once if the pool suffices and the prefilling ones come last. Returns the budget
-    left, or `_TOO_TIGHT`."""
+    """Schedule running requests at once if the pool suffices, prefills last; the budget left, or `_TOO_TIGHT`."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     prefills, decodes = state.num_prefills, state.num_decodes
     if prefills and sim.running[state.num_running - prefills] != sim.prefills[0]:
@@ -252,8 +250,7 @@ def advance_shared_decodes(sim, rules, steps):
 
 @compilable
 def admit_waiting(sim, rules, budget, threshold):
-    """Admit waiting requests while budget, sequences and blocks last. True if the first one stays blocked until a
-    request finishes."""
+    """Admit waiting requests while budget, sequences and blocks last; True if the first stays blocked."""
     state, requests, bs = sim.state[0], sim.requests, rules.block_size
     while budget > 0 and state.num_waiting and state.num_running < rules.max_num_seqs:
         r = peek_waiting(sim, rules)
@@ -390,7 +387,7 @@ def complete_step(sim, rules):
 
 @compilable
 def single_step(sim, rules, cost):
-    """Schedule and run one step."""
+    """Schedule and run one step, in which requests may be admitted, preempted or finished."""
     state = sim.state[0]
     alone = state.num_running + state.num_waiting <= 1
     threshold = 0 if alone else rules.threshold

@@ -177,10 +177,8 @@ class DiskBackedTier(HostTier):
             self.loaded_chunks += len(job.keys)
 
     def _poll(self) -> None:
-        """Complete the copies that have ended; once per step.
-
-        A step ends before its stores are prepared, so a step that stores has polled for the next one already.
-        """
+        """Complete the copies that have ended; once per step."""
+        # A step ends before its stores are prepared, so a step that stores has polled for the next one already.
         if self._is_polled:
             return
         self._is_polled = True

@@ -74,7 +74,7 @@ def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
 
 
 def tier_hit_ratio(replayed: TieredTimeline) -> float:
-    """Share of prompt tokens that were loaded."""
+    """The fraction of prompt tokens that were loaded from the tier."""
     prompt_tokens = replayed.timeline.tally.prompt_tokens
     return replayed.tally.hit_tokens / prompt_tokens if prompt_tokens else 0.0
 
@@ -106,7 +106,7 @@ class TierReport:
 
     @property
     def hit_ratio(self) -> float:
-        """The share of prompt tokens that were loaded from the tier."""
+        """The fraction of prompt tokens that were loaded from the tier."""
         return tier_hit_ratio(self.replayed)
 
     def bytes_of(self, blocks: int) -> int:

@@ -66,6 +66,7 @@ class TieredScheduler(Scheduler):
         return len(self.waiting) + len(self.holding)
 
     def pop_unschedulable(self) -> Request | None:
+        """As `Scheduler`'s, but only when no copy is in progress; loaded requests go first."""
         if self.running or self.offload.has_work:
             return None
         return self.holding.pop() if len(self.holding) else super().pop_unschedulable()
@@ -83,6 +84,7 @@ class TieredScheduler(Scheduler):
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
+        """As `Scheduler`'s, and free blocks that were kept until their last step had run."""
         if self.settings.async_scheduling and output.scheduled:
             self._steps_done += 1
             while self._deferred_frees and self._deferred_frees[0][0] <= self._steps_done:
@@ -90,9 +92,11 @@ class TieredScheduler(Scheduler):
         return super().update_from_output(output)
 
     def _can_free(self, request: Request) -> bool:
+        """Whether the last step that uses the request's blocks has run."""
         return self._last_step.get(request, 0) <= self._steps_done
 
     def _free(self, request: Request) -> None:
+        """Free the request's blocks, or keep them until the steps in flight have run."""
         if not self._can_free(request) and request.blocks[0]:
             self._deferred_frees.append((self._steps, request.blocks[0]))
             request.blocks[0] = []
@@ -170,7 +174,7 @@ class TieredScheduler(Scheduler):
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
     def complete(self, job: TransferJob) -> None:
-        """A copy is done; a request that waited for it can run."""
+        """A copy has ended: the request that waited for it can run now."""
         self.offload.complete(job)
         if not job.is_store:
             self._loading.discard(job.request)
@@ -249,6 +253,7 @@ class TierReplay(StepByStepReplay):
         return TieredScheduler(self.settings, self.tier)
 
     def _step(self) -> None:
+        """As the replay's, with the tier's clock; rejects requests that the tier can never serve."""
         self.has_requests = self.scheduler.has_requests
         self.scheduler.offload.tier.now_s = self.now_s
         super()._step()
@@ -258,20 +263,18 @@ class TierReplay(StepByStepReplay):
         if self.scheduler.running:
             self.chunks_read_before = self._chunks_read()
         elif self._chunks_read() - self.chunks_read_before > _MAX_TIER_READS * self.tier.num_chunks:
-            self._reject_waiting_for_files()
+            # The prompt needs more chunks than the host holds: vLLM would read and evict them without end.
+            self.chunks_read_before = self._chunks_read()
+            if len(self.scheduler.waiting):
+                self.rejections.append(Rejection(self.scheduler.waiting.pop().id, _LIVELOCK))
 
     def _chunks_read(self) -> int:
         """Chunks read from files so far; 0 for a tier without files."""
         files = self.scheduler.offload.tier.file_tally()
         return files.loaded_chunks if files else 0
 
-    def _reject_waiting_for_files(self) -> None:
-        """Reject a prompt that needs more chunks than the host holds: vLLM would read and evict them without end."""
-        self.chunks_read_before = self._chunks_read()
-        if len(self.scheduler.waiting):
-            self.rejections.append(Rejection(self.scheduler.waiting.pop().id, _LIVELOCK))
-
     def _advance_clock(self, output: SchedulerOutput) -> None:
+        """Advance by the step's seconds and by the copies that it waits for; without step times by one unit."""
         if not self.has_requests:
             return
         plan = self.scheduler.plan
@@ -312,6 +315,7 @@ class TierReplay(StepByStepReplay):
         return sampled, finished, ended_s
 
     def _reject_unschedulable(self) -> None:
+        """As the replay's, but only after many steps without a running request or copy."""
         if self.idle_steps > _MAX_IDLE_STEPS:
             super()._reject_unschedulable()
 

@@ -21,10 +21,8 @@ Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """Arrivals `poisson`, `uniform` or `bursts` (of `burst=N` requests), all at `rate` a second; lengths are drawn.
-
-    `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
-    """
+    """A random trace by `poisson`, `uniform` or `bursts` arrivals at `rate` a second; lengths are drawn."""
+    # `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     words: dict[str, str] = {}
     process = ""
     for match in _WORD.finditer(spec):

@@ -57,7 +57,7 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
 
 
 def read_trace_text(text: str, name: str = "the trace") -> Trace:
-    """The requests of a text, in whichever format it is."""
+    """The requests of a trace given as text; its format is detected."""
     return _read_open_file(io.StringIO(text), name, len(text), None, None)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.releases import latest, release
+from legroom.facts.releases import release
 from legroom.isolation import GivenModel, isolated
 from legroom.units import human_bytes
 
@@ -48,17 +48,15 @@ def speed(request: dict[str, Any]) -> dict[str, Any]:
 def card(request: dict[str, Any]) -> dict[str, Any]:
     """`legroom models --gpu` for the named models: the best checkpoint of each that fits, and what lacks least."""
     from legroom.facts.bundled import find
-    from legroom.facts.gpus import gpu
-    from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.card_models import CardQuestion, models_on_card
     from legroom.sweeps import ProcessExecutor
-    from legroom.vllm.args import ServeArgs
 
-    gpus, users = request.get("gpus") or 1, float(request.get("users") or 1)
-    goal = CapacityGoal(request.get("context") or 8192, users, (gpus,), "balanced")
-    of = release(request["vllm"]) if request.get("vllm") else latest()
+    gpus, context, users = (
+        request.get(name) or usual for name, usual in (("gpus", 1), ("context", 8192), ("users", 1))
+    )
     named = [model for name in request["names"] if (model := find(name))]
-    answer = models_on_card(named, CardQuestion(gpu(request["gpu"]), gpus, of, ServeArgs(), goal), ProcessExecutor(1))
+    question = CardQuestion.of(request["gpu"], gpus, request.get("vllm"), context, users)
+    answer = models_on_card(named, question, ProcessExecutor(1))
     rows = {"models": answer.best_of_each, "too_large": answer.nearest_missing}
     return {name: [each.as_json() for each in models] for name, models in rows.items()}
 

@@ -217,7 +217,7 @@ def env_entries(server: ExportedServer, settings: ClusterSettings, grouped: bool
 
 
 def secret_key(name: str) -> str:
-    """The key of a variable in the server's Secret."""
+    """The key in the server's Kubernetes Secret that holds this variable."""
     return _SECRET_KEYS.get(name) or "-".join(name.lower().split("_"))
 
 

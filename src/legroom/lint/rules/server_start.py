@@ -1,17 +1,51 @@
-"""Probes and timeouts that end a healthy start, and grace periods that are shorter than the drain."""
+"""Servers that do not start: no room on their GPU, too little time, or a Service that sets VLLM_PORT."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
+from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
-from legroom.lint.server_plan import plan_of_server
+from legroom.lint.server_plan import file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
+
+_WHY_DOES_NOT_FIT = (
+    "The plan of the file's own model, flags and GPU ends without room for a KV cache, or the release refuses the "
+    "flags: vLLM stops at the start."
+)
+DOES_NOT_FIT = Rule(
+    "does-not-fit", "error", "A server that does not fit the GPU that its file asks for", _WHY_DOES_NOT_FIT
+)
+
+
+@checks(StartedServer, DOES_NOT_FIT)
+def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings:
+    """A server that vLLM refuses to start, or that does not fit one of the GPUs its file names."""
+    if not server.gpu_names or not server.runs_on_gpus:
+        return
+    release = context.release_of(server)
+    refusal = None if context.has_unknown_release(server) else refusal_of_server(server, release)
+    if refusal is not None:
+        certain = context.is_release_given or bool(server.named_release)
+        message = f"vLLM {release} will not start: {refusal.message}"
+        yield finding(DOES_NOT_FIT, server.place, message, refusal.hint, is_certain=certain)
+        return
+    # Another rule is about the host's memory.
+    own = file_plan_of(replace(server, memory_limit_bytes=None), release)
+    for gpu_name, plan in zip(server.gpu_names, own.plans if own is not None else (), strict=False):
+        failure = plan.memory.failure
+        if own is not None and (failure is not None or plan.verdict == "does_not_fit"):
+            message = f"it does not fit {gpu_name}: {failure.message if failure else plan.reason}"
+            suggestion = "legroom plan --file FILE shows the flags that do"
+            yield finding(DOES_NOT_FIT, server.place, message, suggestion, is_certain=own.verdict == "does_not_fit")
+            return
+
 
 _WHY_START = "A probe or a timeout that is shorter than the load restarts the server forever."
 START = Rule("start-too-short", "warning", "A start is called dead before it can be done", _WHY_START)
@@ -62,3 +96,21 @@ def stop_limit_too_short(server: StartedServer, context: Context) -> Findings:
     if limit.seconds <= int(drain_s):
         message = f"it is killed {limit.seconds:.0f} s after the stop, --shutdown-timeout drains for {drain_s} s"
         yield finding(STOP, limit.place, message, f"allow at least {int(drain_s) + 30} s")
+
+
+_WHY_SERVICE = (
+    "Kubernetes sets VLLM_PORT=tcp://... in every pod of its namespace that starts after it, and vLLM refuses a URI."
+)
+SERVICE = Rule("service-named-vllm", "warning", "A Service called vllm", _WHY_SERVICE)
+_LINKS_OFF = re.compile(r"enableServiceLinks:\s*[\"']?false")
+
+
+@checks(Node, SERVICE)
+def service_sets_vllm_port(document: Node, context: Context) -> Findings:
+    """A Service named `vllm` where the file does not switch service links off."""
+    name = document.get("metadata", "name")
+    is_called_vllm = document.text("kind") == "Service" and name is not None and name.scalar == "vllm"
+    if name is not None and is_called_vllm and not _LINKS_OFF.search(document.source.text):
+        message = "a Service called vllm sets VLLM_PORT=tcp://... in later pods, and vLLM then does not start"
+        suggestion = "call it otherwise, or set enableServiceLinks: false in the pods"
+        yield finding(SERVICE, document.source.place(name.offset), message, suggestion, len("vllm"))
