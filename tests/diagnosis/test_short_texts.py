@@ -166,7 +166,7 @@ def test_another_engine_is_named_and_not_diagnosed() -> None:
             0.9,
         ),
         (
-            "vLLM: Free memory on device cuda:0 (4.99/6.0 GiB) ... less than desired GPU memory utilization (0.85, 5.1 GiB)",
+            "Free memory on device cuda:0 (4.99/6.0 GiB) ... less than desired GPU memory utilization (0.85, 5.1 GiB)",
             0.74,
         ),
     ],
