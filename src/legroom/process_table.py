@@ -104,7 +104,7 @@ _SHARES_ENGINES = re.compile(rb"::APIServer_\d+[\s\0]*$")
 
 
 def is_engine(pid: int) -> bool:
-    """Whether it is an engine core, a worker or the data-parallel coordinator."""
+    """Whether the process is a vLLM engine core, a worker or the data-parallel coordinator."""
     return _ENGINE.search(process_title(pid)) is not None
 
 

@@ -154,3 +154,22 @@ def test_the_first_fix_moves_what_is_short(text: str, cause: str, kind: str) -> 
 def test_another_engine_is_named_and_not_diagnosed() -> None:
     text = "python -m sglang.launch_server\nGPU memory keeps increasing until cuda out of memory for the coming request"
     assert not read_log([text.encode()]).runs[0].findings
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("a 24GB GPU with 50% GPU utilization\nAvailable KV cache memory: -4.78 GiB", 0.75),
+        (
+            "DGX Spark\nValueError: Free memory on device cuda:0 (109.32/119.63 GiB) on startup is less than desired "
+            "GPU memory utilization (0.92, 110.06 GiB)",
+            0.9,
+        ),
+        (
+            "Free memory on device cuda:0 (4.99/6.0 GiB) ... less than desired GPU memory utilization (0.85, 5.1 GiB)",
+            0.74,
+        ),
+    ],
+)
+def test_the_share_follows_from_the_figures(text: str, share: float) -> None:
+    assert fix(text).flags["gpu_memory_utilization"] == share

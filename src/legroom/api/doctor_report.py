@@ -209,7 +209,7 @@ def _with_plan(
 
 
 def _without_processes(card: GpuMemory, own: frozenset[int]) -> GpuMemory:
-    """The card without the memory of these processes; empty where the driver does not tell whose it is."""
+    """The card less the GPU memory of these processes; as empty where the driver does not list processes."""
     others = card.used_bytes - sum(size for pid, size in card.processes if pid in own) if card.processes else 0
     return replace(card, used_bytes=max(others, 0))
 

@@ -63,7 +63,7 @@ def simulation_json(
 
 
 def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
-    """The settings given, else those of the plan, else vLLM's defaults."""
+    """The scheduler settings given, else those of the plan, else vLLM's defaults."""
     from legroom.simulation.scheduler_settings import SchedulerSettings
 
     values: dict[str, Any] = {}

@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The namespace of the format's own options, with its module and vLLM's words."""
+    """The namespace of an export format's own options, with its module and vLLM's words."""
     if words and words[0] in ("-h", "--help"):
         table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
         for name in FORMATS:

@@ -217,7 +217,7 @@ def _capacity_goal(options: argparse.Namespace, deployment: Deployment, policy: 
 
 
 def _parse_shift(text: str, servers: Sequence[PackedServer]) -> Shift:
-    """The shift of --shift NAME=SERVER,...; raises for a server that is not packed."""
+    """The servers awake together, of --shift NAME=SERVER,...; raises for a server that is not packed."""
     name, equals, members = text.partition("=")
     awake = frozenset(part.strip() for part in members.split(",") if part.strip())
     if not (name and equals and awake):

@@ -68,7 +68,7 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
 
 
 def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
-    """The server of the image, also behind `["sh", "-c", "vllm serve ..."]`."""
+    """The server that the built image starts, also behind `["sh", "-c", "vllm serve ..."]`; none without one."""
     first = (*stage.entry, *stage.given)[0].offset
     values = {name: word.text for name, word in stage.env.items()}
     command = container_command(stage.image, stage.entry, stage.given, first)

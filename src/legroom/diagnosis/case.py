@@ -199,7 +199,7 @@ class Case:
 
     @cached_property
     def phase_reached(self) -> Phase | None:
-        """The phase that the last milestone before the failure opened; None where no milestone is shown."""
+        """The phase that the last logged start-up step before the failure began; None where none is logged."""
         order = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
         passed = [evidence.phase for evidence in self.milestones if evidence.phase in order]
         if not passed:

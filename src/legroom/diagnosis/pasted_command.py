@@ -40,9 +40,13 @@ _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
 _RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
 _SHARE = re.compile(
-    r"(?:\b|_)util(?:i[sz]ation)?[ =:]{0,3}(?:of |at )?(0?\.\d+)|(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util"
+    r"(?i:(?:\b|_)util(?:i[sz]ation)?|\bgpu_mem\w{0,8})[ =:]{0,3}(?:of |at )?(0?\.\d+)|"
+    r"(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util|\b(\d\d) ?% (?i:gpu )?(?i:mem\w* )?(?i:util)"
 )
 _HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
+_MODEL_NAME = re.compile(
+    r"(?<![\w./-])[A-Za-z][\w.]*-[\w.-]*\d[bB](?:-[\w.]+)*(?![\w/]|\s(?i:int|fp|nv|mx|awq|gptq|gguf|q\d|w\d|\d))"
+)
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -100,10 +104,11 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
             args = _with_setting(args, name, value, release)
     if args.tensor_parallel_size is None and len(ranks := set(_RANKS.findall(plain))) == 1:
         args = replace(args, tensor_parallel_size=int(*ranks))
-    shares = {float(one or other) for one, other in _SHARE.findall(plain)}
+    shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in _SHARE.findall(plain)}
     if args.gpu_memory_utilization is None and len(shares) == 1:
         args = replace(args, gpu_memory_utilization=shares.pop())
     known = {name for name in _HUB_ID.findall(plain) if find(name)}
+    known = known or {name for name in _MODEL_NAME.findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
 
 

@@ -135,7 +135,8 @@ def _other_engine(case: Case) -> Evidence | None:
     by_vllm = case.startup.vllm or case.startup.args_known or case.engine.generation
     is_image = other is not None and "image" in other.facts  # frames by name may be of any engine
     framed = any(item.role == "frame" and is_traceback_line(item.text) for item in case.evidence)
-    return None if by_vllm or (framed and not is_image) else other
+    beside_vllm = other is not None and "vllm" in other.text.lower()
+    return None if by_vllm or beside_vllm or (framed and not is_image) else other
 
 
 def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessment]]:
@@ -237,7 +238,7 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
 
 
 def _oom_without_site(case: Case) -> bool:
-    """Whether GPU memory ran out and neither a frame nor a milestone shows where."""
+    """Whether GPU memory ran out and neither a traceback frame nor a start-up step shows where."""
     return case.is_oom and not case.site
 
 

@@ -194,7 +194,7 @@ def names_of(role: str) -> tuple[str, ...]:
 
 
 def role_of(series: str) -> str | None:
-    """The role of a series, by any of its names and suffixes; None without one."""
+    """What a series measures (`kv_use`, `running` ...), by any of its names and suffixes; None without a role."""
     return _role_by_series().get(series)
 
 

@@ -39,7 +39,7 @@ _Key = tuple[tuple[int, ...], int, int, int]
 
 
 def _match_version(version: str) -> re.Match[str] | None:
-    """The match of a vLLM version, whatever its case; None where the text is none."""
+    """The regex match of a vLLM version such as `v0.10.2rc1`, in any case; None for other texts."""
     return _VERSION.fullmatch(version.strip().lower())
 
 

@@ -77,7 +77,7 @@ class Context:
 
     @property
     def release(self) -> Release:
-        """The vLLM release assumed for a subject that names none itself."""
+        """The vLLM release assumed for a server or query that names none itself."""
         return self.requested_release or (self.plan.release if self.plan else latest())
 
     @property

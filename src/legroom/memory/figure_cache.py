@@ -55,7 +55,7 @@ class Inputs:
         self.results: Memo[Any] = Memo()
 
     def of(self, settings: EngineSettings) -> EngineSettings:
-        """The settings without `left_out`: one object for all settings that agree in the rest."""
+        """The settings without `left_out`; the same object for all settings that agree in what remains."""
         recent = self._recent.get(id(settings))
         if recent is None:
             if len(self._recent) >= 64:

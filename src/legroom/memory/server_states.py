@@ -164,7 +164,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """Bytes of the sampler tables in the pool of the weights: token counts, and the rest."""
+    """Bytes of the sampler's tables that are allocated among the weights: token counts, and the others."""
     every = sampler_tables(model, settings)
     if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
         return ()

@@ -111,7 +111,7 @@ def _run_script(words: Sequence[str], limit_s: float) -> str:
 
 
 def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The results by name; of several ranks the one with the most non-torch memory."""
+    """The probe's measurements by name, from its results file; of several ranks that with most non-torch memory."""
     results_by_name: dict[str, Mapping[str, Any]] = {}
     with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
         for line in file.read(1 << 20).splitlines():

@@ -93,7 +93,7 @@ def _gpu_row(fit: Fit, plan: Plan, usd: float | None, style: Style) -> tuple[str
 
 
 def _rate_text(rate: DecodeRate | None, style: Style) -> str:
-    """The range of tokens a second that one user sees."""
+    """The range of tokens per second that one user sees, as text; a dot where it is not estimated."""
     return f"{rate.low:,.0f} to {rate.high:,.0f}" if rate else style.pick("·", "-")
 
 

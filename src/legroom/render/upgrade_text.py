@@ -166,7 +166,7 @@ def _equivalent_command(made: Upgrade, style: Style) -> Iterator[str]:
 
 
 def _equivalent_capacity_text(made: Upgrade) -> str:
-    """What that command holds and leaves free at the peak, against today."""
+    """How many requests the equivalent command holds and leaves free at the peak, against the old release."""
     kept, old = made.kept, made.old
     if not kept.plan.starts:
         return "It does not start."

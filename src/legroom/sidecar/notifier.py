@@ -41,7 +41,7 @@ class Webhook:
 
 
 def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> dict[str, Any]:
-    """The message about an incident as it is now; with `closed_s` it is over."""
+    """The notification's fields about an incident as it is now; `closed_s`: the Unix time when it ended."""
     finding = incident.finding
     return {
         "incident": incident.number,

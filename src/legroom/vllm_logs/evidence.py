@@ -173,7 +173,7 @@ def _message_pattern_set() -> PatternSet:
 
 @cache
 def _message_pattern(message: MessagePattern) -> str:
-    """The message's regular expression; its literal marks where it has none."""
+    """The regular expression of a known message; of its literal texts where it has none."""
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)
 
 

@@ -368,7 +368,7 @@ def _split_value(text: str) -> list[str]:
 
 
 def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
-    """Split a line at operators, without redirections and their targets."""
+    """The commands of a shell line, split at operators, without redirections and their targets."""
     current: list[Word] = []
     skip = in_array = False
     for word in line:

@@ -204,7 +204,7 @@ def _assess_pool_allocation(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: free the GPU, start servers one after the other, lower the utilization."""
     case = planner.case
-    less = _utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
+    less = utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
     if less is None and case.site == "kv" and case.oom is not None:
         less = planner.lower_utilization(planner.oom_shortage_bytes, "A smaller pool fits into what is free.")
     is_small = _is_small(case, case.ledger.other_processes_bytes or 0)
@@ -221,17 +221,17 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         again = known_fix("start_again")
         yield from (again, free_it, newer)
     else:
-        if _is_held_by_sibling(case) or _can_start_with_lower_utilization(case) or is_small or case.site == "kv":
+        if _is_held_by_sibling(case) or can_start_with_lower_utilization(case) or is_small or case.site == "kv":
             yield less
         yield free_it
         yield less or planner.pull_combined_levers("lower_util", "Beside what others hold, less of everything fits.")
         yield in_turn
 
 
-def _can_start_with_lower_utilization(case: Case) -> bool:
-    """Whether 3/4 of the requested budget is free (not unified memory), so that a lower utilization starts."""
+def can_start_with_lower_utilization(case: Case) -> bool:
+    """Whether 3/4 of the requested budget is free, so that a lower utilization starts."""
     free, desired = (case.number("free_below_desired", name) for name in ("free_bytes", "desired_bytes"))
-    return free is not None and desired is not None and 4 * free >= 3 * desired and not case.platform.unified
+    return free is not None and desired is not None and 4 * free >= 3 * desired
 
 
 def _is_held_by_sibling(case: Case) -> bool:
@@ -297,7 +297,7 @@ def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
     return planner.lower_utilization(need, why)
 
 
-def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
+def utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
     """Fix: the gpu_memory_utilization that fits into what was free at start-up; None where unknown."""
     free, total = (planner.case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
     if free is None or total is None or total <= 0:

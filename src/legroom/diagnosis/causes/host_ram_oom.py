@@ -72,7 +72,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def _suggests_kill(case: Case, ended: Evidence) -> bool:
-    """Whether the end of a process may be a kill: Ray always names it; an engine must have logged milestones."""
+    """Whether a process's end may be an OOM kill: Ray names it; an engine must have logged start-up steps."""
     return ended.id == "ray_worker_died" or bool(case.milestones)
 
 

@@ -186,12 +186,16 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
+    combined = None
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
-        yield planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
+        combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
+    is_sure = combined is not None and combined.plan is not None and combined.plan.verdict == "fits"
+    yield combined if is_sure else None
     smaller = "Smaller weights leave room for the pool."
     yield planner.extend_until_fits(planner.pull_lever("quantized weights", smaller), smaller)
     more = "Split over more GPUs, each has room for a pool."
     yield planner.extend_until_fits(planner.pull_lever("more GPUs", more), more)
+    yield combined
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
     else:

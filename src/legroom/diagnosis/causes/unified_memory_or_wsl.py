@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes.gpu_shared_or_not_free import (
+    can_start_with_lower_utilization,
+    utilization_within_free_memory,
+)
 from legroom.units import gib
 
 _SHORTAGES = (
@@ -89,6 +93,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         lower = planner.lower_utilization(pool // 4, why)
     if case.platform.integrated:
         yield from (_larger_gpu_share_fix(case), lower, drop)
+    elif can_start_with_lower_utilization(case):
+        yield from (utilization_within_free_memory(planner), drop, wait)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
         yield from (wsl, drop, lower)
     elif case.site == "device":

@@ -174,7 +174,9 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         target = Target(
             model, known.gpu, max(known.gpus or 1, needed), known.release, _logged_sizes(case), _neighbours_bytes(case)
         )
-        made = plan(target, known.args)
+        made, pool = plan(target, known.args), pool_bytes(case)
+        if pool is not None and pool <= 0 and made.verdict == "fits":
+            return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), known.args)
     except NOT_PLANNABLE:
         return None

@@ -70,7 +70,7 @@ class FixPlanner:
 
     @cached_property
     def failed_plan(self) -> Plan | None:
-        """The failed run as a plan; None where model or GPU is not known."""
+        """The failed run as a plan; None where model or GPU is not known, or the log contradicts it."""
         return plan_of_failed_run(self.case, self.known)
 
     @cached_property

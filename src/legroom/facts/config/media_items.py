@@ -81,7 +81,7 @@ class _Grid:
         )
 
     def _sampled_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """GLM-V: a video with the number of frames that gives the most tokens within max_model_len."""
+        """GLM-V: the video whose number of frames gives the most tokens within max_model_len; `dates`: its releases."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
         # Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in
         # pairs.
@@ -98,7 +98,7 @@ class _Grid:
         return MediaItem(kind, max(lengths), max(lengths) * self.merge**2, lengths=lengths, **dates)
 
     def _growing_video(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """A video of as many frames as fit into max_model_len; `steps` describes one step of frames."""
+        """A video of as many frames as fit into max_model_len; `steps` of the spec describes one step of frames."""
         step = self._one_tile_image() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
         return MediaItem(
             kind,

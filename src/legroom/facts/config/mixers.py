@@ -85,7 +85,7 @@ def _kda_widths(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _lightning_widths(text: Mapping[str, Any]) -> dict[str, int]:
-    """The fields of a lightning-attention mixer, from the text config."""
+    """The dimensions of a lightning-attention mixer, by name, from the text config."""
     heads = int_field(text, "num_attention_heads")
     head_dim = int_field(text, "head_dim", default=int_field(text, "hidden_size") // heads)
     return {"num_heads": heads, "head_dim": head_dim}
@@ -313,7 +313,7 @@ def _default_kv_heads(text: Mapping[str, Any], heads: int) -> int:
 
 
 def _int_of_layer(text: Mapping[str, Any], name: str, index: int) -> int | None:
-    """The item of a layer where the config has a list; None for a number or a missing field."""
+    """Layer `index`'s item where the config field is a list; None for a number or a missing field."""
     value = text.get(name)
     if name == "num_key_value_heads" and text.get("multi_query") and not text.get("new_decoder_architecture"):
         return 1  # falcon-7b also writes n_head_kv

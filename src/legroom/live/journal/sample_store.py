@@ -144,7 +144,7 @@ class SampleStore:
         yield from (row[1:] for row in self._db.execute(_ROLL_UP, spec))
 
     def roll_up(self, server_id: int, now_s: float) -> None:
-        """Writes the roll-ups of every step that has ended since the last one."""
+        """Write the roll-up (means, totals) of every time interval that has ended since the last one."""
         for step_s in ROLLUP_STEPS_S:
             last = "SELECT coalesce(max(time_ms), 0) FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms <= ?"
             since_ms = self._db.execute(last, (server_id, step_s, int(now_s * 1000))).fetchone()[0]

@@ -71,7 +71,7 @@ class Widths:
 
 
 def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
-    """The distinct layers of a range, each with whether experts ran before it."""
+    """The distinct layers from `start` to `stop`, each with whether an expert layer came before it."""
     kinds: dict[tuple[Layer, bool], None] = {}
     after_experts = False
     for layer in model.layers[start:stop]:

@@ -162,14 +162,14 @@ def _pack_placed(
 def _fullest_shift(
     problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
 ) -> PackedCard:
-    """Use of a card in the shift that leaves it the least headroom."""
+    """Use of a card in the shift (servers awake together) that leaves it the least headroom."""
     here = servers_on(card, placement, needs)
     uses = (_card_use(card, shift, here, pools) for shift in problem.shifts)
     return min(uses, key=lambda use: use.sure_headroom_bytes)
 
 
 def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
-    """Memory that the awake and the sleeping servers of a card take in one shift."""
+    """Memory that a card's awake and sleeping servers take in one shift (servers awake together)."""
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
     return PackedCard(

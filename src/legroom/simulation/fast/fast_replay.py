@@ -303,7 +303,7 @@ def _max_extents(trace: Trace, settings: SchedulerSettings, contents: SharedCont
 
 
 def _kernel_rules(trace: Trace, settings: SchedulerSettings, num_streams: int) -> rows.Rules:
-    """The scheduler settings as the kernel's numbers."""
+    """The scheduler settings as the plain numbers that the compiled kernel takes."""
     return rows.Rules(
         usable_blocks=settings.usable_blocks,
         block_size=settings.block_size,
