@@ -118,7 +118,7 @@ class RunChild:
         return platform.Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
 
     async def write_flags(self, change: platform.FlagChange) -> None:
-        """Writes flags to be added to the running command."""
+        """Writes the file of flags that `legroom run` adds to its command at the next restart."""
         content = {"flags": dict(change.flags), "env": dict(change.env)}
         platform.write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 

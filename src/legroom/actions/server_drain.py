@@ -106,6 +106,7 @@ class ReadinessFileDrain:
             raise ActionFailed(f"{self.path} cannot be taken away: {error.strerror}") from error
 
     async def in_flight(self) -> float | None:
+        """None: the number of running requests is not known here."""
         return None
 
 

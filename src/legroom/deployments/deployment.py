@@ -128,7 +128,7 @@ def deployment_from_python(text: str, requested: Release | None = None, name: st
 
 
 def _servers_with_words(subjects: Sequence[Subject]) -> list[StartedServer]:
-    """The servers whose command is known and which no other launcher than vLLM's starts."""
+    """Of what a file deploys, the servers whose command line is known and starts vLLM itself, not Ray or a wrapper."""
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
     # The command of another launcher cannot be written with changed vLLM flags.
     return [server for server in servers if not server.launcher]

@@ -143,7 +143,7 @@ def _refuse_hour_budget(group: GroupState, limits: ActionLimits) -> Decision | N
 
 
 def _refuse_spent_budget(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
-    """A refusal where the group had `most` attempts within the window; else None."""
+    """Refused where the server group had `most` restarts in `window_s`, named `each` ("an hour"); None below that."""
     # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:

@@ -129,7 +129,7 @@ class CardModels:
 
 
 def _preference(each: CardModel) -> tuple[int, float]:
-    """Sort key: checkpoints with the fewest losses first, then those with the most bytes of weights."""
+    """Sort key: checkpoints with the fewest concessions (8-bit KV, shorter context) first, then the largest weights."""
     weights = each.fit.plan.layout.weights.bytes if each.fit.plan else 0
     return len(each.fit.losses), -weights
 

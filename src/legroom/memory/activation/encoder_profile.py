@@ -127,7 +127,7 @@ def _shares_length(item: MediaItem, settings: EngineSettings) -> bool:
 
 
 def _video_frame_steps(item: MediaItem, length: int) -> int:
-    """Frame steps of a video that fit into `length` tokens, at least 1."""
+    """Temporal patches (`frames_per_step` frames each) of a video that fit into `length` prompt tokens, at least 1."""
     whole = max(length, 0) // item.tokens
     return max(1, min(whole, cdiv(item.max_frames, item.frames_per_step)))
 

@@ -205,7 +205,7 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
 
 
 def _smallest_passing_pool(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
-    """The smallest KV cache of at least `blocks` that passes the release's checks."""
+    """Bytes of the smallest KV cache of `blocks` or more blocks of `block` bytes that passes vLLM's start-up checks."""
     for _ in range(3):
         failure = plan_of_shape(shape, settings, [blocks * block] * len(shape.stages)).failure
         if failure is None:

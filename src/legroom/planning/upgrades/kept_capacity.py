@@ -40,7 +40,7 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The smallest change keeping `old`'s full-length requests and headroom, else the requests; fits before tight."""
+    """The smallest flag change with `old`'s concurrency and free memory, else its concurrency alone, else the best."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
