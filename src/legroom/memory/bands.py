@@ -148,7 +148,7 @@ def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, 
 
 
 def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """The figure with bounds from the errors of measured starts of this class; exact ones but weights stay as they are."""
+    """The figure with bounds from the errors of measured starts of this class; exact ones but weights stay."""
     if figure == "weights":
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":

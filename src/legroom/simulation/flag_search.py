@@ -294,7 +294,7 @@ def _candidate_timeline(part: Trace, candidate: Candidate) -> Timeline:
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether it keeps up with a short trace repeated; None where the trace is long beside the requests' p99 latency."""
+    """Whether it keeps up with a short trace repeated; None where the trace is long beside its p99 latency."""
     # An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     trace = task.trace
     duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99

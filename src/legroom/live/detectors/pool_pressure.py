@@ -14,7 +14,7 @@ class PoolPressure(Detector):
     situation = "burst"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Bad where since the last scrape a KV pool was full and requests queued or were preempted; None: not scraped."""
+        """Bad where since the last scrape a KV pool was full and requests queued or were preempted; None: unscraped."""
         if not window.is_answering or not window.steps:
             return None
         known = (engine for engine in window.steps[-1].engines if engine.kv_use is not None)
