@@ -305,7 +305,7 @@ def test_an_engine_that_dies_after_a_signal_was_stopped(is_stopped_first: bool) 
 
 def test_a_kill_outranks_what_its_wrapper_says() -> None:
     found = first("Loading safetensors checkpoint shards\nEXIT 137\nRuntimeError: job ended before it registered\n")
-    assert found.cause == "host_ram_oom" and found.confidence <= 0.6
+    assert found.cause == "host_ram_oom" and found.confidence < 0.8
 
 
 def test_shared_memory_and_adapters_are_named_only_with_a_sign() -> None:
