@@ -151,6 +151,14 @@ def test_the_models_of_a_card_open_as_plans(served, open_page, keep_screenshot):
     assert "Qwen/Qwen3-32B-AWQ" in verdict(page)
 
 
+def test_the_table_of_models_scrolls_inside_its_box_on_a_phone(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b", size="phone")
+    page.get_by_role("button", name="Show them").click()
+    page.wait_for_selector(".models-area tbody tr")
+    assert page.locator(".models-area .scroll-x").first.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page):
     page = open_page(f"{served.url}#/plan")
     verdict(page)
@@ -171,6 +179,26 @@ def test_a_whole_command_is_read(served, open_page):
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
     assert "--max-model-len 8192" in page.inner_text(".command pre")
+
+
+def test_a_refused_flag_or_a_wrong_card_has_its_error_and_no_verdict(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100", errors_are_fine=True)
+    verdict(page)
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.locator(".inputs textarea").fill("vllm serve Qwen/Qwen3-14B-AWQ --max-modl-len 16384")
+    page.get_by_role("button", name="Read it").click()
+    page.wait_for_selector(".results [role=alert]")
+    assert "no vLLM release has --max-modl-len" in page.inner_text(".results [role=alert]")
+    assert "--max-model-len" in page.inner_text(".results [role=alert]")
+    assert page.locator(".verdict, .card-svg, .strip").count() == 0
+    card = page.get_by_role("combobox", name="GPU")
+    card.fill("l4")
+    page.keyboard.press("Enter")
+    verdict(page)
+    card.fill("h1000x")
+    page.keyboard.press("Enter")
+    wait_until(page, "document.querySelector('.results [role=alert]')?.innerText.includes('h1000x')")
+    assert page.locator(".verdict, .card-svg, .strip").count() == 0
 
 
 def test_a_pasted_config_is_planned(served, open_page):
