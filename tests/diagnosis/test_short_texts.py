@@ -166,6 +166,16 @@ def test_another_engine_is_named_and_not_diagnosed() -> None:
             0.9,
         ),
         (
+            "Strix Halo\nValueError: Free memory on device cuda:0 (57.38/124.0 GiB) on startup is less than desired "
+            "GPU memory utilization (0.8, 99.2 GiB)",
+            0.45,
+        ),
+        (
+            "DGX Spark\nvllm serve Qwen/Qwen3-14B-FP8 --max-model-len 32768 --gpu-memory-utilization 0.15\n"
+            "Model loading took 15.2 GiB\nAvailable KV cache memory: -1.30 GiB",
+            0.21,
+        ),
+        (
             "Free memory on device cuda:0 (4.99/6.0 GiB) ... less than desired GPU memory utilization (0.85, 5.1 GiB)",
             0.74,
         ),
@@ -173,3 +183,9 @@ def test_another_engine_is_named_and_not_diagnosed() -> None:
 )
 def test_the_share_follows_from_the_figures(text: str, share: float) -> None:
     assert fix(text).flags["gpu_memory_utilization"] == share
+
+
+def test_two_engines_in_one_text_are_no_ranks() -> None:
+    line = "(EngineCore pid={}) INFO 05-25 15:28:40 [gpu_worker.py:462] Available KV cache memory: {} GiB\n"
+    error = "(EngineCore pid=208) ValueError: No available memory for the cache blocks"
+    assert first(line.format(475, 16.42) + line.format(208, -6.54) + error).cause == "no_cache_blocks"

@@ -45,6 +45,18 @@ def test_a_probe_that_only_the_page_cache_can_meet_is_a_warning():
     assert judged(pod(failures=6)) == [("start-too-short", "warning")]
 
 
+def test_a_flag_error_does_not_hide_a_probe_that_is_too_short():
+    text = pod(failures=6).replace("--max-model-len", "--max-model-lenx")
+    assert judged(text) == [("flag-unknown", "error"), ("start-too-short", "warning")]
+
+
+def test_too_few_gpus_are_a_warning_where_the_release_looks_for_ray():
+    text = pod().replace("gpu: 4", "gpu: 2").replace("v0.32.0", "v0.10.2")
+    assert ("gpus-too-few", "warning") in judged(text)
+    assert ("gpus-too-few", "warning") not in judged(text.replace("[vllm,", "[ray, start, --head, '&&', vllm,"))
+    assert lint_texts([("a.yaml", text)], LintOptions()).release == "0.10.2"
+
+
 def test_a_memory_limit_below_what_the_ranks_hold_is_an_error():
     assert judged(pod(memory="4Gi")) == [("host-memory", "error")]
 

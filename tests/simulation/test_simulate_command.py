@@ -97,6 +97,14 @@ def test_the_picture_tells_whether_the_pool_held(trace: str, capsys: pytest.Capt
     assert "Holds the load" in capsys.readouterr().out
 
 
+def test_a_load_whose_first_token_takes_minutes_is_not_said_to_be_held(capsys: pytest.CaptureFixture[str]) -> None:
+    mix = "uniform rate=0.001 prompt=100 output=2 requests=4"
+    main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "40000"])
+    assert capsys.readouterr().out.startswith("Serves the load late: 4 of 4 requests served; the first token takes")
+    main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "20000"])
+    assert capsys.readouterr().out.startswith("Holds the load: 4 of 4 requests served\n")
+
+
 def test_the_drawing_is_an_svg(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "load.svg"
     main(["simulate", trace, "--blocks", "400", "--svg", str(out)])
@@ -117,6 +125,7 @@ def test_choose_ends_with_a_command(trace: str, capsys: pytest.CaptureFixture[st
         (["--blocks", "20"], "which trace"),
         (["nowhere.jsonl", "--blocks", "20"], "cannot read the trace nowhere.jsonl"),
         (["llama-3.1-8b", "--gpu", "h100"], "--model llama-3.1-8b"),
+        (["--synthetic", "users=20", "--blocks", "20"], "rate, prompt, output, requests, long, prefix, burst"),
         (["--synthetic", "poisson prompt=-5", "--blocks", "20"], "at least 1 token"),
         (["TRACE", "--blocks", "20", "--blocks", "30"], "--blocks is given twice"),
         (["TRACE"], "how large is the pool"),

@@ -229,6 +229,19 @@ def test_what_was_read_can_be_planned():
     assert answer("plan", {**request, "gpu": "l40s"})["vllm"] == "0.10.0"
 
 
+def test_a_read_server_says_what_plan_says_of_a_flag_that_the_asked_release_refuses():
+    def refused(text, **asked):
+        return answer("read", {"text": text, **asked})["servers"][0]["refused"]
+
+    line = "vllm serve Qwen/Qwen3-14B-AWQ --max-modl-len 16384"
+    said = problem("plan", {"model": "Qwen/Qwen3-14B-AWQ", "gpu": "l4", "flags": {"max_modl_len": 16384}})
+    assert refused(line) == {"why": said["message"], "action": said["hint"]}
+    assert "--max-model-len" in said["hint"]
+    assert refused(line, language="zh")["why"] != said["message"]
+    old = "vllm serve Qwen/Qwen3-8B --guided-decoding-backend outlines"
+    assert refused(old) and refused(old, vllm="0.8.5") is None
+
+
 def test_keys_in_a_text_are_not_repeated():
     read = call("read", json.dumps({"text": "vllm serve a/b --api-key sk-very-secret"}))
     assert "very-secret" not in read

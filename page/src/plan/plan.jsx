@@ -18,6 +18,12 @@ import { usePlan } from "./use_plan.js";
 const addressFor = (first, second) =>
   addressOf("plan", second ? toParams(second, "b.", toParams(first)) : toParams(first));
 
+// A wrong input has no plan, and never the one before it; a server that does not answer leaves the last one greyed.
+const answerTo = (asked, refused) => {
+  const error = refused ?? asked.error;
+  return error && error.exitCode !== 3 ? { ...asked, error, plan: null, last: asked.plan } : asked;
+};
+
 const setupsOf = (params) => ({ a: fromParams(params) ?? EMPTY, b: fromParams(params, "b.") });
 
 export function PlanArea({ params, active }) {
@@ -27,16 +33,22 @@ export function PlanArea({ params, active }) {
   const [side, setSide] = useState("a");
   // A link that was followed or a step back in the history: what the address says is what is shown.
   useEffect(() => {
-    if (params?.size) setSetups(setupsOf(params));
+    if (!params?.size) return;
+    setRefused({});
+    setSetups(setupsOf(params));
   }, [params]);
   useEffect(() => {
     lastSetup.current = setups.a;
     if (active) keepAddress(addressFor(setups.a, setups.b));
   }, [setups, active]);
-  const planA = usePlan(setups.a);
-  const planB = usePlan(setups.b);
+  const [refused, setRefused] = useState({});
+  const planA = answerTo(usePlan(setups.a), refused.a);
+  const planB = answerTo(usePlan(setups.b), refused.b);
   const editing = setups.b ? side : "a";
-  const change = (which) => (setup) => setSetups((now) => ({ ...now, [which]: setup }));
+  const change = (which) => (setup) => {
+    setRefused({});
+    setSetups((now) => ({ ...now, [which]: setup }));
+  };
   const shown = editing === "b" ? planB : planA;
   const both = setups.b && planA.plan && planB.plan;
   const scale = both ? Math.max(scaleOf(planA.plan.layout), scaleOf(planB.plan.layout)) : undefined;
@@ -63,7 +75,13 @@ export function PlanArea({ params, active }) {
         {!setups.b && toParams(setups.a).toString() === toParams(EMPTY).toString() && (
           <p class="soft">{t("plan.example")}</p>
         )}
-        <Source key={editing} setup={setups[editing]} onChange={change(editing)} lists={lists} />
+        <Source
+          key={editing}
+          setup={setups[editing]}
+          onChange={change(editing)}
+          onRefused={(error) => setRefused({ [editing]: error })}
+          lists={lists}
+        />
         <Wishes setup={setups[editing]} onChange={change(editing)} />
       </div>
       <div class="results">
@@ -87,7 +105,7 @@ export function PlanArea({ params, active }) {
       </div>
       <div class="knobs">
         <Strip plan={shown.plan} />
-        <Flags setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+        <Flags setup={setups[editing]} plan={shown.plan ?? shown.last} onChange={change(editing)} />
       </div>
     </div>
   );
@@ -110,13 +128,16 @@ function PlanActions({ plan, comparing, onCompare }) {
     flushAddress();
     return location.href;
   };
-  if (!plan) return null;
+  const compare = (
+    <button type="button" class="button" aria-pressed={comparing} onClick={onCompare}>
+      {t(comparing ? "compare.stop" : "compare.start")}
+    </button>
+  );
+  if (!plan) return comparing ? <div class="actions">{compare}</div> : null;
   const name = `legroom-${plan.model.replace(/[^\w.-]+/g, "-").slice(-60)}`;
   return (
     <div class="actions">
-      <button type="button" class="button" aria-pressed={comparing} onClick={onCompare}>
-        {t(comparing ? "compare.stop" : "compare.start")}
-      </button>
+      {compare}
       <CopyButton text={link} label={t("share")} />
       <button
         type="button"

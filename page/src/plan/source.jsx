@@ -46,7 +46,7 @@ export const gpuOptions = once((gpus) =>
 );
 
 // Where the model and the flags come from: a name, a config.json, or whatever text starts the server.
-export function Source({ setup, onChange, lists }) {
+export function Source({ setup, onChange, onRefused, lists }) {
   const t = useText();
   const [kind, setKind] = useState(setup.config ? "config" : "name");
   return (
@@ -61,6 +61,8 @@ export function Source({ setup, onChange, lists }) {
       {kind === "config" && <ByConfig setup={setup} onChange={onChange} />}
       {kind === "text" && (
         <ByText
+          vllm={setup.vllm}
+          onRefused={onRefused}
           onPick={(next) => {
             onChange(next(setup));
             setKind("name");
@@ -157,17 +159,22 @@ function ByConfig({ setup, onChange }) {
   );
 }
 
-function ByText({ onPick }) {
+function ByText({ vllm, onPick, onRefused }) {
   const t = useText();
   const id = useId();
   const [text, setText] = useState("");
   const [state, setState] = useState({ servers: null, error: null });
+  // What vLLM refuses is never planned without the flag that it refuses.
+  const pick = (server) => {
+    if (server.refused) onRefused({ message: server.refused.why, hint: server.refused.action });
+    else onPick((setup) => withServer(setup, server));
+  };
   const read = async (written = text) => {
     setState({ servers: null, error: null });
     try {
-      const { servers } = await engine.call("read", { text: written });
+      const { servers } = await engine.call("read", { text: written, vllm, language: t.language });
       setState({ servers, error: null });
-      if (servers.length === 1) onPick((setup) => withServer(setup, servers[0]));
+      if (servers.length === 1) pick(servers[0]);
     } catch (error) {
       setState({ servers: null, error });
     }
@@ -205,7 +212,7 @@ function ByText({ onPick }) {
         <ul class="servers-read">
           {state.servers.map((server) => (
             <li key={server.place}>
-              <button type="button" class="button wide" onClick={() => onPick((setup) => withServer(setup, server))}>
+              <button type="button" class="button wide" onClick={() => pick(server)}>
                 <strong>{server.model}</strong> <span class="soft">{server.place}</span>
               </button>
             </li>

@@ -56,7 +56,8 @@ _COUNT_FLAGS = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
-    load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix of requests instead of TRACE")
+    mix = "poisson, uniform or bursts, then KEY=VALUE: rate, prompt, output, requests, long, prefix, burst"
+    load.add_argument("--synthetic", metavar="MIX", help=f"a mix of requests instead of TRACE: {mix}")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
     load.add_argument(
         "--format",

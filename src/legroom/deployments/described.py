@@ -35,7 +35,7 @@ def deployment_from_words(
     used = base.release if base else release or latest()
     parsed = parse_flags(words, used)
     problems = (*(base.problems if base else ()), *parsed.problems)
-    _refuse_bad_flags(problems, used)
+    refuse_bad_flags(problems, used)
     args = _merged_args(base.args, parsed.args) if base else parsed.args
     base = base or Deployment(args, used)
     notes = (*base.notes, *(problem.message for problem in problems))
@@ -123,7 +123,7 @@ _WISHES = {
 """legroom's own options for a wish, for those who gave another command's."""
 
 
-def _refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
+def refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
     """Raises LegroomError for those flag problems at which vLLM would not start."""
     fatal = [problem for problem in problems if problem.stops_vllm]
     if fatal:

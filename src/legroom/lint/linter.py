@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
+_RAY = re.compile(r"\bray\b|ray[-_]cluster|LeaderWorkerSet", re.IGNORECASE)
 _RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
 """A Prometheus relabeling that renames vLLM's series."""
 _USED_VARIABLE = re.compile(r"""(?:\$[{(]?|\benv\.|(?:environ|environ\.get|getenv)[\[(]\s*["'])(VLLM_\w+)""")
@@ -167,6 +168,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
         for path, part in parts
         if is_relabeled or any(isinstance(each, Expression) and is_series_of_exporter(each) for each in part.subjects)
     }
+    uses_ray = any(_RAY.search(text) for _, text in texts)
     with_mig = {path for path, text in texts if _MIG.search(text)}
     examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
     comments = {path: IgnoreComments(text) for path, text in texts}
@@ -180,6 +182,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
             used_variables=used,
             has_exporter_series=path in with_exporter,
             configures_mig=path in with_mig,
+            uses_ray=uses_ray,
         )
         for finding in _check_part(part, context, options.only):
             if isinstance(finding, Unread):
@@ -190,6 +193,11 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
                 distinct[replace(finding, severity="warning")] = None
             else:
                 distinct[finding] = None
+    named = {
+        path: each.named_release for path, part in parts for each in part.subjects if isinstance(each, StartedServer)
+    }
+    if options.release is None and not not_read and len(named) == len(texts) and len(set(named.values())) == 1:
+        release = known_release(next(iter(named.values())) or release.version)
     order = {path: i for i, (path, _) in enumerate(texts)}
     findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.sort_key))
     files = tuple(path for path, _ in texts)

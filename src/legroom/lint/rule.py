@@ -74,6 +74,8 @@ class Context:
     """Variables that the linted files read themselves: `$VLLM_PORT` is its author's own."""
     configures_mig: bool = False
     """Whether the file switches MIG on or off."""
+    uses_ray: bool = False
+    """Whether a linted file names Ray or a LeaderWorkerSet."""
 
     @property
     def release(self) -> Release:

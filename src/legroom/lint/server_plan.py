@@ -38,7 +38,7 @@ class ServerPlan:
 
 
 def plan_of_server(server: StartedServer, release: Release) -> ServerPlan | None:
-    """The server's plan, fetching nothing; None where vLLM refuses it, the model is unknown, or a value templated."""
+    """The plan without flags that the release lacks, fetching nothing; None where the model or a value is unknown."""
     made = _plan_or_refusal(server, release)
     return made if isinstance(made, ServerPlan) else None
 
@@ -76,8 +76,7 @@ def _plan_of_words(
     from legroom.planning.machine import Machine, make_plan  # only where a model is known
 
     parsed = parse_flags(words, release)
-    if any(problem.stops_vllm for problem in parsed.problems):
-        return None
+    has_bad_flag = any(problem.stops_vllm for problem in parsed.problems)
     model = parsed.args.model
     if not model or (find(model) is None and mirrored(model) is None):
         return None
@@ -86,7 +85,7 @@ def _plan_of_words(
         try:
             plan = make_plan(parsed.args, release, Machine(name, gpus if name == gpu_name else None), advice=False)
         except RefusedByVllm as refusal:
-            return refusal if name == gpu_name else None
+            return refusal if name == gpu_name and not has_bad_flag else None
         except LegroomError:
             continue
         return ServerPlan(plan, name == gpu_name)

@@ -61,8 +61,9 @@ def timeline_words(timeline: Timeline, load: LoadVerdict) -> dict[str, Any]:
 def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
     """The simulated load as an SVG picture: verdict, curves and figures."""
     svg = Svg(760, _headline(timeline, load))
-    svg.text(24, 34, _VERDICTS[load.verdict], "ink sans", size=16, bold=True)
-    svg.text(24, 54, _headline(timeline, load).partition(": ")[2], "ink sans", size=13)
+    verdict, _, figures = _headline(timeline, load).partition(": ")
+    svg.text(24, 34, verdict, "ink sans", size=16, bold=True)
+    svg.text(24, 54, figures, "ink sans", size=13)
     y = 76.0
     for curve in _timeline_curves(timeline):
         box = 28.0 * curve.height
@@ -80,12 +81,20 @@ _VERDICTS = {
     "holds_with_waiting": "Holds the load, with waiting",
     "falls_behind": "Falls behind the load",
 }
+_LATE_S = 30
+"""Google Cloud's load balancer ends a request that has no answer after 30 s by default."""
 
 
 def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     """The verdict on the load in one sentence, with the number that decides it."""
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
-    words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
+    verdict, words = (
+        _VERDICTS[load.verdict],
+        [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"],
+    )
+    if timeline.clocks and (wait_s := percentile(timeline.seconds["first_token_s"], 0.5)) > _LATE_S:
+        verdict = "Serves the load late" if load.verdict != "falls_behind" else verdict
+        words.append(f"the first token takes {wait_s:,.0f} s (p50)")
     if load.verdict == "falls_behind":
         words.append(f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
     if tally.preemptions:
@@ -93,7 +102,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     if timeline.rejections:
         words.append(f"{count(len(timeline.rejections))} turned away")
     part = " (interrupted)" if timeline.interrupted else ""
-    return f"{_VERDICTS[load.verdict]}: {'; '.join(words)}{part}"
+    return f"{verdict}: {'; '.join(words)}{part}"
 
 
 def _timeline_curves(timeline: Timeline) -> list[Curve]:

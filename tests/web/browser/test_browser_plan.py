@@ -142,13 +142,54 @@ def test_a_wish_finds_the_settings_and_says_what_they_give_up(served, open_page)
     wait_until(page, "location.hash.includes('max_model_len=32768')")
 
 
+def test_a_wish_says_that_it_needs_more_cards_and_one_that_nothing_holds_leads_to_models(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=qwen3-32b&gpu=l4&want_context=32768&want_users=8")
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.good")
+    count = page.get_by_label("How many").input_value()
+    assert int(count) > 1 and f"It needs {count} of this card." in page.inner_text(".wishes .note")
+    page.goto(f"{served.url}#/plan?model=qwen3-32b&gpu=l4&gpus=1&want_context=32768&want_users=64")
+    page.get_by_role("button", name="Find the settings").click()
+    page.wait_for_selector(".wishes .note.bad")
+    page.get_by_role("link", name="Which models does this card hold for that?").click()
+    fields = ["GPU", "How many", "Tokens for each user", "Users at once"]
+    area = page.locator(".models-area")
+    assert [area.get_by_label(name).first.input_value() for name in fields] == ["l4", "1", "32768", "64"]
+    page.go_back()
+    page.locator(".wishes").get_by_label("Users at once").fill("5")
+    page.get_by_role("link", name="Models", exact=True).click()
+    wait_until(page, "location.hash.includes('users=5')")
+    assert area.get_by_label("Tokens for each user").input_value() == "32768"
+
+
+def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page):
+    page = open_page(
+        f"{served.url}#/plan?model=llama-3.1-8b&gpu=rtx4090&max_model_len=8192&gpu_memory_utilization=0.95"
+    )
+    assert "--gpu-used 0" in verdict(page)
+    page.get_by_text("More flags").click()
+    page.get_by_label("--gpu-used").fill("0")
+    page.keyboard.press("Tab")
+    wait_until(page, "document.querySelector('.verdict .badge').innerText === 'Fits'")
+    wait_until(page, "location.hash.includes('gpu_used=0')")
+
+
 def test_the_models_of_a_card_open_as_plans(served, open_page, keep_screenshot):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b")
     page.get_by_role("button", name="Show them").click()
-    page.get_by_role("link", name="qwen3-32b-awq").wait_for()
+    best = page.get_by_role("link", name="qwen3-32b-w4a16")
+    best.wait_for()
     keep_screenshot(page)
-    page.get_by_role("link", name="qwen3-32b-awq").click()
-    assert "Qwen/Qwen3-32B-AWQ" in verdict(page)
+    best.click()
+    assert "Qwen3-32B-quantized.w4a16" in verdict(page)
+
+
+def test_the_table_of_models_scrolls_inside_its_box_on_a_phone(served, open_page):
+    page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b", size="phone")
+    page.get_by_role("button", name="Show them").click()
+    page.wait_for_selector(".models-area tbody tr")
+    assert page.locator(".models-area .scroll-x").first.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page):
@@ -171,6 +212,26 @@ def test_a_whole_command_is_read(served, open_page):
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
     wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
     assert "--max-model-len 8192" in page.inner_text(".command pre")
+
+
+def test_a_refused_flag_or_a_wrong_card_has_its_error_and_no_verdict(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100", errors_are_fine=True)
+    verdict(page)
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.locator(".inputs textarea").fill("vllm serve Qwen/Qwen3-14B-AWQ --max-modl-len 16384")
+    page.get_by_role("button", name="Read it").click()
+    page.wait_for_selector(".results [role=alert]")
+    assert "no vLLM release has --max-modl-len" in page.inner_text(".results [role=alert]")
+    assert "--max-model-len" in page.inner_text(".results [role=alert]")
+    assert page.locator(".verdict, .card-svg, .strip").count() == 0
+    card = page.get_by_role("combobox", name="GPU")
+    card.fill("l4")
+    page.keyboard.press("Enter")
+    verdict(page)
+    card.fill("h1000x")
+    page.keyboard.press("Enter")
+    wait_until(page, "document.querySelector('.results [role=alert]')?.innerText.includes('h1000x')")
+    assert page.locator(".verdict, .card-svg, .strip").count() == 0
 
 
 def test_a_pasted_config_is_planned(served, open_page):

@@ -261,7 +261,9 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
     missing = max(-(pool or 0), 0)
     why = f"The pool is {gib(missing)} below zero at {planner.utilization:g} of the card."
-    for more in (GIB, GIB // 2, *((GIB // 4,) if planner.total_bytes else ())):  # an estimate of the card needs room
+    one_request = max(GIB, planner.one_request_bytes + GIB // 4)  # the next check asks for it
+    # An estimate of the card needs room.
+    for more in (one_request, GIB, GIB // 2, *((GIB // 4,) if planner.total_bytes else ())):
         if pool is not None and (fix := planner.raise_utilization(missing + more, why)):
             return fix
     if pool is not None and (

@@ -39,7 +39,7 @@ def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
     values: dict[str, int] = {}
     for item in case.all(id_):
         value = item.facts.get(fact)
-        if isinstance(value, int):
+        if isinstance(value, int) and item.process != "EngineCore":  # two of these are two servers
             values[f"{item.process}/{item.rank}/{item.pid}"] = value
     return values
 

@@ -93,7 +93,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         lower = planner.lower_utilization(pool // 4, why)
     if case.platform.integrated:
         yield from (_larger_gpu_share_fix(case), lower, drop)
-    elif can_start_with_lower_utilization(case):
+    elif can_start_with_lower_utilization(case) or (case.platform.unified and _is_third_free(case)):
         yield from (utilization_within_free_memory(planner), drop, wait)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
         yield from (wsl, drop, lower)
@@ -102,6 +102,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     else:
         is_large = pool is not None or (planner.utilization_known and case.has("sigkill", "killed_word", "oom_killer"))
         yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
+
+
+def _is_third_free(case: Case) -> bool:
+    """Whether a third of the shared memory was free at start-up, by vLLM's own check."""
+    free, total = (case.number("free_below_desired", name) for name in ("free_bytes", "total_bytes"))
+    return free is not None and total is not None and 3 * free > total
 
 
 def _larger_gpu_share_fix(case: Case) -> Fix:

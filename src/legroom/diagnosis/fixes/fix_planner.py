@@ -88,11 +88,13 @@ class FixPlanner:
     @cached_property
     def accounting(self) -> LogAccounting:
         """vLLM's memory accounting with the figures of the log."""
-        planned = None if self.case.startup.weights_bytes else self._planned_weights_bytes()
+        made = None if self.case.startup.weights_bytes else self._plan_by_config
+        planned = made.layout.weights.bytes if made is not None else None
         return log_accounting(self.case, self.utilization, self.total_bytes, planned)
 
-    def _planned_weights_bytes(self) -> int | None:
-        """The weights of the fullest rank by the model's config; None where model or number of GPUs is not known."""
+    @cached_property
+    def _plan_by_config(self) -> Plan | None:
+        """The plan without the log's sizes, on any card; None where model or number of GPUs is not known."""
         from legroom.planning.plan import Target, plan
 
         args = self.known.args
@@ -100,9 +102,15 @@ class FixPlanner:
             return None
         try:
             card = self.known.gpu or known_gpu("96GiB")
-            return plan(Target(self.model, card, args.gpus_needed, self.known.release), args).layout.weights.bytes
+            return plan(Target(self.model, card, args.gpus_needed, self.known.release), args)
         except NOT_PLANNABLE:
             return None
+
+    @property
+    def one_request_bytes(self) -> int:
+        """KV cache bytes of one request of max_model_len by the model's config; 0 where it is not known."""
+        made = self._plan_by_config
+        return made.memory.kv.shape.needed_bytes(made.settings.max_model_len) if made is not None else 0
 
     @property
     def oom_shortage_bytes(self) -> int:

@@ -83,18 +83,20 @@ _SIZES = tuple(f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "pre
 @checks(StartedServer, GPUS)
 def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
     """A server whose parallel sizes need more GPUs than its container or environment gives it."""
-    if server.launcher or context.release_of(server).before("0.11.1"):
+    looks_for_ray = context.release_of(server).before("0.11.1")
+    if server.launcher or (looks_for_ray and context.uses_ray):
         return  # a launcher spreads ranks over nodes itself
     gpus = server.gpu_count
     args = context.parsed_args(server).args
     ranks = args.engine_ranks if flag_word(server, *_DATA_PARALLEL_NODES) else args.gpus_needed
     if not gpus or ranks <= gpus or flag_word(server, *_MULTI_NODE):
         return
-    message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM does not start"
+    what = "looks for the others in a Ray cluster" if looks_for_ray else "does not start"
+    message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM {what}"
     suggestion = (
         "give it a GPU for each rank, or ask for fewer; on a Ray cluster, add --distributed-executor-backend ray"
     )
     # A GPU request (`count: all`) overrides NVIDIA_VISIBLE_DEVICES.
     is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
-    is_certain = context.is_release_certain(server) and is_counted
+    is_certain = context.is_release_certain(server) and is_counted and not looks_for_ray
     yield finding(GPUS, flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)

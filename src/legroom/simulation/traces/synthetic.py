@@ -30,9 +30,9 @@ def read(spec: str, seed: int = 0) -> Trace:
             process = match[3]
         else:
             words[match[1]] = match[2]
-    known = {"rate", "prompt", "output", "requests", "burst", "long", "prefix"}
-    if unknown := set(words) - known:
-        raise LegroomError(f"a synthetic mix has no {min(unknown)!r}", _EXAMPLE)
+    known = ["rate", "prompt", "output", "requests", "long", "prefix"] + ["burst"] * (process in ("", "bursts"))
+    if unknown := set(words) - {*known, "burst"}:
+        raise LegroomError(f"a synthetic mix has no {min(unknown)!r}; its keys are {', '.join(known)}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
     return _generate_trace(process, words, random.Random(seed))

@@ -23,18 +23,19 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.deployments.deployment import deployment_from_command, deployment_of
     from legroom.deployments.file_reader import read_file
     from legroom.facts.releases import latest
+    from legroom.facts.releases import release as known_release
 
-    text = request["text"]
+    text, asked = request["text"], known_release(request["vllm"]) if request.get("vllm") else None
     if not text.strip():
         raise LegroomError("the text is empty", "paste a command, a script or a manifest")
-    parts = list(read_file("the text", text, latest()))
+    parts = list(read_file("the text", text, asked or latest()))
     servers = [server for part in parts for server in part.servers if server.words or server.call is not None]
     if not servers:
         unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
         if unread is not None:
             raise LegroomError(f"the text {unread.reason}", unread.hint)
-        return {"servers": [_server_document(deployment_from_command(text))]}
-    return {"servers": [_server_document(deployment_of(server)) for server in servers]}
+        return {"servers": [_server_document(deployment_from_command(text, asked))]}
+    return {"servers": [_server_document(deployment_of(s, None if s.named_release else asked)) for s in servers]}
 
 
 def lint(request: dict[str, Any]) -> dict[str, Any]:
@@ -52,9 +53,14 @@ def lint(request: dict[str, Any]) -> dict[str, Any]:
 
 def _server_document(deployment: Deployment) -> dict[str, Any]:
     """A server of an uploaded file: model, release, GPUs, flags, command without secrets, problems."""
+    from legroom.deployments.described import refuse_bad_flags
     from legroom.vllm.command_line import command, without_secrets
 
-    place = deployment.place
+    place, refused = deployment.place, None
+    try:
+        refuse_bad_flags(deployment.problems, deployment.release)
+    except LegroomError as error:
+        refused = {"why": error.message, "action": error.hint}
     return {
         "model": deployment.args.model,
         "vllm": deployment.release.version,
@@ -67,6 +73,7 @@ def _server_document(deployment: Deployment) -> dict[str, Any]:
         "line": place.line if place else None,
         "notes": list(deployment.notes),
         "problems": [problem.message for problem in deployment.problems],
+        "refused": refused,
     }
 
 
