@@ -7,6 +7,7 @@ export const EMPTY = {
   gpu: "h100",
   gpus: null,
   gpu_memory: null,
+  gpu_used: null,
   vllm: null,
   cold: false,
   env: {},
@@ -18,7 +19,7 @@ export const EMPTY = {
   before: null,
 };
 
-const OWN = ["model", "gpu", "gpus", "gpu_memory", "vllm", "checkpoint_bytes", "want_context", "want_users"];
+const OWN = ["model", "gpu", "gpus", "gpu_memory", "gpu_used", "vllm", "checkpoint_bytes", "want_context", "want_users"];
 const MOST = { gpus: 4096, checkpoint_bytes: 2 ** 50, want_context: 100_000_000, want_users: 1_000_000 };
 
 const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -88,13 +89,14 @@ function objectOrNull(text) {
   }
 }
 
-export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, vllm, cold, env, flags }) => ({
+export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, gpu_used, vllm, cold, env, flags }) => ({
   model: model || null,
   config,
   checkpoint_bytes: config ? checkpoint_bytes : null,
   gpu,
   gpus,
   gpu_memory: gpu_memory || null,
+  gpu_used: gpu_used || null,
   vllm,
   cold,
   env,
@@ -103,7 +105,7 @@ export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memo
 
 // The same without the machine: what `size` looks for a home for.
 export const modelRequestOf = (setup) => {
-  const { gpu, gpus, gpu_memory, cold, ...request } = requestOf(setup);
+  const { gpu, gpus, gpu_memory, gpu_used, cold, ...request } = requestOf(setup);
   return request;
 };
 
@@ -146,6 +148,20 @@ export function sizeRequestOf(setup, plan) {
   if (want_context && want_users)
     return { ...modelRequestOf({ ...setup, flags: rest }), context: want_context, concurrency: want_users };
   return { ...modelRequestOf({ ...setup, flags: typed(setup).flags }), context: plan?.args.max_model_len ?? null };
+}
+
+// What Models is asked after a plan: its card and its wish, as they were typed.
+export function cardQuestionOf(setup) {
+  const { gpu, gpus, want_context, want_users } = typed(setup);
+  const asked = Object.entries({ gpu, gpus, context: want_context, users: want_users });
+  return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
+}
+
+// How many GPUs a search took where no number was typed and the flags ask for fewer; otherwise 0.
+export function gpusAdded(setup, count) {
+  const { gpus, flags } = typed(setup);
+  const asked = gpus ?? (Number(flags.tensor_parallel_size) || 1) * (Number(flags.pipeline_parallel_size) || 1);
+  return count > asked ? count : 0;
 }
 
 // A fix names flags as plan does, and sometimes another checkpoint. More GPUs than were given come with it.

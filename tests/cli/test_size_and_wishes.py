@@ -89,6 +89,47 @@ def test_size_ends_in_commands_that_are_not_tight_one_of_them_with_the_model_as_
     assert [command.split()[3] for command in commands] == ["Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"]
 
 
+def test_where_every_row_is_tight_size_ends_in_the_command_of_the_first(capsys):
+    words = ("size", "qwen3-32b", "--gpu", "4090", "--context", "16k", "--concurrency", "8", "--max-gpus", "2")
+    assert main([*words]) == 0
+    out = capsys.readouterr().out
+    assert "one user, tok/s: one request alone" in out
+    command = out.split("  2 x NVIDIA GeForce RTX 4090* tight\n")[1]
+    assert command.split()[:4] == ["$", "vllm", "serve", "Qwen/Qwen3-32B-AWQ"]
+    assert "2 x NVIDIA GeForce RTX 4090, Qwen/Qwen3-32B itself: " in out
+
+
+def test_what_size_says_is_short_is_what_the_smallest_checkpoint_lacks(capsys):
+    words = ("--gpu", "4090", "--context", "16k", "--concurrency", "8", "--max-gpus", "1")
+    (row,) = answer(capsys, "size", "qwen3-32b", *words, code=1)["rows"]
+    (awq,) = answer(capsys, "size", "Qwen/Qwen3-32B-AWQ", *words, code=1)["rows"]
+    assert row["short_bytes"] <= awq["short_bytes"] < 20 * 2**30
+
+
+def test_a_second_card_is_the_first_thing_that_a_wish_gives_up(capsys):
+    words = ("plan", "qwen3-32b-awq", "--gpu", "4090", "--want-context", "16k", "--want-concurrency", "8")
+    words += ("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager")
+    found = answer(capsys, *words)
+    assert found["search"]["gives_up"][0] == "2 cards instead of 1"
+    assert "cards" not in str(answer(capsys, *words, "--gpus", "2")["search"]["gives_up"])
+
+
+def test_a_wish_that_one_card_does_not_grant_names_the_cards_that_do_and_what_fits(capsys):
+    words = ["plan", "qwen3-32b", "--gpu", "4090", "--gpus", "1", "--want-context", "16k", "--want-concurrency", "8"]
+    assert main(words) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--gpus 2 holds it" in said
+    assert "legroom models --gpu 4090 --context 16384 --users 8" in said
+
+
+def test_the_command_of_a_tight_plan_has_its_first_remedy(capsys):
+    words = ("qwen3-32b-awq", "--gpu", "4090", "--max-model-len", "16384", "--kv-cache-dtype", "fp8", "--enforce-eager")
+    first = answer(capsys, "plan", *words)["advice"][0]["flags"]
+    assert main(["plan", *words]) == 0
+    command = capsys.readouterr().out.partition("$ vllm serve")[2].split()
+    assert command[command.index("--max-model-len") + 1] == str(first["max_model_len"]) != "16384"
+
+
 def test_the_text_of_a_plan_has_its_speed_and_price(capsys):
     from legroom.web.endpoints import answer as page_answer
 

@@ -1,10 +1,12 @@
 """`legroom size --rate` from the outside: GPUs for a rate of requests, and their money."""
 
 import json
+import re
 
 import pytest
 
 from legroom.cli.main import main
+from legroom.facts.gpus import list_prices
 
 SMALL = ("--rate", "2", "--prompt", "300", "--answer", "40")
 
@@ -44,6 +46,16 @@ def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
     (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200"))
     assert row["command"][:2] == ["vllm", "serve"]
     assert row["command"][row["command"].index("--max-model-len") + 1] == "340"
+
+
+def test_the_price_of_the_stated_number_comes_before_its_range_and_the_command_last(capsys):
+    words = ("--rate", "5", "--prompt", "2000", "--answer", "20", "--gpu", "l4", "--tensor-parallel-size", "1")
+    assert main(["size", "llama-3.1-8b", *words, "--ttft", "2"]) == 0
+    out = capsys.readouterr().out
+    gpus, low, usd, usd_low = map(float, re.search(r"L4~? +(\d+) \((\d+)–.*? ([\d.]+) \(([\d.]+)–.*\(", out).groups())
+    each = list_prices()["NVIDIA L4"].usd_per_hour
+    assert (usd, usd_low) == (pytest.approx(gpus * each, abs=0.005), pytest.approx(low * each, abs=0.005))
+    assert out.partition(f"  {gpus:.0f} servers of 1 x NVIDIA L4\n  $ vllm serve ")[2].startswith("meta-llama")
 
 
 def test_more_requests_take_more_gpus(capsys):

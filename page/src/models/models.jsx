@@ -4,7 +4,8 @@ import { engine } from "../engine.js";
 import { ErrorNote, Picker } from "../parts/controls.jsx";
 import { VERDICT_CLASS } from "../plan/result.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
-import { readLength } from "../setup.js";
+import { lastSetup } from "../last_setup.js";
+import { cardQuestionOf, readLength } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, gib, rateRange } from "../units.js";
 import { isSpecial } from "./special.js";
@@ -36,13 +37,24 @@ function batches(groups) {
   return all;
 }
 
+const askedBy = (params) => ({
+  ...ASKED,
+  ...Object.fromEntries([...(params ?? [])].filter(([name]) => name in ASKED)),
+});
+
 export function ModelsArea({ params, active }) {
   const t = useText();
   const lists = useLists();
-  const [asked, setAsked] = useState(() => {
-    const given = Object.fromEntries([...(params ?? [])].filter(([name]) => name in ASKED));
-    return { ...ASKED, ...given };
-  });
+  const [asked, setAsked] = useState(() => askedBy(params));
+  const carried = useRef(null);
+  // A link says all that is asked; from a plan, its card and its wish come along.
+  useEffect(() => {
+    if (!active) return;
+    const setup = lastSetup.current;
+    if (params?.size) setAsked(askedBy(params));
+    else if (setup && setup !== carried.current) setAsked((now) => ({ ...now, ...cardQuestionOf(setup) }));
+    carried.current = setup;
+  }, [params, active]);
   const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, error: null, for: null });
   const abort = useRef(null);
   useEffect(() => {

@@ -1,7 +1,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
+import { addressOf } from "../address.js";
 import { Newest, engine } from "../engine.js";
 import { ErrorNote, ShellText } from "../parts/controls.jsx";
-import { readLength, requestOf, typed, withFound } from "../setup.js";
+import { cardQuestionOf, gpusAdded, readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
 import { readCommand } from "./source.jsx";
@@ -45,7 +46,8 @@ export function Wishes({ setup, onChange }) {
         const answer = await engine.call("plan", request, signal);
         if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer);
         else if (keep_model) onChange(typed(setup));
-        return { ...answer, asked: typed(setup).model };
+        const asked = { ...typed(setup), want_context: context, want_users: users };
+        return { ...answer, asked, more: gpusAdded(setup, answer.gpu.count) };
       },
       (answer) => setState({ busy: false, error: null, answer }),
       (error) => setState({ busy: false, error, answer: null }),
@@ -93,11 +95,17 @@ function Found({ answer, onTake, onKeep }) {
       </p>
       {answer.model !== search.model && verdict !== "does_not_fit" && (
         <>
-          <p>{t("wish.replaced", { asked: answer.asked, model: answer.model })}</p>
+          <p>{t("wish.replaced", { asked: answer.asked.model, model: answer.model })}</p>
           <button type="button" class="button small" onClick={onKeep}>
-            {t("wish.keep", { model: answer.asked.split("/").pop() })}
+            {t("wish.keep", { model: answer.asked.model.split("/").pop() })}
           </button>
         </>
+      )}
+      {answer.more > 0 && verdict !== "does_not_fit" && <p>{t("wish.gpus", { count: answer.more })}</p>}
+      {verdict === "does_not_fit" && (
+        <p>
+          <a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a>
+        </p>
       )}
       {words.gives_up && <p>{words.gives_up}</p>}
       <p class="soft">{words.weighed}</p>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -167,14 +168,19 @@ def search(
         for count in counts_up_to(NODE_GPUS)[1:]:
             if answer.best is None:
                 answer = search_flags(targets, args, replace(goal, gpus=(count,)))
-    answer = replace(
-        answer,
-        best=_on_used_gpus(answer.best) if answer.best else None,
-        alternatives=tuple((_on_used_gpus(plan), losses) for plan, losses in answer.alternatives),
-    )
-    return SearchReport(answer, target, args)
+    if answer.best is None:
+        more = [count for count in counts_up_to(NODE_GPUS) if answer.short_bytes and count > max(answer.goal.gpus)]
+        holding = (n for n in more if search_flags(targets, args, replace(goal, gpus=(n,)), max_answers=1).best)
+        enough = f"--gpus {count} holds it. " if (count := next(holding, 0)) else ""
+        models = f"legroom models --gpu {shlex.quote(where.gpu)} --context {context} --users {concurrency:g}"
+        return SearchReport(replace(answer, next_step=f"{enough}What this card holds: {models}"), target, args)
+    best, losses = _on_used_gpus(answer.best, answer.losses, most)
+    alternatives = tuple(_on_used_gpus(*other, most) for other in answer.alternatives)
+    return SearchReport(replace(answer, best=best, losses=losses, alternatives=alternatives), target, args)
 
 
-def _on_used_gpus(plan: Plan) -> Plan:
-    """The plan on a machine with no more GPUs than it uses."""
-    return replace(plan, target=replace(plan.target, gpus=plan.settings.gpus_used))
+def _on_used_gpus(plan: Plan, losses: tuple[str, ...], asked: int) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on a machine with no more GPUs than it uses, and its losses; more GPUs than asked about are one."""
+    used = plan.settings.gpus_used
+    more = (f"{used} cards instead of {asked}",) if used > asked else ()
+    return replace(plan, target=replace(plan.target, gpus=used)), (*more, *losses)

@@ -125,7 +125,7 @@ examples:
     legroom size llama-3.1-70b --context 8k --concurrency 16
     legroom diagnose vllm.log
 
-exit codes: 0 it fits, 1 it does not, 2 the call or an input is wrong, 3 something needed was unreachable
+exit codes: 0 it fits or is tight, 1 it does not, 2 the call or an input is wrong, 3 something needed was unreachable
 """
 
 

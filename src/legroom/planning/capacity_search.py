@@ -70,6 +70,8 @@ class SearchAnswer:
     """What was missing, where no combination meets the goal."""
     short_bytes: int = 0
     """Bytes that each card lacks with the closest combination; 0 where every combination was refused."""
+    next_step: str = ""
+    """What to ask next, where no combination meets the goal."""
 
 
 def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:

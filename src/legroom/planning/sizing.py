@@ -39,7 +39,7 @@ class Fit:
     tried: tuple[int, ...] = ()
     """The numbers of GPUs that were tried."""
     short_bytes: int = 0
-    """What each card lacks with the largest number tried; 0 where it fits, or where no setting is possible."""
+    """What each card lacks with the most GPUs and the checkpoint nearest to fitting; 0 where it fits or is refused."""
     limiting_bytes: int = 0
     """What the largest part takes of one card."""
 
@@ -109,6 +109,8 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> tuple[Fit, ...]:
     fewer = tuple(count for count in task.goal.gpus if not fit.plan or count < fit.count)
     others = quantized_checkpoints(target, args) if fewer else []
     smaller = fewest_gpus(target, args, replace(task.goal, gpus=fewer), others) if others else fit
+    if fit.plan is None and smaller.plan is None:
+        return (smaller if smaller.short_bytes else fit,)  # the checkpoint that lacks the least
     return (fit, smaller) if smaller is not fit and smaller.plan else (fit,)
 
 

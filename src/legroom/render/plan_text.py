@@ -95,7 +95,7 @@ def plan_words(plan: Plan) -> dict[str, Any]:
             {"text": _holding_text(each.plan), "costs": each.trades, "is_tight": each.plan.verdict != "fits"}
             for each in plan.advice
         ],
-        "to_run": _command_to_run(plan),
+        "to_run": ready_command(plan) if plan.starts else _command_to_run(plan),
         "notes": list(dict.fromkeys(plan.notes)),
     }
 
@@ -167,8 +167,8 @@ def _speed_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
     known = speed_and_price_json(plan) if plan.starts else {}
     if one := known.get("one_user_tokens_per_s"):
-        groups = {"one user": one} | (
-            {str(users): known["all_users_tokens_per_s"]} if (users := known["users"]) > 1 else {}
+        groups = {"one user alone": one} | (
+            {f"{users} together": known["all_users_tokens_per_s"]} if (users := known["users"]) > 1 else {}
         )
         each = [
             f"{rate['estimate']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) for {who}"
@@ -289,10 +289,10 @@ def _holding_text(plan: Plan) -> str:
 
 
 def _command_to_run(plan: Plan) -> list[str]:
-    """The planned command, or that of the first advice where the plan does not start; empty where none starts."""
-    if plan.starts or (plan.verdict == "tight" and not plan.advice):
-        return ready_command(plan)
-    return ready_command(plan.advice[0].plan) if plan.advice else []
+    """The planned command, or that of the first advice where the plan is tight or fails; empty where none starts."""
+    if plan.advice:
+        return ready_command(plan.advice[0].plan)
+    return ready_command(plan) if plan.starts or plan.verdict == "tight" else []
 
 
 def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
@@ -345,10 +345,12 @@ def search_words(result: SearchAnswer) -> dict[str, Any]:
     load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
     weighed = f"{count(result.considered)} settings were weighed"
     if (best := result.best) is None:
-        return {"headline": f"No setting holds {load_text}: {result.short_by}", "weighed": f"{weighed}."}
-    target = best.target
+        why = f"No setting holds {load_text}: {result.short_by}"
+        return {"headline": why, "weighed": f"{weighed}.", "next": result.next_step}
+    name, where = short_model_name(best.target.model.name), f"{best.target.gpus} x {best.target.gpu.name}"
+    caveat = f", but it is tight: {best.reason}" if best.verdict == "tight" else ""
     return plan_words(best) | {
-        "headline": f"{short_model_name(target.model.name)} on {target.gpus} x {target.gpu.name} holds {load_text}.",
+        "headline": f"{name} on {where} holds {load_text}{caveat}.",
         "gives_up": f"It gives up: {_losses_text(result.losses)}.",
         "weighed": f"{weighed}; policy {result.goal.policy}.",
     }
@@ -362,11 +364,12 @@ def _losses_text(losses: Sequence[str]) -> str:
 def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
     """The setting found for a load, with its command, plan and alternatives, or why no setting holds it."""
     words = search_words(result)
+    names = ("gives_up", "weighed") if result.best else ("weighed", "next")
+    remarks = [line for name in names for line in wrap(words[name], style.width, "  ")]
     if result.best is None:
-        return "\n".join([*answer_lines("does_not_fit", words["headline"], style), f"  {words['weighed']}"]) + "\n"
-    remarks = (line for name in ("gives_up", "weighed") for line in wrap(words[name], style.width, "  "))
+        return "\n".join([*answer_lines("does_not_fit", words["headline"], style), *remarks]) + "\n"
     text = paragraphs(
-        [*answer_lines("fits", words["headline"], style), *remarks],
+        [*answer_lines(result.best.verdict, words["headline"], style), *remarks],
         command_lines(ready_command(result.best), style),
         [_body_text(result.best, style)],
         _alternative_lines(result, style),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, wrap
+from legroom.drawing.text import columns, plural, wrap
 from legroom.facts.gpus import GpuPrice
 from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
@@ -15,6 +15,9 @@ from legroom.render.plan_text import command_lines
 from legroom.simulation.card_models import CardModel, CardModels, DecodeRate, decode_rate
 from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
+
+_ONE_USER = "one user, tok/s"
+_ONE_USER_NOTE = f"{_ONE_USER}: one request alone at this length; of several, each is slower"
 
 
 def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, style: Style = PLAIN) -> str:
@@ -29,11 +32,12 @@ def size_text(rows: Sequence[Fit], prices: Mapping[str, GpuPrice], title: str, s
 
 def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style) -> list[str]:
     """A row for each GPU type: how many it takes, how they are split, capacity, speed and price; then remarks."""
-    header = ("GPUs", "split", "holds", "tokens/s", "$/h", "largest part")
+    header = ("GPUs", "split", "holds", _ONE_USER, "$/h", "largest part")
     rows = [tuple(style.paint(word, "dim") for word in header)]
     rows += [_gpu_row(fit, fit.plan, hourly_usd(fit, prices), style) for fit in fits if fit.plan]
     lines = [f"  {line}" for line in columns(rows, "<<>>><")] if len(rows) > 1 else []
     footers = list(_footer_lines(fits, style))
+    footers += [style.paint(f"  {_ONE_USER_NOTE}", "dim")] if lines else []
     dates = sorted({price.date for fit in fits if fit.plan and (price := prices.get(fit.gpu.name)) and price.date})
     if dates:
         footers.append(style.paint(f"  $/h: list prices of {dates[0]} and later; --prices takes yours", "dim"))
@@ -41,11 +45,12 @@ def _gpu_table(fits: Sequence[Fit], prices: Mapping[str, GpuPrice], style: Style
 
 
 def _first_commands(fits: Sequence[Fit], style: Style) -> Iterator[str]:
-    """The command of the first row that is not tight, and of the first of those that gives nothing up."""
-    held = [(fit, fit.plan) for fit in fits if fit.plan and fit.plan.verdict == "fits"]
+    """The command of the first row that is not tight, and of the first that gives nothing up; else of a tight row."""
+    rows = [(fit, fit.plan) for fit in fits if fit.plan]
+    held = [(fit, plan) for fit, plan in rows if plan.verdict == "fits"] or rows[:1]
     unchanged = [(fit, plan) for fit, plan in held if not fit.losses] if held and held[0][0].losses else []
     for fit, plan in (*held[:1], *unchanged[:1]):
-        yield from ("", f"  {fit.count} x {fit.gpu.name}{'*' if fit.losses else ''}")
+        yield from ("", _marked_tight(f"  {fit.count} x {fit.gpu.name}{'*' if fit.losses else ''}", plan, style))
         yield from command_lines(ready_command(plan), style)
 
 
@@ -61,10 +66,12 @@ def _footer_lines(fits: Sequence[Fit], style: Style) -> Iterator[str]:
         yield from wrap(f"* {', '.join(cards)}: {given_up}", style.width, "  ", "    ")
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
-    without = [fit for fit in fits if fit.plan is None]
+    without, holding = [fit for fit in fits if fit.plan is None], {fit.gpu.name for fit in fits if fit.plan}
     for fit in without:
         if fit.short_bytes:
-            lacks = f"{fit.tried[-1]} x {fit.gpu.name}: {human_bytes(fit.short_bytes)} short on each"
+            # Where a row holds it, that is with another checkpoint.
+            itself = f", {short_model_name(fit.model)} itself" if fit.gpu.name in holding else ""
+            lacks = f"{fit.tried[-1]} x {fit.gpu.name}{itself}: {human_bytes(fit.short_bytes)} short on each"
             yield from wrap(f"{lacks}; --max-gpus tries more", style.width, "  ", "    ")
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
         names = ", ".join(fit.gpu.name for fit in without if fit.limiting == reason)
@@ -152,6 +159,10 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
     lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
     footers = list(_fleet_footer_lines(report, fleets, style))
+    if best and best.plan and not report.load.pools:
+        servers = plural(best.replicas.middle or 0, "server")
+        footers += ["", f"  {servers} of {best.gpus_per_replica} x {best.gpu.name}"]
+        footers += command_lines(ready_command(best.plan), style)
     return [*lines, *([""] if lines and footers else []), *footers]
 
 
@@ -182,13 +193,14 @@ def _gpu_count_text(fleet: SizedFleet, style: Style) -> str:
 
 
 def _usd_text(money: Money | None, style: Style) -> str:
-    """US dollars, as a range where it is uncertain; a dot where no price is known."""
+    """US dollars, with a range in brackets where it is uncertain; a dot where no price is known."""
     if money is None:
         return style.pick("·", "-")
     low, middle, high = money
     if low == high:
         return f"{middle:.2f}"
-    return f"{low if low is not None else middle:.2f}{style.pick('–', '-')}{'?' if high is None else f'{high:.2f}'}"
+    least = low if low is not None else middle
+    return f"{middle:.2f} ({least:.2f}{style.pick('–', '-')}{'?' if high is None else f'{high:.2f}'})"
 
 
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
@@ -246,7 +258,7 @@ def card_models_text(answer: CardModels, style: Style) -> str:
 
 def _fitting_table(models: list[CardModel], style: Style) -> Iterator[str]:
     """A row for each model that fits: weights, users at once, longest request, tokens/s, what it gives up."""
-    head = ("model", "weights", "users", "longest", "tokens/s", "gives up")
+    head = ("model", "weights", "users", "longest", _ONE_USER, "gives up")
     rows = [tuple(style.paint(word, "dim") for word in head)]
     for each in models:
         plan, nothing = each.fit.plan, style.pick("·", "-")
@@ -277,9 +289,5 @@ def _models_footer(answer: CardModels, more: int, style: Style) -> Iterator[str]
         yield style.paint(f"  and {more} smaller ones: add a word like `qwen3`, or --json", "dim")
     if answer.fitting:
         yield ""
-        yield from wrap(
-            "users: requests of that length at once; longest: of one request; tokens/s: of one user alone, with its "
-            "range.",
-            style.width,
-            "  ",
-        )
+        meaning = f"users: requests of that length at once; longest: of one request; {_ONE_USER_NOTE}."
+        yield from wrap(meaning, style.width, "  ")
