@@ -80,6 +80,20 @@ def test_an_exit_code_alone_proves_no_cause() -> None:
     assert "is not proven" in shown[0] and "the host ran out of memory" in shown[1]
 
 
+@pytest.mark.parametrize(("model", "is_impossible"), [("Llama-3.1-8B-Instruct", True), ("Llama-3.2-1B", False)])
+def test_a_lower_share_is_a_dead_end_where_the_weights_exceed_what_is_free(model: str, is_impossible: bool) -> None:
+    text = (
+        f"$ vllm serve meta-llama/{model}\nValueError: Free memory on device cuda:0 (10.1/79.1 GiB) on startup is less "
+        "than desired GPU memory utilization (0.9, 71.19 GiB). Decrease GPU memory utilization or reduce GPU memory "
+        "used by other processes."
+    )
+    run = read_log([text.encode()]).runs[0]
+    ends = [end.why_fails for end in run.findings[0].dead_ends if end.action == "lower gpu_memory_utilization"]
+    assert [re.findall(r"[\d.]+ GiB", why) for why in ends] == [["15.00 GiB", "10.10 GiB"]] * is_impossible
+    assert "phase: start-up, before loading" in diagnosis_text(run)
+    assert any("legroom doctor" in step for each in run.findings[0].fixes for step in each.steps)
+
+
 def test_sizes_in_prose_are_the_shortage() -> None:
     text = "$ --kv-cache-memory-bytes 4GiB\nOutOfMemoryError on a 300 MiB buffer with 200 MiB free\nEngineDeadError"
     assert 3 * GIB < fix(text).flags["kv_cache_memory_bytes"] <= 4 * GIB - 100 * MIB

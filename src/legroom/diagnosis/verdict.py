@@ -192,7 +192,7 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
         assessment.evidence,
         assessment.why,
         fixes,
-        cause.dead_ends,
+        (*cause.impossible(planner), *cause.dead_ends),
     )
     return _with_known_bugs(finding, planner)
 

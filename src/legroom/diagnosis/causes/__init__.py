@@ -32,7 +32,7 @@ __all__ = [
 ]
 """Also what a file of this folder needs from other modules, so that it has one import."""
 
-_RULES = ("examine", "is_ruled_out", "remedies")
+_RULES = ("examine", "is_ruled_out", "impossible", "remedies")
 
 Domain = Literal["gpu", "host", "settings", "other"]
 
@@ -60,6 +60,8 @@ class Cause:
     """The assessment of a case; None where this cause does not apply."""
     is_ruled_out: Callable[[FixPlanner], bool] = lambda planner: False
     """Whether the model, the flags or the sizes of the failed run exclude this cause."""
+    impossible: Callable[[FixPlanner], tuple[DeadEnd, ...]] = lambda planner: ()
+    """Dead ends that the figures of the failed run show."""
     remedies: Callable[[FixPlanner], Iterator[Fix | None]] = lambda planner: iter(())
     """The fixes, best first; None for one that does not apply."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
@@ -248,11 +249,8 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     check = planner.case.first("free_below_desired")
     device = str(check.facts.get("device", "cuda")).upper() if check else "CUDA"
     platform = planner.case.oom.platform if planner.case.oom else device
-    steps = [
-        _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv"),
-        "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",
-        "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
-    ]
+    holders = _HOLDERS.get(platform, "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
+    steps = [holders, *known_fix("free_gpu").steps]
     share = less.flags.get("gpu_memory_utilization") if less else None
     if planner.utilization < 0.5 and planner.case.has("free_below_desired"):
         # Who asks for less than half of a card means to share it.
@@ -265,16 +263,17 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
     elif share is not None:
         steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
     if planner.total_bytes is None or planner.case.platform.unified or platform == "XPU":
-        steps.append(
-            "if no process is listed and CPU and GPU share their memory (GB10, Jetson, an APU), it is the page cache, "
-            "or a stopped container's memory on its way back: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, and "
-            "wait until free -g shows it"
-        )
-    return Fix(
-        "free_gpu_or_kill_orphans",
-        "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
-        steps=tuple(steps),
-    )
+        steps += known_fix("page_cache_is_counted").steps
+    return replace(known_fix("free_gpu"), steps=tuple(steps))
+
+
+def impossible(planner: FixPlanner) -> tuple[DeadEnd, ...]:
+    """A lower utilization, which vLLM's start-up check advises, where the weights exceed what was free."""
+    free, weights = planner.case.number("free_below_desired", "free_bytes"), planner.accounting.weights_bytes
+    if free is None or weights is None or weights <= free:
+        return ()
+    why = f"vLLM advises it, but the weights alone take {gib(weights)} and {gib(free)} were free"
+    return (DeadEnd("lower gpu_memory_utilization", why),)
 
 
 def _upgrade_fix(planner: FixPlanner) -> Fix | None:
