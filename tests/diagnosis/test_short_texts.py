@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from legroom.diagnosis.causes.host_ram_oom import is_bare_kill
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import read_log
+from legroom.render.diagnosis_text import diagnosis_text
 from legroom.units import GIB, MIB
 
 
@@ -33,6 +37,47 @@ def fix(text: str) -> Fix:
 )
 def test_prose_names_the_cause(text: str, cause: str) -> None:
     assert first(text).cause == cause
+
+
+POD = """    Image:         vllm/vllm-openai:v0.10.2
+    Args:
+      --model
+      meta-llama/Llama-3.3-70B-Instruct
+      --tensor-parallel-size
+      4
+    Last State:     Terminated
+      Reason:       OOMKilled
+      Exit Code:    137
+    Limits:
+      memory:          32Gi
+"""
+PROBE = "  Warning  Unhealthy  3m  kubelet  Startup probe failed: connection refused\n"
+
+
+def test_an_oom_killed_pod_is_told_its_limit_and_what_the_plan_asks_for() -> None:
+    run = read_log([POD.encode()]).runs[0]
+    assert run.case.startup.vllm == "0.10.2"
+    why = run.findings[0].fixes[0].why
+    assert "limit found is 32.00 GiB" in why and "checkpoint alone is 131.5" in why
+    asked = re.search(r"asks for ([\d.]+) GiB of host memory, ([\d.]+) GiB", why)
+    assert asked is not None and float(asked[1]) > 32 > float(asked[2]) > 16
+
+
+def test_a_failed_probe_ends_a_container_unless_the_platform_names_memory() -> None:
+    assert first(POD.replace("OOMKilled", "Error") + PROBE).cause == "not_memory"
+    assert "failureThreshold" in fix(POD.replace("OOMKilled", "Error") + PROBE).steps[0]
+    assert (
+        first("Image: vllm/vllm-openai\nContainer vllm failed liveness probe, will be restarted").cause == "not_memory"
+    )
+    assert first(POD + PROBE).cause == "host_ram_oom"
+
+
+def test_an_exit_code_alone_proves_no_cause() -> None:
+    text = "Back-off restarting failed container\ncommand terminated with exit code 137\n"
+    assert "find who sent it" in fix(text).steps[0]
+    assert is_bare_kill(first(text).evidence) and not is_bare_kill(first(POD).evidence)
+    shown = [diagnosis_text(read_log([each.encode()]).runs[0]).partition("\n")[0] for each in (text, POD)]
+    assert "is not proven" in shown[0] and "the host ran out of memory" in shown[1]
 
 
 def test_sizes_in_prose_are_the_shortage() -> None:

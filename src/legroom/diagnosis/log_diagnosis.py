@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
+_IMAGE = re.compile(r"\bvllm/vllm-openai:v(\d+\.\d+\.\d+)")
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -139,6 +141,9 @@ def _with_pasted_command(
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
         return cases, hints
+    if len(images := set(_IMAGE.findall(text))) == 1:
+        (tag,) = images
+        cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     command, args = pasted_command(text, last.first_failure.line if last.first_failure else None, release)

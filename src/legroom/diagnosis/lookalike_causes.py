@@ -97,7 +97,8 @@ def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
         return 0.2
     if case.has("shm_small", "shm_no_space", "shm_insufficient"):
         return min(kind.confidence, 0.4)
-    shortage = case.first(*SHORTAGE)
+    killed = next((item for item in case.all("sigkill") if "oom" in item.text.lower()), None)
+    shortage = case.first(*SHORTAGE) or killed
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
         return 0.3  # a real shortage explains it
     if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import cause_of
+from legroom.diagnosis.causes.host_ram_oom import is_bare_kill
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import Diagnosis
@@ -118,14 +119,22 @@ def _note_lines(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
+def _title(finding: Finding, language: Language) -> str:
+    """The title of the finding's cause; a SIGKILL alone proves none."""
+    if finding.cause == "host_ram_oom" and is_bare_kill(finding.evidence):
+        return heading("bare_kill", language)
+    return cause_of(finding.cause).title.in_language(language)
+
+
 def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
     """`error[ENTRY]: cause`, or `maybe[...]` below a confidence of 0.4, then the phase and what was run."""
     error = finding.confidence >= 0.4
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
     )
-    yield f"{word}: {style.paint(cause_of(finding.cause).title.in_language(language), 'bold')}"
-    phase = phase_title(diagnosis.phase, language)
+    yield f"{word}: {style.paint(_title(finding, language), 'bold')}"
+    is_check = finding.evidence[0].id.startswith("free_below_desired") if finding.evidence else False
+    phase = phase_title("startup_check" if is_check else diagnosis.phase, language)
     if phase:
         title = style.paint(heading("phase", language), "dim")
         yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding.confidence, language)})"
@@ -324,7 +333,7 @@ def _less_likely_lines(rest: Sequence[Finding], style: Style, language: Language
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
-        title = cause_of(finding.cause).title.in_language(language)
+        title = _title(finding, language)
         yield f"{_MARGIN}{finding.entry} {title}"
 
 
@@ -351,7 +360,7 @@ def _missing_log_lines(diagnosis: Diagnosis, style: Style, language: Language) -
     yield ""
     yield style.paint(f"{heading('candidates', language)}:", "bold")
     for finding in diagnosis.findings:
-        title = cause_of(finding.cause).title.in_language(language)
+        title = _title(finding, language)
         why = in_language(finding.why, language)
         yield from wrap(f"- {finding.entry} {title}: {why}", style.width, _MARGIN)
 
@@ -398,7 +407,7 @@ def _earlier_run_lines(runs: Sequence[Diagnosis], style: Style, language: Langua
     for run in runs:
         fallback = "cause_above" if run.verdict == "cause above" else "healthy"
         findings = run.proven_findings
-        what = cause_of(findings[0].cause).title.in_language(language) if findings else heading(fallback, language)
+        what = _title(findings[0], language) if findings else heading(fallback, language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{findings[0].entry}]" if findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
@@ -27,6 +29,13 @@ _POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
 _REFUSED_PIN = "CUDA error: invalid argument"
 """What cudaHostAlloc returns for a size that the host cannot lock."""
+
+_MEMORY = re.compile(r"oom|memory", re.IGNORECASE)
+
+
+def is_bare_kill(evidence: tuple[Evidence, ...]) -> bool:
+    """Whether the evidence is a SIGKILL alone, without a word about memory."""
+    return all(item.id == "sigkill" and not _MEMORY.search(item.text) for item in evidence)
 
 
 def examine(case: Case) -> Assessment | None:
@@ -125,7 +134,7 @@ def _explanation(case: Case) -> str:
     if case.first("died_silently") and not case.first("sigkill", "killed_word", "oom_killer", "ray_worker_died"):
         return "The engine process ended without a Python error, as it does when the kernel kills it."
     signal = case.first("sigkill", "killed_word")
-    if signal and "oom" in signal.text.lower():
+    if signal and _MEMORY.search(signal.text):
         return "The platform reports that the container or job went over its memory limit and was killed."
     if signal and not case.first("oom_killer", "ray_worker_died"):
         return (
@@ -163,12 +172,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
         yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes
     if planner.known.ranks > 1:
-        yield Fix(
-            "sequence_starts_or_wait",
-            "Every rank reads the checkpoint at the same time; in turn they need less at once.",
-            flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
-            steps=("load with fewer processes at once, or start instances one after the other",),
-        )
+        flags = {"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {}
+        yield replace(known_fix("load_in_turn"), flags=flags)
     if case.phase_reached == "serving" or case.has("ray_node_memory"):
         return
     yield known_fix("small_shards")
@@ -193,14 +198,8 @@ def _mmap_fix(case: Case) -> Fix:
     """Overcommit and swap for torch's private writable map, which the kernel counts at full file size."""
     mapped = case.first("mmap_failed")
     size = gib(int(mapped.facts.get("bytes_count", 0))) if mapped else "the file"
-    return Fix(
-        "more_host_ram_or_shm",
-        f"The kernel reserves {size} before a byte is read, so RAM and swap, or the limits below them, are too small.",
-        steps=(
-            "ulimit -v unlimited; sudo sysctl vm.overcommit_memory=1 (the file itself is read page by page)",
-            "or raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM or swap",
-        ),
-    )
+    why = f"The kernel reserves {size} before a byte is read, so RAM and swap, or the limits below them, are too small."
+    return replace(known_fix("map_whole_file"), why=why)
 
 
 def _smaller_unified_memory_pool_fix(planner: FixPlanner) -> Fix | None:
@@ -226,18 +225,18 @@ def _more_ram_fix(planner: FixPlanner) -> Fix:
     if _is_of_machine(planner.case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
     if planner.case.has("ray_node_memory"):
-        steps = [
-            "give the node more RAM, or place fewer actors and workers on it: Ray counts everything that runs there",
-            "if the peak is known to end just above it, start Ray with RAY_memory_usage_threshold=0.98 (of the RAM; "
-            "0.95 unless told otherwise)",
-            "a trainer's offloaded parameters and optimizer count, and so do weights of an engine asleep at level 1 "
-            "(sleep level 2 drops them)",
-        ]
+        steps = list(known_fix("ray_node_ram").steps)
     if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
         steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")
-    weights = planner.failed_plan.layout.weights.bytes * planner.known.ranks if planner.failed_plan is not None else 0
-    size = f" The checkpoint alone is {gib(weights)}." if weights else ""
-    why = f"The host or the container needs more RAM than it has.{size}"
+    why, made = "The host or the container needs more RAM than it has.", planner.failed_plan or planner.plan_by_config
+    error, sender = planner.case.first("sigkill"), known_fix("find_the_sender")
+    if error is not None and is_bare_kill((planner.case.first(*_CERTAIN, *_LIKELY) or error,)):
+        why, steps = sender.why, [*sender.steps, *steps]
+    if made is not None:
+        limit = max((item.number("limit_bytes") or 0 for item in planner.case.all("memory_limit")), default=0)
+        given = f" The limit found is {gib(limit)}." if limit else ""
+        why += f" The checkpoint alone is {gib(made.layout.weights.bytes * planner.known.ranks)}.{given} The plan asks "
+        why += f"for {gib(made.host.request_bytes)} of host memory, {gib(made.host.held_bytes)} of it held for good."
     return Fix("more_host_ram_or_shm", why, steps=tuple(steps))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
@@ -133,16 +134,8 @@ def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
 
 def _crashed_step_fix(planner: FixPlanner) -> Fix:
     """Fix: one run with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager to find the failing operation."""
-    return Fix(
-        "report",
-        "Find the operation that fails.",
-        env={"CUDA_LAUNCH_BLOCKING": "1"},
-        command=planner.command({"enforce_eager": True}, {"CUDA_LAUNCH_BLOCKING": "1"}),
-        steps=(
-            "run once with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager: the traceback then points at it",
-            "repeat it with the one request that was running, without its options (priority, n, logprobs, media)",
-        ),
-    )
+    fix = known_fix("crashed_step")
+    return replace(fix, command=planner.command({"enforce_eager": True}, fix.env))
 
 
 CAUSE = Cause(

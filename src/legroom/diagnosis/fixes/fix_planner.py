@@ -88,12 +88,12 @@ class FixPlanner:
     @cached_property
     def accounting(self) -> LogAccounting:
         """vLLM's memory accounting with the figures of the log."""
-        made = None if self.case.startup.weights_bytes else self._plan_by_config
+        made = None if self.case.startup.weights_bytes else self.plan_by_config
         planned = made.layout.weights.bytes if made is not None else None
         return log_accounting(self.case, self.utilization, self.total_bytes, planned)
 
     @cached_property
-    def _plan_by_config(self) -> Plan | None:
+    def plan_by_config(self) -> Plan | None:
         """The plan without the log's sizes, on any card; None where model or number of GPUs is not known."""
         from legroom.planning.plan import Target, plan
 
@@ -109,7 +109,7 @@ class FixPlanner:
     @property
     def one_request_bytes(self) -> int:
         """KV cache bytes of one request of max_model_len by the model's config; 0 where it is not known."""
-        made = self._plan_by_config
+        made = self.plan_by_config
         return made.memory.kv.shape.needed_bytes(made.settings.max_model_len) if made is not None else 0
 
     @property
