@@ -7,6 +7,7 @@ import re
 import pytest
 
 from legroom.diagnosis.causes.host_ram_oom import is_bare_kill
+from legroom.diagnosis.confidence import share_worked
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.render.diagnosis_text import diagnosis_text
@@ -92,6 +93,23 @@ def test_a_lower_share_is_a_dead_end_where_the_weights_exceed_what_is_free(model
     assert [re.findall(r"[\d.]+ GiB", why) for why in ends] == [["15.00 GiB", "10.10 GiB"]] * is_impossible
     assert "phase: start-up, before loading" in diagnosis_text(run)
     assert any("legroom doctor" in step for each in run.findings[0].fixes for step in each.steps)
+
+
+@pytest.mark.parametrize(("free", "is_explained"), [("61.00 MiB", False), ("7.20 GiB", True)])
+def test_memory_that_the_plan_does_not_explain_is_said_and_the_fix_is_less_sure(free: str, is_explained: bool) -> None:
+    text = (
+        "$ vllm serve meta-llama/Llama-3.1-8B-Instruct --gpu-memory-utilization 0.9\n"
+        "INFO 09-20 10:00:00 [__init__.py:1] vLLM API server version 0.10.2\n"
+        "INFO 09-20 10:00:40 [gpu_worker.py:298] Available KV cache memory: 54.00 GiB\n"
+        '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 2900, in capture_model\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of "
+        f"79.10 GiB of which {free} is free. Of the allocated memory 70.00 GiB is allocated by PyTorch.\n"
+    )
+    found = first(text)
+    assert found.cause == "cudagraph_capture_oom" and found.fixes[0].plan is not None
+    assert ("The plan does not explain 7." in found.why) == (not is_explained)
+    ground = "plan" if is_explained else "experience"
+    assert found.fixes[0].confidence == share_worked(ground)
 
 
 def test_sizes_in_prose_are_the_shortage() -> None:

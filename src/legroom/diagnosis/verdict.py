@@ -100,6 +100,9 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     )
     if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
         findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
+    if findings and findings[0].fixes and (gap := _unexplained_bytes(case, findings[0].fixes[0])):
+        why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
+        findings = (replace(findings[0], why=why), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -197,12 +200,22 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
     return _with_known_bugs(finding, planner)
 
 
+def _unexplained_bytes(case: Case, fix: Fix) -> int:
+    """Bytes in use when a graph capture failed beyond the plan of that run; 0 up to 1 GiB, or where not printed."""
+    if fix.before is None or case.oom is None or case.oom.free_bytes is None or case.site != "graph":
+        return 0
+    gap = fix.before.headroom_bytes - case.oom.free_bytes - (case.ledger.other_processes_bytes or 0)
+    return gap if gap > GIB else 0
+
+
 _NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
 """Settings that not every card and backend supports: only a plan tells."""
 
 
 def _fix_ground(cause: Cause, fix: Fix, planner: FixPlanner) -> FixGround:
     """What a fix rests on: a plan, the failed run's known values ("figures"), a look-alike or experience."""
+    if _unexplained_bytes(planner.case, fix):
+        return "experience"
     if fix.plan is not None or not cause.is_memory:
         return "plan" if fix.plan is not None else "lookalike"
     if fix.proven or fix.flags.keys() & _NEEDS_KERNEL or not (fix.flags or fix.env):

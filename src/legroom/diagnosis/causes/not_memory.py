@@ -8,34 +8,12 @@ from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
+from legroom.facts import read_data
 from legroom.vllm_logs.evidence import Evidence
 
 _LABEL = "not_memory"
 _QUERY_CHARS = 90
-_STEP_BY_TYPE = {
-    "AttributeError": "two packages of different releases meet, or a step got nothing where it expected something: "
-    "pip check, then compare `pip show vllm transformers torch` with what vLLM's release asks for",
-    "TypeError": "two packages of different releases meet: pip check, then compare `pip show vllm transformers torch` "
-    "with what vLLM's release asks for",
-    "KeyError": "a name is missing in the model's files or configuration: compare config.json with the model's page, "
-    "and the release with the one the page asks for",
-    "NotImplementedError": "this combination is not written in this release: take out the newest of your flags, "
-    "one at a time",
-    "ValueError": "a value was refused: the message names it; `legroom plan -- vllm serve ...` checks the flags "
-    "against your release",
-    "AssertionError": "something that the code relies on was not so: the frame above the message names it; take out "
-    "features one at a time (speculative decoding, LoRA, a connector, a quantized KV cache)",
-    "ConnectionError": "another process or machine did not answer: look in its log for the earlier error",
-    "FileNotFoundError": "a file is not there where vLLM runs: in a container, mount it and use the path inside",
-}
-
-
 _NONE_TYPE_ERROR = "'NoneType' object"
-_NONE_TYPE_STEP = (
-    "a step got nothing where it expected something, and while serving it is the request that sets it off: send the "
-    "last request before the error once more, alone, and leave out its options one at a time (embeddings, logprobs, "
-    "guided output, media)"
-)
 
 
 def examine(case: Case) -> Assessment | None:
@@ -114,9 +92,10 @@ def _exception_message(error: Evidence) -> str:
 def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     """Fix: what the exception's type suggests, then search and report it at vLLM."""
     kind, message = _exception_name(error), _exception_message(error)
-    meaning = _STEP_BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
+    meanings = read_data("diagnosis_texts.json")["exceptions"]
+    meaning = str(meanings.get(kind, meanings[""]))
     if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
-        meaning = _NONE_TYPE_STEP
+        meaning = str(meanings["NoneType"])
     frames = re.findall(r"(?:\bat |site-packages/)([A-Za-z]\w+)[./]", error.window)
     if package := next((name for name in frames if name not in ("vllm", "torch")), None):
         meaning = f"the code of {package} refuses it: pip install -U {package}, or the version that this vLLM asks for"
