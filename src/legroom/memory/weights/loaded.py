@@ -89,8 +89,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
-    saving = _possible_saving(model, settings, stored)
-    figure = _weights_figure(model, settings, gpu, total, terms, saving)
+    figure = _weights_figure(model, settings, gpu, total, terms, _doubt(model, settings, stored))
     staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
     return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes))
@@ -101,9 +100,10 @@ _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 
 
 def _weights_figure(
-    model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], saving: int
+    model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], doubt: tuple[int, int]
 ) -> Figure:
     """The weights as exact, or as an estimate with a band where the config does not explain all of them."""
+    saving, extra = doubt
     share = _checkpoint_ratio(model, settings, gpu)
     if share is not None:
         stored_bytes = int(total * share)
@@ -113,25 +113,24 @@ def _weights_figure(
     if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
         less = 0 if model.known else int(total * (1 - _LEAST_OF_UNKNOWN))
-        return Figure(total, "estimated", total - max(band, less, saving), total + band, tuple(terms))
+        return Figure(total, "estimated", total - max(band, less, saving), total + max(band, extra), tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
-    if encoders and not saving and not _is_size_uncertain(model, settings, gpu):
+    if encoders and not saving + extra and not _is_size_uncertain(model, settings, gpu):
         return Figure(total, "exact", terms=tuple(terms))
-    return Figure(total, "estimated", total - saving, total, tuple(terms))
+    return Figure(total, "estimated", total - saving, total + extra, tuple(terms))
 
 
-def _possible_saving(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> int:
-    """Bytes saved if linear attention, or tables of a model known by name, are quantized against the assumption."""
+def _doubt(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
+    """Bytes fewer and more if linear attention, or tables of a model known by name, are stored against assumption."""
     scheme = model.quantization
-    if scheme is None:
-        return 0
+    if scheme is None or scheme.weight_bits >= 16:
+        return 0, 0
     since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if model.assumed else {}
     loadable = [name for name, first in since.items() if known_release(settings.release).at_least(first)]
     tables = sum(sum(each.storage.kept) for each in stored if each.module.part in loadable)
-    linear = 0
-    if scheme.list_assumed and LINEAR_ATTENTION in scheme.ignored:
-        linear = sum(sum(each.storage.kept) for each in stored if "linear_attn" in each.module.name)
-    return max(tables, linear) * (16 - scheme.weight_bits) // 16
+    linear = [each.module.elements for each in stored if scheme.list_assumed and "linear_attn" in each.module.name]
+    saved, is_kept = sum(linear) * (16 - scheme.weight_bits) // 8, LINEAR_ATTENTION in scheme.ignored
+    return max(tables * (16 - scheme.weight_bits) // 16, saved if is_kept else 0), 0 if is_kept else saved
 
 
 def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
