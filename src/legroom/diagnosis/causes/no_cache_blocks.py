@@ -220,12 +220,11 @@ def _without_block_override_fix(planner: FixPlanner) -> Fix:
 
 def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
     """Fewer tokens per step, if the peak is large enough to leave a pool."""
-    tokens = planner.known.args.max_num_batched_tokens or 8192
     won = (accounting.peak_bytes or 0) * 3 // 4
     if won > -(accounting.pool_bytes or 0) + GIB // 2:
         yield planner.plan_change(
             "max_num_batched_tokens",
-            smaller_step_flags(planner, max(tokens // 4, 1024)),
+            smaller_step_flags(planner, max(planner.step_tokens // 4, 512)),
             f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
             trades="long prompts take more steps",
         )
@@ -322,7 +321,7 @@ def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
 
 def _proposed_batched_tokens(planner: FixPlanner) -> int:
     """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
-    given = planner.known.args.max_num_batched_tokens or LARGEST_DEFAULT_TOKENS
+    given = planner.step_tokens
     return _DEFAULT_STEP_TOKENS if given > _DEFAULT_STEP_TOKENS else max(given // 2, 512)
 
 

@@ -25,6 +25,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.batching import device_defaults
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -36,6 +37,7 @@ MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
+_BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 _KIND_OF_LEVER: Mapping[str, FixKind] = {
     "fewer captured graphs": "eager_or_fewer_graphs",
     "fewer sequences": "max_num_seqs",
@@ -140,6 +142,35 @@ class FixPlanner:
         if given is not None:
             return given
         return self.default_utilization if self.known.release_known else 0.9
+
+    def in_force(self, name: str) -> Any:
+        """A setting of the failed run: as given, else its default on this card; None where not known."""
+        if (given := getattr(self.known.args, name, None)) is not None:
+            return given
+        if self.failed_plan is not None:
+            return getattr(self.failed_plan.settings, name, None)
+        if name not in _BY_CARD or not self.flags_known:
+            return None
+        return self._default_by_card(name)
+
+    def _default_by_card(self, name: str) -> int | None:
+        """The V1 engine's default on this card; None where the card is not known."""
+        card, known = self.known.gpu, self.known
+        return device_defaults(card, known.release, known.args.usage)[_BY_CARD.index(name)] if card else None
+
+    @property
+    def step_tokens(self) -> int:
+        """max_num_batched_tokens of the failed run; where not known, the smallest default that it may have."""
+        if (known := self.in_force(_BY_CARD[0])) or (known := self._default_by_card(_BY_CARD[0])):
+            return int(known)
+        # V0 takes whole prompts.
+        return 8192 if self.known.args.usage == "llm" or self.case.engine.generation == "V0" else 2048
+
+    @property
+    def captures_outside_budget(self) -> bool:
+        """Whether CUDA graphs are captured beside the budget, as before 0.20."""
+        release = self.known.release
+        return release.before("0.20.0") if self.known.release_known else self.case.engine.generation == "V0"
 
     def release_is_within(self, first: str, last: str) -> bool:
         """Whether the release is known and lies in this range; an empty `last` leaves it open."""
@@ -404,7 +435,7 @@ def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> M
     return seen
 
 
-_LOGPROB_BYTES = 10
+LOGPROB_BYTES = 10
 """Per prompt token and vocabulary entry: bfloat16 logits, float32 log-probabilities and a copy for ranking
 (`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
 _CHUNK_TOKENS = 1024
@@ -424,7 +455,7 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need
-    whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * _LOGPROB_BYTES
+    whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * LOGPROB_BYTES
     return max(need, whole - (oom.free_bytes or 0) - (oom.unallocated_bytes or 0))
 
 
