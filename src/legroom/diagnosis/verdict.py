@@ -187,15 +187,11 @@ def _make_finding(cause: Cause, assessment: Assessment, confidence: float, plann
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
-    fixes = tuple(replace(fix, confidence=share_worked(fix_ground(planner, fix, is_memory=cause.is_memory))) for fix in fixes)
+    fixes = tuple(
+        replace(fix, confidence=share_worked(fix_ground(planner, fix, is_memory=cause.is_memory))) for fix in fixes
+    )
     finding = Finding(
-        cause.label,
-        _entry_id(cause, assessment),
-        confidence,
-        assessment.evidence,
-        assessment.why,
-        fixes,
-        dead_ends,
+        cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends
     )
     return _with_known_bugs(finding, planner)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.flag_repair import smaller_media_fix, smaller_step_flags
+from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048

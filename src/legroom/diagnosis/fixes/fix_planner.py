@@ -172,6 +172,11 @@ class FixPlanner:
         release = self.known.release
         return release.before("0.20.0") if self.known.release_known else self.case.engine.generation == "V0"
 
+    @property
+    def at_share(self) -> str:
+        """The share of the card in words; empty where the text does not show it."""
+        return f" at {self.utilization:g} of the card" if self.utilization_known else ""
+
     def release_is_within(self, first: str, last: str) -> bool:
         """Whether the release is known and lies in this range; an empty `last` leaves it open."""
         release = self.known.release
@@ -253,17 +258,17 @@ class FixPlanner:
         kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
-    def pull_combined_levers(self, kind: FixKind, why: str) -> Fix | None:
+    def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
         """Several settings changed at once, as `legroom plan` advises for the same model; None where none suffices."""
         if self.failed_plan is None:
             return None
         from legroom.planning.advice import with_advice
 
         # The second pass keeps the utilization, which cannot grow where other processes hold memory.
-        for kept in (("model",), ("model", "gpu_memory_utilization")):
+        for kept in (("model", *keep), ("model", *keep, "gpu_memory_utilization")):
             for advice in with_advice(self.failed_plan, keep=kept).advice:
-                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
-                    continue  # more GPUs are a separate fix
+                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} or len(advice.flags) < 2:
+                    continue  # more GPUs, and single changes, are separate fixes
                 fix = self.plan_change(kind, advice.flags, why, trades=advice.trades)
                 if fix is not None:
                     return fix
@@ -367,12 +372,12 @@ class FixPlanner:
             or (1 - value) * total < spare_bytes + graphs
         ):
             return None
-        return self.plan_change(
-            "raise_util",
-            {"gpu_memory_utilization": value},
-            why,
-            trades="less of the card is left for what vLLM does not count",
-        )
+        flags, trades = {"gpu_memory_utilization": value}, "less of the card is left for what vLLM does not count"
+        fix = self.plan_change("raise_util", flags, why, trades=trades)
+        if fix is None or self.utilization_known:
+            return fix
+        step = f"add {value - self.utilization:.2g} to --gpu-memory-utilization: {value:g} where it was not given"
+        return replace(fix, flags={}, command=(), steps=(step,))
 
 
 def _caveat_without_log(made: Plan) -> str:

@@ -119,16 +119,6 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
         return None
 
 
-def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
-    """A smaller max_num_batched_tokens, at least max_num_seqs; below a whole prompt it needs chunked prefill."""
-    args = planner.known.args
-    flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
-    is_off = args.enable_chunked_prefill is False
-    if is_off or (planner.case.engine.generation == "V0" and not args.enable_chunked_prefill):
-        flags["enable_chunked_prefill"] = True
-    return flags
-
-
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     """One image and no video per prompt; max_pixels only for models whose processor has it."""
     kind: FixKind = "limit_multimodal"

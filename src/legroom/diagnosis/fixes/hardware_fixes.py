@@ -148,7 +148,11 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if is_4_bit(planner):
         smaller = "a smaller model: this checkpoint is in 4 bits already"
     # A second card may not exist.
-    first, second = (smaller, f"{more}, or {larger}") if ranks == 1 and planner.known.ranks_known else (f"{more}, or {larger}", smaller)
+    first, second = (
+        (smaller, f"{more}, or {larger}")
+        if ranks == 1 and planner.known.ranks_known
+        else (f"{more}, or {larger}", smaller)
+    )
     steps = [first, f"or {second}"]
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
