@@ -185,13 +185,14 @@ def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
     """What a fix rests on: a plan that shows the failure, figures of the log, a look-alike or experience."""
     if unexplained_bytes(planner.case, fix):
         return "experience"
-    if fix.plan is not None or not is_memory:
-        return "plan" if fix.plan is not None else "lookalike"
-    if fix.proven:
-        return "figures"
-    if fix.flags.keys() & _NEEDS_KERNEL or not (fix.flags or fix.env):
-        return "experience"
-    if fix.flags.keys() & _PEAK_FLAGS and planner.accounting.peak_bytes is None:
+    if fix.proven or not is_memory:
+        return "figures" if fix.proven else "lookalike"
+    if fix.plan is not None:
+        return "experience" if _is_tight(fix) else "plan"
+    accounting, oom = planner.accounting, planner.case.oom
+    has_sizes = accounting.pool_bytes is not None or oom is not None or planner.case.has("free_below_desired")
+    is_sized = has_sizes and not (fix.flags.keys() & _PEAK_FLAGS and accounting.peak_bytes is None)
+    if not fix.flags or fix.flags.keys() & _NEEDS_KERNEL or not is_sized:
         return "experience"
     known = planner.known.args
     are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)

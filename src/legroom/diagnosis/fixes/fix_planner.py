@@ -290,7 +290,9 @@ class FixPlanner:
             made = plan(target, args)
         except NOT_PLANNABLE:
             return None
-        if made.verdict == "tight" and self.failed_plan.verdict == "tight":
+        won = made.layout.headroom_bytes - self.failed_plan.layout.headroom_bytes
+        is_no_start = self.case.phase in (None, "serving") and won >= GIB
+        if made.verdict == "tight" and self.failed_plan.verdict == "tight" and not is_no_start:
             return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
@@ -309,7 +311,7 @@ class FixPlanner:
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The command line with these changes; MODEL stands for an unknown model. A trainer starts no server."""
-        if self.case.platform.trainer and self.known.rebuilt.is_unknown:
+        if self.case.platform.trainer and not self.flags_known:
             return ()
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 

@@ -147,13 +147,10 @@ def other_hardware(planner: FixPlanner) -> Fix:
     smaller = f"a checkpoint of the same model with weights in {bits}"
     if is_4_bit(planner):
         smaller = "a smaller model: this checkpoint is in 4 bits already"
-    # A second card may not exist.
-    first, second = (
-        (smaller, f"{more}, or {larger}")
-        if ranks == 1 and planner.known.ranks_known
-        else (f"{more}, or {larger}", smaller)
-    )
-    steps = [first, f"or {second}"]
+    choices = [f"{more}, or {larger}", smaller]
+    if ranks == 1 and planner.known.ranks_known:
+        choices.reverse()  # a second card may not exist
+    steps = [choices[0], f"or {choices[1]}"]
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
     return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="other hardware")
