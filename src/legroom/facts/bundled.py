@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from heapq import nlargest
-from pathlib import Path
 from typing import Any
 
+from legroom.facts import DATA_FOLDER, read_texts
 from legroom.records import dataclass
 
-FOLDER = Path(__file__).with_name("data") / "models"
+FOLDER = DATA_FOLDER / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
 _PLAIN = frozenset({"bf16", "fp16"})
 _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
@@ -270,6 +270,21 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_keys_by_name()[each] for each in close))[:limit]
 
 
+def misspelling_of(name: str) -> str:
+    """The known id that differs from a Hub id by a letter or two of one long word; empty without one."""
+    import difflib  # only where a name is wrong
+
+    words = re.split(r"[-/]", name.lower())
+    for known in _keys_by_name() if "/" in name else ():
+        right = re.split(r"[-/]", known)
+        pairs = [pair for pair in zip(words, right, strict=False) if pair[0] != pair[1]]
+        if len(right) == len(words) and len(pairs) == 1 and "/" in known and min(map(len, pairs[0])) >= 5:
+            is_word = all(map(str.isalpha, pairs[0])) and difflib.SequenceMatcher(None, *pairs[0]).ratio() >= 0.8
+            if is_word and pairs[0][0][0] == pairs[0][1][0]:
+                return known
+    return ""
+
+
 @cache
 def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
     """The pairs of adjacent letters or digits in a name, to compare names by."""
@@ -348,8 +363,13 @@ def _numbers_in_spans(spans: str) -> list[int]:
 @cache
 def _texts() -> dict[str, str]:
     """The JSON text of each model family's data file, by family."""
-    paths = sorted(FOLDER.glob("*.json"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths if path.stem != "schemes"}
+    return {family: text for family, text in _files().items() if family != "schemes"}
+
+
+@cache
+def _files() -> dict[str, str]:
+    """The text of each file in `data/models`, by its stem."""
+    return read_texts(FOLDER)
 
 
 @cache
@@ -392,7 +412,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The parsed schemes.json: quantization schemes and name patterns that model files share."""
-    return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
+    return dict(json.loads(_files()["schemes"]))
 
 
 @cache
