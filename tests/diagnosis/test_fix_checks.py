@@ -52,7 +52,7 @@ FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
         lambda fix: fix.flags == {"max_model_len": 3536, "enforce_eager": True},
     ),
     "no eager mode where graphs have room": (
-        COMMAND.format("--max-model-len 4096 --gpu-memory-utilization 0.9") + KV_TOKENS.format(total=21.99, share=0.9),
+        COMMAND.format("--gpu-memory-utilization 0.9") + KV_TOKENS.format(total=21.99, share=0.9),
         lambda fix: fix.flags == {"max_model_len": 3536},
     ),
     "smaller steps before a length of 720 tokens": (
