@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.case import Case, detect_engine, detect_platform
+from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
 from legroom.diagnosis.pasted_command import named_card, pasted_command
 from legroom.diagnosis.recorded_memory import (
@@ -21,6 +22,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
+from legroom.facts.log_messages import Role
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -61,7 +63,9 @@ def split_runs(contents: LogContents, source: str, lines: int) -> tuple[Case, ..
     """One case for every run, in the order of the log; at most the last 20."""
     starts = list(split_starts(contents.events))[-MAX_RUNS:]
     if not starts:
-        return (_make_case(contents.evidence, Startup(), source, lines),) if contents.evidence else ()
+        # A command or a failure alone is no report of a server.
+        is_report = {item.id for item in contents.evidence} not in (set(), {"vllm_named"}, {"failure_told"})
+        return (_make_case(contents.evidence, Startup(), source, lines),) if is_report else ()
     bounds = [events[0].line_number for events in starts]
     bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
     cases = []
@@ -81,21 +85,29 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
 
 
 def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with SIGKILLs by a shutting-down server as symptoms, unless the OOM killer is named."""
-    ending = next((item.line for item in evidence if item.id == "self_kill"), None)
-    if ending is None:
-        return list(evidence)
+    """The evidence with SIGKILLs by a shutting-down server or by hand as symptoms, unless the OOM killer is named."""
+    ending = next((item.line for item in evidence if item.id == "self_kill"), math.inf)
+    by_hand = {item.line for item in evidence if item.id == "killed_by_hand"}
     return [
         replace(item, role="symptom")
-        if item.id in _KILLS and item.line > ending and "oom" not in item.text.lower()
+        if item.id in _KILLS
+        and (item.line in by_hand or (item.line > ending and "oom" not in item.text.lower()))
         else item
         for item in evidence
     ]
 
 
+def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence with failures that prose tells as failures where nothing printed is one; else without them."""
+    if any(item.role in (*FAILING, "exception") and not item.is_warning for item in evidence):
+        return [item for item in evidence if item.role != "told"]
+    roles: dict[str, Role] = {"host_ram_told": "host"}
+    return [replace(item, role=roles.get(item.id, "failure")) if item.role == "told" else item for item in evidence]
+
+
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    evidence = _demote_own_kills(items)
+    evidence = _promote_told_failures(_demote_own_kills(items))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )
