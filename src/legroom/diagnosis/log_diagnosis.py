@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import named_card, pasted_command
+from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -59,9 +60,30 @@ def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
     return contents
 
 
-def split_runs(contents: LogContents, source: str, lines: int) -> tuple[Case, ...]:
-    """One case for every run, in the order of the log; at most the last 20."""
+def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
+    """Lines of the commands pasted after the failure of an earlier one, if they fail too; empty with one attempt."""
+    failures = [item.line for item in evidence if item.role in (*FAILING, "exception") and not item.is_warning]
+    commands = [number for number, _ in command_lines(text.split("\n"))] if len(failures) > 1 else []
+    between = (any(first < line < then for line in failures) for first, then in pairwise(commands))
+    return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then < max(failures)]
+
+
+def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
+    """One case for every run, in the order of the log; at most the last 20. `attempts`: lines that begin another."""
     starts = list(split_starts(contents.events))[-MAX_RUNS:]
+    if attempts and len(starts) <= 1:
+        bounds = [0, *attempts, lines + 2]
+        return tuple(
+            _make_case(
+                [item for item in contents.evidence if first <= item.line < last],
+                startup_of(events)
+                if (events := [e for e in contents.events if first <= e.line_number < last])
+                else Startup(),
+                source,
+                lines,
+            )
+            for first, last in pairwise(bounds)
+        )
     if not starts:
         # A command or a failure alone is no report of a server.
         is_report = {item.id for item in contents.evidence} not in (set(), {"vllm_named"}, {"failure_told"})
@@ -90,8 +112,7 @@ def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
     by_hand = {item.line for item in evidence if item.id == "killed_by_hand"}
     return [
         replace(item, role="symptom")
-        if item.id in _KILLS
-        and (item.line in by_hand or (item.line > ending and "oom" not in item.text.lower()))
+        if item.id in _KILLS and (item.line in by_hand or (item.line > ending and "oom" not in item.text.lower()))
         else item
         for item in evidence
     ]
@@ -131,9 +152,10 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
         return _read_record(read_whole_record(pieces, source), source, hints)
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
-    cases = split_runs(contents, source, scanner.lines)
+    text = head.decode("utf-8", "replace")
+    cases = split_runs(contents, source, scanner.lines, _attempts(text, contents.evidence))
     if hints is None or not hints.command:
-        cases, hints = _with_pasted_command(cases, head.decode("utf-8", "replace"), hints)
+        cases, hints = _with_pasted_command(cases, text, hints)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
