@@ -37,6 +37,10 @@ MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
 _IMAGE = re.compile(r"\bvllm/vllm-openai:v(\d+\.\d+\.\d+)")
+_NAMED_RELEASE = re.compile(
+    r"(?i)(?<![\w./-])vllm(?:[ -]version)?(?: is|:|==?|\s)\s?v?(0\.\d+\.\d+(?:\.post\d+)?)(?![\w+]|\.\w)"
+)
+"""A release in prose; a development build is none."""
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -175,8 +179,8 @@ def _with_pasted_command(
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
         return cases, hints
-    if len(images := set(_IMAGE.findall(text))) == 1:
-        (tag,) = images
+    if len(named := set(_IMAGE.findall(text)) or set(_NAMED_RELEASE.findall(text))) == 1:
+        (tag,) = named
         cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None

@@ -48,7 +48,7 @@ _MODEL_NAME = re.compile(
     r"(?<![\w./-])[A-Za-z][\w.]*-[\w.-]*\d[bB](?:-[\w.]+)*(?![\w/]|\s(?i:int|fp|nv|mx|awq|gptq|gguf|q\d|w\d|\d))"
 )
 _CARD_SIZE = re.compile(
-    r"(?i)(?<![\w.])(\d{1,3}) ?G(?:i?B)?(?: (?:of )?(?:VRAM|video memory|GPU memory|(?:GPU )?memory each)| per (?:GPU|card)"
+    r"(?i)(?<![\w.])(\d{1,3}) ?G(?:i?B)?(?: (?:of )?(?:VRAM|video memory|GPU memory|memory each)| per (?:GPU|card)"
     r"| (?:GPUs?|(?:graphics )?cards?)\b)|\b(?:GPUs?|cards?) ?(?:\(|with |of |, )(?:\w+ )?(\d{1,3}) ?G(?:i?B)?\b"
 )
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
@@ -127,23 +127,23 @@ def _card_names() -> re.Pattern[str]:
     names |= {str(name) for name in read_data("gpus.json")["ambiguous"]}
     names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
-    return re.compile(rf"(?<![\w.-])(?:{words})(?![\w.]|-\w|[ _-]?(?i:laptop|mobile))")
+    return re.compile(rf"(?<![\w.-])({words})s?(?!\w|[.-]\w|[ _-]?(?i:laptop|mobile))")
 
 
 @cache
 def _counted_cards() -> re.Pattern[str]:
     """Names of cards that are mere numbers, behind a word that counts things: `a 5090`, `4x3090`."""
     numbers = "|".join(name for aliases in gpu_names().values() for name in aliases if name.isdigit())
-    counts = r"an?|my|one|single|two|three|four|eight|dual|quad|the|rtx|geforce|\d{1,2} ?[x×*]|[2-9]"
+    counts = r"an?|my|one|single|two|three|four|eight|dual|quad|the|\d{1,2} ?[x×*]|[2-9]"
     return re.compile(
-        rf"(?i)(?<![\w.])(?:{counts})[ -]?({numbers})s?(?![\w.-]| ?(?:ti|super|d|laptop|mobile|tokens)\b)"
+        rf"(?i)(?<![\w.])(?:{counts})[ -]?({numbers})s?(?!\w|[.-]\w| ?(?:ti|super|d|laptop|mobile|tokens)\b)"
     )
 
 
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
-    names = [match[0] for match in _card_names().finditer(plain)] + _counted_cards().findall(plain)
+    names = _counted_cards().findall(plain) + _card_names().findall(plain)
     cards = {gpu(name.replace("_", " ")).name: name for name in names}
     sizes = {size for match in _CARD_SIZE.finditer(plain) for size in match.groups() if size}
     if not cards and len(sizes) == 1:

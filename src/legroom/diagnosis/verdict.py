@@ -36,6 +36,8 @@ _MIN_WEIGHT_WITHOUT_ERROR = 0.5
 """Minimum weight of a cause where the error message itself is missing."""
 _PLANNED_WEIGHT = 0.65
 """Above the weights of causes that a text without sizes and place leaves open."""
+_FULL_OF_WEIGHTS = 0.85
+"""Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 _LATER_FAILURE_FACTOR = 0.8
 """Factor for causes that only later failures prove."""
 
@@ -105,6 +107,8 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if findings and findings[0].fixes and (gap := _unexplained_bytes(case, findings[0].fixes[0])):
         why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
         findings = (replace(findings[0], why=why), *findings[1:])
+    if findings and case.has("no_cache_blocks") and (part := _weights_sentence(case, planner)):
+        findings = (replace(findings[0], why=f"{findings[0].why} {part}"), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -157,21 +161,36 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
     return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
 
 
+def _weights_sentence(case: Case, planner: FixPlanner) -> str:
+    """What of the budget the model's weights take, where the log does not print it; empty where not known."""
+    if planner.failed_plan is None or case.startup.weights_bytes is not None or case.black_box is not None:
+        return ""
+    layout = planner.failed_plan.layout
+    return (
+        f"Of the {gib(layout.budget_bytes)} that it may use of a GPU the weights take {gib(layout.weights.bytes)} and "
+        f"the profile run about {gib(layout.activation.bytes)}."
+    )
+
+
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     if not _oom_without_site(case) or case.oom is not None or case.platform.trainer or not planner.known.ranks_known:
         return None
-    failure = planner.failed_plan.memory.failure if planner.failed_plan is not None else None
-    cause = next((cause for cause in causes() if failure is not None and cause.label == failure.id), None)
-    if planner.failed_plan is None or failure is None or cause is None:
+    plan = planner.failed_plan
+    if plan is None or plan.verdict == "fits":
         return None
-    layout = planner.failed_plan.layout
+    layout, failure = plan.layout, plan.memory.failure
+    is_full = layout.weights.bytes > _FULL_OF_WEIGHTS * layout.total_bytes
+    label = "weights_too_big" if is_full else failure.id if failure is not None else ""
+    cause = next((cause for cause in causes() if cause.label == label), None)
+    if cause is None:
+        return None
     why = (
-        f"The text does not show where memory ran out; by the model's figures it must here. The budget of a GPU is "
-        f"{gib(layout.budget_bytes)} of {gib(layout.total_bytes)}; its weights take {gib(layout.weights.bytes)} and "
-        f"the profile run {gib(layout.activation.bytes)}."
+        "The text does not show where memory ran out; this is where the plan of the same command does. The budget of "
+        f"a GPU is {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}; the weights take "
+        f"{gib(layout.weights.bytes)} and the profile run {gib(layout.activation.bytes)} of it."
     )
-    if failure.needed_bytes:
+    if failure is not None and failure.needed_bytes:
         why += f" {gib(failure.needed_bytes)} are needed and {gib(max(failure.available_bytes, 0))} are there."
     return cause, Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
 
