@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from heapq import nlargest
-from pathlib import Path
 from typing import Any
 
+from legroom.facts import DATA_FOLDER, read_texts
 from legroom.records import dataclass
 
-FOLDER = Path(__file__).with_name("data") / "models"
+FOLDER = DATA_FOLDER / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
 _PLAIN = frozenset({"bf16", "fp16"})
 _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
@@ -348,8 +348,13 @@ def _numbers_in_spans(spans: str) -> list[int]:
 @cache
 def _texts() -> dict[str, str]:
     """The JSON text of each model family's data file, by family."""
-    paths = sorted(FOLDER.glob("*.json"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths if path.stem != "schemes"}
+    return {family: text for family, text in _files().items() if family != "schemes"}
+
+
+@cache
+def _files() -> dict[str, str]:
+    """The text of each file in `data/models`, by its stem."""
+    return read_texts(FOLDER)
 
 
 @cache
@@ -392,7 +397,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The parsed schemes.json: quantization schemes and name patterns that model files share."""
-    return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
+    return dict(json.loads(_files()["schemes"]))
 
 
 @cache
