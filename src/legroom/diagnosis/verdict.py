@@ -34,6 +34,10 @@ _MIN_WEIGHT = 0.15
 _GUESS_WEIGHT = 0.3
 _MIN_WEIGHT_WITHOUT_ERROR = 0.5
 """Minimum weight of a cause where the error message itself is missing."""
+_PLANNED_WEIGHT = 0.65
+"""Above the weights of causes that a text without sizes and place leaves open."""
+_FULL_OF_WEIGHTS = 0.85
+"""Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 _LATER_FAILURE_FACTOR = 0.8
 """Factor for causes that only later failures prove."""
 
@@ -103,6 +107,8 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if findings and findings[0].fixes and (gap := _unexplained_bytes(case, findings[0].fixes[0])):
         why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
         findings = (replace(findings[0], why=why), *findings[1:])
+    if findings and case.has("no_cache_blocks") and (part := _weights_sentence(case, planner)):
+        findings = (replace(findings[0], why=f"{findings[0].why} {part}"), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -149,8 +155,44 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         for cause in causes()
         if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
+    if planned := _planned_failure(case, planner):
+        assessed = [planned, *(pair for pair in assessed if pair[0] is not planned[0])]
     assessed.sort(key=lambda pair: -pair[1].weight)
     return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
+
+
+def _weights_sentence(case: Case, planner: FixPlanner) -> str:
+    """What of the budget the model's weights take, where the log does not print it; empty where not known."""
+    if planner.failed_plan is None or case.startup.weights_bytes is not None or case.black_box is not None:
+        return ""
+    layout = planner.failed_plan.layout
+    return (
+        f"Of the {gib(layout.budget_bytes)} that it may use of a GPU the weights take {gib(layout.weights.bytes)} and "
+        f"the profile run about {gib(layout.activation.bytes)}."
+    )
+
+
+def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
+    """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
+    if not _oom_without_site(case) or case.oom is not None or case.platform.trainer or not planner.known.ranks_known:
+        return None
+    plan = planner.failed_plan
+    if plan is None or plan.verdict == "fits":
+        return None
+    layout, failure = plan.layout, plan.memory.failure
+    is_full = layout.weights.bytes > _FULL_OF_WEIGHTS * layout.total_bytes
+    label = "weights_too_big" if is_full else failure.id if failure is not None else ""
+    cause = next((cause for cause in causes() if cause.label == label), None)
+    if cause is None:
+        return None
+    why = (
+        "The text does not show where memory ran out; this is where the plan of the same command does. The budget of "
+        f"a GPU is {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}; the weights take "
+        f"{gib(layout.weights.bytes)} and the profile run {gib(layout.activation.bytes)} of it."
+    )
+    if failure is not None and failure.needed_bytes:
+        why += f" {gib(failure.needed_bytes)} are needed and {gib(max(failure.available_bytes, 0))} are there."
+    return cause, Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
@@ -245,9 +287,10 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
         return "cause above"
-    if case.was_ready:
+    if case.was_ready and not case.has("failure_told"):
         return "no problem found"
-    return "cause above" if case.startup.vllm or case.startup.args_known else "not understood"
+    is_vllm = case.was_ready or case.startup.vllm or case.startup.args_known
+    return "cause above" if is_vllm else "not understood"
 
 
 def _oom_without_site(case: Case) -> bool:
@@ -281,7 +324,9 @@ def _missing_lines(case: Case) -> list[str]:
             f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
             "failed before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and (milestone is not None or not case.was_ready):
+    if not needed and milestone is None and case.has("failure_told"):
+        needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
+    elif not needed and (milestone is not None or not case.was_ready):
         needed.append(
             "what ended the process, if it ended: its exit code (137 is SIGKILL), `kubectl describe pod` or `docker "
             "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"

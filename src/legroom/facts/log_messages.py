@@ -78,7 +78,7 @@ def startup_lines() -> tuple[StartupLine, ...]:
 
 Role = (
     Literal["failure", "symptom", "host", "hint", "milestone", "setting", "platform", "frame", "stats"]
-    | Literal["once", "banner", "exception", "stop"]
+    | Literal["once", "banner", "exception", "stop", "told"]
 )
 
 

@@ -262,6 +262,8 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
 
 def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
     """Searched changes with the same weights first, then with quantized checkpoints on fewer GPUs."""
+    if not gpus:
+        return
     target, args = start.target, _args_to_search(start, kept, released)
     same = list(_longest_context([target], args, start, kept, gpus))
     yield from same

@@ -26,9 +26,27 @@ def examine(case: Case) -> Assessment | None:
     """Assesses vLLM's check that the KV pool holds one request of max_model_len."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     estimate = case.first("estimated_max_len")
-    if (error is None and estimate is None) or (case.startup.available_kv_bytes or 1) <= 0:
+    if (left := case.startup.available_kv_bytes) is not None and left <= 0:
         return None  # a rank without any pool holds no request of any length
+    if error is None and estimate is None:
+        return _assess_unprinted_check(case)
     return Assessment(0.93, proof(error, estimate), _explanation(case))
+
+
+def _assess_unprinted_check(case: Case) -> Assessment | None:
+    """The same check told in words, or the only step between the last line and the failure; None without either."""
+    left = case.startup.available_kv_bytes
+    if told := case.first("kv_check_told"):
+        has = "" if left is None else f" {gib(left)} are left for the KV cache."
+        return Assessment(0.7, proof(told), f"The pool does not hold one request of max_model_len.{has}")
+    failed, last = case.secondary_failure or case.truncated_traceback, case.milestones[-1:]
+    if left is None or failed is None or case.last_error or not last or last[0].id != "available_kv":
+        return None
+    why = (
+        f"vLLM counted {gib(left)} for the KV cache and stopped before it printed the pool's size. What runs in "
+        "between is the check that one request of max_model_len fits."
+    )
+    return Assessment(0.6, proof(last, failed), why)
 
 
 def longest_fitting_len(case: Case) -> int | None:

@@ -162,7 +162,7 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
     """The memory plan of the failed run, using sizes its log measured; None where model or GPU is not known."""
     if not known.args.model or known.gpu is None:
         return None
-    from legroom.planning.plan import Target, plan
+    from legroom.planning.plan import Target, plan, plan_on_named_card
     from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
     args = known.args
@@ -170,11 +170,11 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
         size or 1 for size in (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
     )
     try:
-        model = load_logged_model(known.args.model)
-        target = Target(
-            model, known.gpu, max(known.gpus or 1, needed), known.release, _logged_sizes(case), _neighbours_bytes(case)
-        )
-        made, pool = plan(target, known.args), pool_bytes(case)
+        model, seen = load_logged_model(known.args.model), _logged_sizes(case)
+        if (args.pipeline_parallel_size or 1) > 1 and not all_ranks_logged(case, needed):
+            seen = replace(seen, weights_bytes=None)  # of one stage; another may hold more
+        target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, seen, _neighbours_bytes(case))
+        made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
         if pool is not None and pool <= 0 and made.verdict == "fits":
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), known.args)
