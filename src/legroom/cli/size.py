@@ -76,7 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
-    shared_options.add_sweep_options(parser.add_argument_group("how it is computed"), "one per core with --rate and --matrix, else 1")
+    shared_options.add_sweep_options(
+        parser.add_argument_group("how it is computed"), "1; one per core with --rate or --matrix"
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")

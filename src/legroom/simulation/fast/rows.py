@@ -104,10 +104,10 @@ class Sim(NamedTuple):
 
 
 def _row_type(name: str, fields: str, starts_at_none: str = "") -> Any:
-    """A row class with integer fields (names separated by spaces) that start at 0; those in `starts_at_none` at NONE."""
+    """A row class with integer fields (names between spaces) that start at 0; those in `starts_at_none` at NONE."""
     starts = dict.fromkeys(fields.split(), 0) | dict.fromkeys(starts_at_none.split(), NONE)
-    none, plain = {"starts_at_none": tuple(starts_at_none.split())}, {"repr": False, "eq": False, "slots": True}
-    return make_dataclass(name, [(each, int, start) for each, start in starts.items()], namespace=none, **plain)
+    none, typed = {"starts_at_none": tuple(starts_at_none.split())}, [(field, int, at) for field, at in starts.items()]
+    return make_dataclass(name, typed, namespace=none, repr=False, eq=False, slots=True)
 
 
 StateRow = _row_type(
