@@ -1,10 +1,12 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from legroom.errors import LegroomError
+from legroom.facts import read_texts
 from legroom.facts.bundled import bundled_config, find
 from legroom.facts.huggingface import folder_bytes
 from legroom.facts.model import LatentAttention
@@ -147,3 +149,14 @@ def test_an_architecture_legroom_does_not_know_is_marked(tmp_path: Path) -> None
     config = {**llama_config(), "architectures": ["BrandNewForCausalLM"], "model_type": "brand_new"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert not load(str(tmp_path)).known
+
+
+def test_packed_files_read_as_the_folder_they_were_packed_from(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "gemma.json").write_text('{\n"gemma": "1"\n}\n')
+    (folder / "qwen.json").write_text("{}\n")
+    texts = read_texts(folder)
+    folder.with_suffix(".packed").write_text("".join(f"\f{name}\n{text}" for name, text in texts.items()))
+    shutil.rmtree(folder)
+    assert read_texts(folder) == texts == {"gemma": '{\n"gemma": "1"\n}\n', "qwen": "{}\n"}

@@ -46,9 +46,9 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     made = plan_on_named_card(with_measurements(target, args), args)
     made = with_notes(made)
     if advice and made.verdict != "fits":
-        from legroom.planning.advice import with_advice
+        from legroom.planning.advice import with_advice, with_longer_tight_advice
 
-        made = with_advice(made)
+        made = with_longer_tight_advice(with_advice(made))
     return made
 
 
