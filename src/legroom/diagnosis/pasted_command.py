@@ -12,7 +12,7 @@ from functools import cache
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
 from legroom.facts import read_data
-from legroom.facts.bundled import find
+from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.facts.gpus import gpu, gpu_names
 from legroom.facts.log_messages import size_bytes
@@ -38,7 +38,9 @@ _MODEL = re.compile(
     r"""(?P<model>[\w.~/-]+/[\w./-]+)"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
-_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
+_GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
+_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
+"""A line of flags; where a sentence ends in it, it is prose."""
 _RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
 _SHARE = re.compile(
     r"(?i:(?:\b|_)util(?:i[sz]ation)?|\bgpu_mem\w{0,8})[ =:]{0,3}(?:of |at )?(0?\.\d+)|"
@@ -112,7 +114,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in _SHARE.findall(plain)}
     if args.gpu_memory_utilization is None and len(shares) == 1:
         args = replace(args, gpu_memory_utilization=shares.pop())
-    known = {name for name in _HUB_ID.findall(plain) if find(name)}
+    known = {name for name in _HUB_ID.findall(plain) if find(name) or derived(name)}
     known = known or {name for name in _MODEL_NAME.findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
 
@@ -174,5 +176,5 @@ def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> S
     if _SIZED.fullmatch(value):
         value = str(size_bytes(value))
     is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
-    words = [flag.name] if is_switch else [flag.name, value.rstrip(".").replace("_", "")]
+    words = [flag.name] if is_switch else [flag.name, _GROUPED_DIGITS.sub("", value.rstrip("."))]
     return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
