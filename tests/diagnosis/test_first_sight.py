@@ -536,3 +536,10 @@ def test_a_setting_that_the_message_names_is_taken_out() -> None:
     assert first("ValueError: moe_backend='triton' is not supported for NvFP4 MoE").fixes[0].flags == {
         "moe_backend": None
     }
+
+
+def test_a_request_of_the_size_of_a_whole_weight_is_one_of_loading() -> None:
+    log = "vLLM v0.19.1 on an RTX 4090 with Qwen/Qwen3-14B\ntorch.OutOfMemoryError: Tried to allocate {}."
+    whole, other = (first(log.format(size)) for size in ("1.45 GiB", "1.30 GiB"))
+    assert whole.cause == "weights_too_big" and "lm_head (151,936 x 5,120 x 2 bytes)" in whole.why
+    assert other.cause != "weights_too_big"
