@@ -43,6 +43,12 @@ _SHARE = re.compile(
     r"(?i:(?:\b|_)util(?:i[sz]ation)?|\bgpu_mem\w{0,8})[ =:]{0,3}(?:of |at )?(0?\.\d+)|"
     r"(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util|\b(\d\d) ?% (?i:gpu )?(?i:mem\w* )?(?i:util)"
 )
+_REPEATED_SHARE = re.compile(
+    r"(?i)utili[sz]ation\b[^.\n]{0,12}\(0?\.\d+(?:,|,? and|,? then)(?: later| then)? (0?\.\d+)\)"
+)
+_LENGTH = re.compile(r"(?i)(?<![\w.])(\d{1,4}) ?k(?:[- ]tokens?)? (?:window|context)\b")
+_ADVICE = re.compile(r"[-\w]*gpu[-_]memory[-_]utilization[= ][\d.]+ is equivalent to[^\n]*")
+"""vLLM's own sentence about the share that graphs leave."""
 _HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
 _MODEL_NAME = re.compile(
     r"(?<![\w./-])[A-Za-z][\w.]*-[\w.-]*\d[bB](?:-[\w.]+)*(?![\w/]|\s(?i:int|fp|nv|mx|awq|gptq|gguf|q\d|w\d|\d))"
@@ -90,7 +96,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
-    plain = "\n".join(line for line in lines if not _LOGGED.search(line))
+    plain = _ADVICE.sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if name not in _SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
@@ -109,8 +115,12 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     if args.tensor_parallel_size is None and len(ranks := set(_RANKS.findall(plain))) == 1:
         args = replace(args, tensor_parallel_size=int(*ranks))
     shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in _SHARE.findall(plain)}
+    if (repeated := _REPEATED_SHARE.search(plain)) and args.gpu_memory_utilization is None:
+        args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts
     if args.gpu_memory_utilization is None and len(shares) == 1:
         args = replace(args, gpu_memory_utilization=shares.pop())
+    if args.max_model_len is None and len(lengths := set(_LENGTH.findall(plain))) == 1:
+        args = replace(args, max_model_len=int(*lengths) * 1024)
     known = {name for name in _HUB_ID.findall(plain) if find(name)}
     known = known or {name for name in _MODEL_NAME.findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))

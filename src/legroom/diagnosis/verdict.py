@@ -109,6 +109,10 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
         findings = (replace(findings[0], why=why), *findings[1:])
     if findings and case.has("no_cache_blocks") and (part := _weights_sentence(case, planner)):
         findings = (replace(findings[0], why=f"{findings[0].why} {part}"), *findings[1:])
+    if findings and (contrast := case.first("contrast_told")):
+        how = " ".join(str(contrast.facts.get(name, "")) for name in ("how", "what"))
+        why = f"{findings[0].why} The text says that it works {how}: look at what differs there."
+        findings = (replace(findings[0], why=why), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -156,7 +160,9 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
     if planned := _planned_failure(case, planner):
-        assessed = [planned, *(pair for pair in assessed if pair[0] is not planned[0])]
+        others = [pair for pair in assessed if pair[0] is not planned[0]]
+        weight = max((pair[1].weight for pair in others), default=0.0)  # a place told in prose gives way to the plan
+        assessed = [(planned[0], replace(planned[1], weight=max(weight, _PLANNED_WEIGHT))), *others]
     assessed.sort(key=lambda pair: -pair[1].weight)
     return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
 
@@ -174,7 +180,10 @@ def _weights_sentence(case: Case, planner: FixPlanner) -> str:
 
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
-    if not _oom_without_site(case) or case.oom is not None or case.platform.trainer or not planner.known.ranks_known:
+    is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
+    if not is_open or case.has_site_frame or case.oom is not None or case.platform.trainer:
+        return None
+    if not planner.known.ranks_known:
         return None
     plan = planner.failed_plan
     if plan is None or plan.verdict == "fits":
