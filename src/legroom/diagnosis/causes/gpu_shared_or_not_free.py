@@ -69,11 +69,10 @@ def _assess_startup_check(case: Case) -> Assessment | None:
 def is_ruled_out(planner: FixPlanner) -> bool:
     """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
     case, plan = planner.case, planner.failed_plan
-    if plan is None or not case.has("no_cache_blocks") or case.oom is not None or case.first_failure is None:
-        return False
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
-    is_shown = is_shown or case.other_processes_bytes is not None or _assess_unequal_ranks(case) is not None
-    return not is_shown and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+    if is_shown or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
+        return False
+    return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
