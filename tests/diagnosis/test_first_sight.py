@@ -366,6 +366,11 @@ def test_an_image_names_its_engine() -> None:
             "vllm serve Qwen/Qwen2.5-72B-Instruct --tensor-parallel-size 2\non two A6000, but OOM happened",
             "weights_too_big",
         ),
+        (
+            "vllm 0.7.3, 16 gpu (90G memory) but OOM happened\npython -m vllm.entrypoints.openai.api_server --model "
+            "/models/DeepSeek-R1-BF16 --tensor-parallel-size 16 --gpu-memory-utilization 0.975 --max-model-len 80000",
+            "weights_too_big",
+        ),
         ("Vllm Version: 0.8.1, why are 4 cards not enough GPU memory?\nTypeError: 'x' is no tuple", "not_memory"),
     ],
 )
@@ -543,3 +548,8 @@ def test_a_setting_that_the_message_names_is_taken_out() -> None:
     assert first("ValueError: moe_backend='triton' is not supported for NvFP4 MoE").fixes[0].flags == {
         "moe_backend": None
     }
+
+
+@pytest.mark.parametrize("word", ["a.", "a-", "a_"])
+def test_a_long_word_does_not_hold_up_the_answer(word: str) -> None:
+    assert diagnosis(word * 40_000 + "\nvllm runs out of memory").verdict == "cause above"

@@ -30,7 +30,7 @@ _START = re.compile(
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
 )
 _SETTING = re.compile(
-    r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]+\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
+    r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
