@@ -251,6 +251,15 @@ def test_weights_whose_scheme_is_guessed_may_have_quantized_embeddings(monkeypat
     assert guessed.high > guessed.bytes
 
 
+def test_a_guess_holds_both_ways_of_storing_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    named = ("cyankiwi/Qwen3.8-27B-AWQ-INT4", "cyankiwi/Qwen3.8-27B-AWQ-BF16-INT4")
+    all_, linear_kept = (legroom.plan(n, gpu="h100", vllm="0.32.0", advice=False).layout.weights for n in named)
+    assert linear_kept.bytes - all_.bytes > 6 * 2**30
+    assert all_.high > linear_kept.bytes * 0.99
+    assert linear_kept.low < all_.bytes
+
+
 def test_every_bundled_architecture_is_in_some_releases_registry() -> None:
     for name in bundled_names():
         architecture = load(name).architecture
