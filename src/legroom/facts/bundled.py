@@ -456,10 +456,11 @@ def _without_role(repo: str) -> str:
 def _bundled_of(key: str) -> Bundled:
     """The bundled model of an entry's key."""
     entry = _entry_of_key(key)
+    ids = tuple(entry.get("ids", ()))
     return Bundled(
         name=key,
-        ids=tuple(entry.get("ids", ())),
-        source=entry["source"],
+        ids=ids,
+        source=_shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0]),
         parameters=entry.get("parameters", 0),
         base=entry.get("base"),
         entry=entry,
