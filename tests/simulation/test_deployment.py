@@ -228,8 +228,12 @@ def test_starting_the_kernels_of_experts_is_a_share_of_starting_the_others() -> 
 
 
 def test_a_card_of_nvidia_without_nvidia_in_its_name_is_not_of_another_maker() -> None:
-    assert not why_elsewhere(_plan("qwen2.5-1.5b", gpu="t4", dtype="float16"))
-    assert why_elsewhere(_plan("qwen2.5-1.5b", gpu="mi300x"))
+    nvidia, other = (_plan("qwen2.5-1.5b", gpu=gpu, dtype="float16") for gpu in ("t4", "mi300x"))
+    assert why_elsewhere(other) and not why_elsewhere(nvidia)
+    for plan, ratio in ((nvidia, 1.0), (other, 2.0)):
+        steps = [roofline(hardware(plan), server=ServerEfficiency(other_maker_ratio=each)) for each in (2.0, 1.0)]
+        slow, fast = (step_seconds(cost._replace(host=0.0, launch=0.0), 8192, 8192, 1) for cost in steps)
+        assert slow == pytest.approx(ratio * fast)
 
 
 def test_weights_and_activations_of_8_bits_compute_at_the_rate_of_fp8() -> None:

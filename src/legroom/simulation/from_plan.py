@@ -151,6 +151,7 @@ def hardware(plan: Plan) -> Hardware:
         weights_bytes=weights_bytes,
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
+        is_other_maker=gpu.vendor != "nvidia",
         latency_ratio=_MEASURED_CLOCK_HZ / gpu.clock_hz if gpu.clock_hz else 1.0,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
         is_fp8=is_fp8,

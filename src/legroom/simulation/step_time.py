@@ -166,6 +166,7 @@ class Hardware:
     bandwidth_bytes_s: float
     flops_s: float
     """At the precision that the linear layers compute in."""
+    is_other_maker: bool = False
     latency_ratio: float = 1.0
     """Of its kernels' latency to the measured card's: their clocks, the other way round."""
     is_fp8: bool = False
@@ -232,6 +233,8 @@ class ServerEfficiency:
     network_hop_s: float = 0.0
     expert_launch_ratio: float = 1.0
     """What starting the kernels of routed experts takes, beside `host_ratio`."""
+    other_maker_ratio: float = 1.0
+    """Of a step on cards of other makers than NVIDIA to what their data sheets let expect."""
 
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
@@ -242,10 +245,11 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
         )
-    bandwidth = hardware.bandwidth_bytes_s
+    slower = server.other_maker_ratio if hardware.is_other_maker else 1.0
+    bandwidth, latency_ratio = hardware.bandwidth_bytes_s / slower, hardware.latency_ratio * slower
     ratio = reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio
-    rate = hardware.flops_s * (reached.fp8_block_flops_ratio if hardware.is_block_scaled else ratio)
-    attention = (hardware.attention_flops_s or hardware.flops_s) * reached.attention_ratio or math.inf
+    rate = hardware.flops_s / slower * (reached.fp8_block_flops_ratio if hardware.is_block_scaled else ratio)
+    attention = (hardware.attention_flops_s or hardware.flops_s) / slower * reached.attention_ratio or math.inf
     launch = (
         reached.launch_s
         + reached.launch_layer_s * hardware.layers
@@ -263,7 +267,7 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
     kv_read = bandwidth * reached.kv_bandwidth_ratio
     expert_layer_s = reached.expert_layer_s + reached.quantized_expert_layer_s * hardware.has_quantized_experts
     return StepCost(
-        overhead=(reached.layer_s * hardware.layers + expert_layer_s * hardware.expert_layers) * hardware.latency_ratio
+        overhead=(reached.layer_s * hardware.layers + expert_layer_s * hardware.expert_layers) * latency_ratio
         + all_reduce_s * hardware.all_reduces
         + sync,
         token=flops / (rate or math.inf)
@@ -274,7 +278,7 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         experts=hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio),
         idle=1.0 - hardware.expert_share,
         pair=hardware.flops_per_pair / attention,
-        request=reached.request_s * hardware.latency_ratio
+        request=reached.request_s * latency_ratio
         + state_bytes / (bandwidth * reached.state_bandwidth_ratio)
         + sync_request,
         host=server.host_ratio * (host if hardware.captured_tokens else launch) + sync,
