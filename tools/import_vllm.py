@@ -3,11 +3,12 @@
     PYTHON tools/import_vllm.py RELEASE --judge FOLDER [--src FOLDER] [--out src/legroom/facts/data/vllm]
 
 PYTHON is an interpreter that has vLLM's dependencies, FOLDER of --judge holds `fakecuda.py` (a CUDA platform that
-only answers questions), FOLDER of --src the `vllm` package of the release. The parts of the file:
+only answers questions), FOLDER of --src the `vllm` package of the release. The file of the newest
+release is whole, an older one's holds what differs from the next. The parts:
 
 - attention_backends: what each attention backend takes, by compute capability, and the order of preference;
 - model_interfaces: what each model class implements (pipeline parallelism, LoRA, EAGLE-3, ...);
-- config_fields: bounds and choices of the fields of vLLM's config classes, with their source lines;
+- config_fields: bounds and choices of the fields of vLLM's config classes;
 - quantization_overrides: the values of --quantization that each kind of quantized checkpoint accepts.
 """
 
@@ -87,10 +88,45 @@ _PARTS = {
 
 
 def _update(folder: Path, release: str, part: str, answers: dict[str, Any]) -> None:
-    path = folder / f"{release}.json"
-    document = json.loads(path.read_text()) if path.exists() else {}
-    document["source"] = f"the code of vLLM {release}, asked by tools/import_vllm.py"
-    document[part] = answers
+    """Set one part of a release's facts; of all releases but the newest the difference to the next one is written."""
+    documents: dict[str, dict[str, Any]] = {}
+    names = sorted({release, *(path.stem for path in folder.glob("*.json"))}, key=_numbers, reverse=True)
+    for newer, name in zip([None, *names], names, strict=False):
+        path = folder / f"{name}.json"
+        own = json.loads(path.read_text()) if path.exists() else {}
+        documents[name] = patched(documents[newer], own) if newer and own else own
+    documents[release] |= {"source": f"the code of vLLM {release}, asked by tools/import_vllm.py", part: answers}
+    for newer, name in zip([None, *names], names, strict=False):
+        write(folder / f"{name}.json", difference(documents[newer], documents[name]) if newer else documents[name])
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in release.split(".")]
+
+
+def patched(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What `difference` was made of, as `facts/config_classes.py` reads it."""
+    whole = {key: value for key, value in base.items() if key not in own.get("without", ())}
+    for key, value in own.items():
+        inside = isinstance(value, dict) and isinstance(whole.get(key), dict)
+        whole[key] = patched(whole[key], value) if inside else value
+    whole.pop("without", None)
+    return whole
+
+
+def difference(base: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """The values of a release that the next one has not, map by map, and the keys that only the next one has."""
+    lacking = [key for key in base if key not in whole]
+    own: dict[str, Any] = {"without": lacking} if lacking else {}
+    for key, value in whole.items():
+        if key not in base or base[key] != value:
+            inside = isinstance(value, dict) and isinstance(base.get(key), dict)
+            own[key] = difference(base[key], value) if inside else value
+    return own
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """A part and each of its keys on a line of its own, so that a change reads as one line."""
     rows = []
     for name, facts in sorted(document.items()):
         lines = (

@@ -157,13 +157,6 @@ export function cardQuestionOf(setup) {
   return Object.fromEntries(asked.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
 }
 
-// How many GPUs a search took where no number was typed and the flags ask for fewer; otherwise 0.
-export function gpusAdded(setup, count) {
-  const { gpus, flags } = typed(setup);
-  const asked = gpus ?? (Number(flags.tensor_parallel_size) || 1) * (Number(flags.pipeline_parallel_size) || 1);
-  return count > asked ? count : 0;
-}
-
 // A fix names flags as plan does, and sometimes another checkpoint. More GPUs than were given come with it.
 export function withFix(setup, flags) {
   const { model, ...others } = flags;

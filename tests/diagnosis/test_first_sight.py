@@ -348,15 +348,80 @@ def test_an_image_names_its_engine() -> None:
         ("vLLM: a false OutOfMemoryError on the first tensor, the card is free", "driver_or_cuda_mismatch"),
         ("Training Progress: 100%\nRuntimeError: DataLoader worker is killed by signal: Killed.", "not_memory"),
         ("ncclInternalError: Internal check failed.\nFailed to initialize any NET plugin", "not_memory"),
+        ("vllm serve dies at the KV-cache check: it leaves only 0.30 GiB for KV at 0.9", "kv_too_small_for_max_len"),
+        ("vLLM cannot start because of low RAM on the host", "host_ram_oom"),
+        ("Failed to allocate memory for tensor(torch.Size([2]), x) because no memory is available", "host_ram_oom"),
+        ("kill -9 of the API server; after the restart vLLM runs out of memory", "gpu_shared_or_not_free"),
+        ("OutOfMemoryError on the first tensor although 9 GiB are free", "driver_or_cuda_mismatch"),
+        ("vLLM: the GPU doesn't support querying the available free memory", "driver_or_cuda_mismatch"),
+        ("UR_RESULT_ERROR_DEVICE_LOST during determine_available_memory", "not_memory"),
+        ("vLLM's worker exited with exit code 136", "not_memory"),
+        ("vLLM 0.25.0 will hang if TP > 1", "not_memory"),
+        (
+            "ERROR 02-17 20:51:49 core.py:210]     assert self.rank\nERROR 02-17 20:51:49 core.py:210] AssertionError",
+            "not_memory",
+        ),
+        ("The output_size of gate's weight = 192 is not divisible by weight quantization block_n = 128.", "wrong_flag"),
+        (
+            "vllm serve Qwen/Qwen2.5-72B-Instruct --tensor-parallel-size 2\non two A6000, but OOM happened",
+            "weights_too_big",
+        ),
+        ("Vllm Version: 0.8.1, why are 4 cards not enough GPU memory?\nTypeError: 'x' is no tuple", "not_memory"),
     ],
 )
 def test_a_failure_told_in_prose_is_placed_by_its_words(text: str, cause: str) -> None:
     assert first(text).cause == cause
 
 
+def test_a_log_that_stops_after_counting_the_pool_stopped_in_the_check_of_its_size() -> None:
+    log = (
+        "(Worker pid=3) INFO 10-11 10:42:14 [gpu_worker.py:298] Available KV cache memory: {} GiB\n"
+        "(EngineCore_DP0 pid=2) ERROR 10-11 10:42:14 [core.py:708] EngineCore failed to start.\n"
+    )
+    assert first(log.format(13.69)).cause == "kv_too_small_for_max_len"
+    assert first(log.format(0)).cause == "no_cache_blocks"
+
+
+def test_the_last_of_several_attempts_decides() -> None:
+    command = "vllm serve Qwen/Qwen3-8B --max-model-len {}\n"
+    length = "ValueError: 3.00 GiB KV cache is needed, available 1.20 GiB\n"
+    capture = '  File "/x/torch/cuda/graphs.py", line 84, in capture_end\nRuntimeError: CUDA error: out of memory\n'
+    tried = read_log([(command.format(4096) + length + command.format(128) + capture).encode()]).runs
+    assert [run.findings[0].cause for run in tried] == ["cudagraph_capture_oom", "kv_too_small_for_max_len"]
+    assert len(read_log([(command.format(4096) + command.format(128) + capture).encode()]).runs) == 1
+
+
+def test_the_own_process_holds_what_torch_holds() -> None:
+    oom = (
+        "CUDA out of memory. Tried to allocate 260.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 77.12 MiB "
+        "is free. Process 7 has 19.19 GiB memory in use. Process 8 has 4.36 GiB memory in use. Of the allocated memory "
+        "3.82 GiB is allocated by PyTorch, and 102.20 MiB is reserved by PyTorch but unallocated."
+    )
+    assert "Other processes hold 19.19 GiB" in first(oom).why
+
+
+def test_an_empty_pool_beside_large_weights_needs_no_neighbour() -> None:
+    log = "vllm {}\nERROR 04-27 11:08:32 [core.py:340] ValueError: No available memory for the cache blocks.\n"
+    assert first(log.format("serve ...")).cause == "gpu_shared_or_not_free"
+    large = first(
+        log.format("Version: 0.8.1, two RTX 3090.\nvllm serve Qwen/Qwen2.5-32B-Instruct -tp 4 --enforce-eager")
+    )
+    assert large.cause == "no_cache_blocks"
+    assert "the weights take" in large.why
+
+
+def test_a_server_is_not_well_where_the_text_says_that_it_fails() -> None:
+    stats = (
+        "INFO 01-23 06:33:37 metrics.py:396] Running: 6 reqs, Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 9%"
+    )
+    assert diagnosis(stats).verdict == "no problem found"
+    assert diagnosis(f"[Bug]: block table already exists\n{stats}").verdict == "cause above"
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "vllm serve Qwen/Qwen3-8B --max-model-len 4096",
         "vllm keeps 90% of my GPU memory after start, is it a memory leak?",
         "lmdeploy serve api_server: RuntimeError: [TM][ERROR] CUDA runtime error: out of memory",
         "text_generation_server/models/flash_causal_lm.py: CUDA out of memory.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legroom.diagnosis.log_diagnosis import read_log
-from legroom.diagnosis.pasted_command import pasted_command
+from legroom.diagnosis.pasted_command import named_card, pasted_command
 
 ERROR = "torch.OutOfMemoryError: CUDA out of memory."
 
@@ -59,3 +59,20 @@ def test_the_fix_repeats_the_pasted_command() -> None:
     command = " ".join(read_log([text.encode()]).runs[0].findings[0].fixes[0].command)
     assert "Qwen/Qwen3-8B" in command
     assert "--seed 7" in command
+
+
+@pytest.mark.parametrize(
+    ("text", "card"),
+    [
+        ("on a 5090.", "5090"),
+        ("4x3090", "3090"),
+        ("I have two RTX 3090. Why?", "RTX 3090"),
+        ("on 8 A100s", "A100"),
+        ("16 gpu (90G memory)", "90GiB"),
+        ("one 24 GB card", "24GiB"),
+        ("a model of 24 GB", None),
+        ("port 4090", None),
+    ],
+)
+def test_cards_are_named_as_people_write_them(text: str, card: str | None) -> None:
+    assert named_card(text) == card

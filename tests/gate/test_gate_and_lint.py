@@ -12,11 +12,13 @@ H100, LLAMA = "NVIDIA-H100-80GB-HBM3", ("--model", "meta-llama/Llama-3.1-8B-Inst
 PINNED = "vllm/vllm-openai:v0.20.0"
 
 
-def made(*args, probe=None, annotation="", gpu=H100, image=PINNED, **limits):
+def made(*args, probe=None, env=None, annotation="", gpu=H100, image=PINNED, **limits):
     thing = deployment(*(args or LLAMA), gpu=gpu, image=image, **limits)
     (container,) = thing["spec"]["template"]["spec"]["containers"]
     if probe:
         container["livenessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, **probe}
+    if env:
+        container["env"] = [env]
     if annotation:
         thing["metadata"]["annotations"] = {"legroom/gpu": annotation}
     return thing
@@ -38,6 +40,10 @@ MANIFESTS = {
     "a model larger than one of the cards it may get": (made(gpu=None, annotation="t4, h100"), "warning"),
     "two ranks without shared memory": (made(*LLAMA, "-tp", "2", **{"nvidia.com/gpu": "2"}), "warning"),
     "more ranks than GPUs": (made(*LLAMA, "-tp", "4"), "error"),
+    "more GPUs than ranks": (made(**{"nvidia.com/gpu": "2"}), "warning"),
+    "serve for an image that serves": (made("serve", *LLAMA), "error"),
+    "a probe of another port": (made(*LLAMA, "--port", "9000", probe={"initialDelaySeconds": 3600}), "error"),
+    "a GPU beyond those of the container": (made(env={"name": "CUDA_VISIBLE_DEVICES", "value": "1"}), "error"),
 }
 
 

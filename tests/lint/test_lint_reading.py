@@ -177,7 +177,7 @@ def test_a_line_that_a_diff_takes_out_is_not_wrong():
 def test_a_share_of_the_gpu_in_percent_is_found():
     (finding,) = lint_texts([("a.sh", "vllm serve org/m --gpu-memory-utilization 95")], LintOptions()).findings
     assert (finding.rule, finding.suggestion) == ("flag-value", "write --gpu-memory-utilization 0.95")
-    assert rules_of("vllm serve org/m --gpu-memory-utilization 1.0") == []
+    assert rules_of("vllm serve org/m --gpu-memory-utilization 1.0") == ["share-high"]
 
 
 def test_a_key_that_begins_with_no_is_named_as_it_stands():

@@ -250,3 +250,141 @@ def test_a_variable_that_is_called_like_a_flag_is_read_by_no_build(name, found):
 def test_the_day_in_a_tag_tells_the_release(day, found):
     run = f"docker run --gpus all lmcache/vllm-openai:{day} Qwen/Qwen3-8B --disable-log-requests"
     assert judged(run) == [("flag-removed", "warning")] * found
+
+
+def service(image="vllm/vllm-openai:v0.19.0", command="--model Qwen/Qwen3-8B", more="", name="vllm-a", gpus="count: 1"):
+    devices = f"{{resources: {{reservations: {{devices: [{{driver: nvidia, {gpus}}}]}}}}}}"
+    return f"  {name}: {{image: '{image}', command: {command}, deploy: {devices}{more}}}\n"
+
+
+def container(more="", image="vllm/vllm-openai:v0.19.0", args='"--model", "Qwen/Qwen3-8B"', gpu="nvidia.com/gpu: 1"):
+    pod = f'{{containers: [{{name: v, image: "{image}", args: [{args}], resources: {{limits: {{{gpu}}}}}{more}}}]}}'
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: x}}\nspec: {pod}\n"
+
+
+HEALTH = ', healthcheck: {{start_period: 30m, test: ["CMD", "{}", "http://localhost:{}/health"]}}'
+UNIT = f"[Service]\nExecStart=/usr/bin/{SERVE}\n"
+UNSEEN = {
+    "a probe of the server's port": ("compose.yaml", service(more=HEALTH.format("curl", 8000)), []),
+    "a probe of another port": ("compose.yaml", service(more=HEALTH.format("curl", 8001)), [("probe-port", "error")]),
+    "a probe of a port by its name": (
+        "pod.yaml",
+        container(", ports: [{name: h, containerPort: 9000}], readinessProbe: {httpGet: {port: h}}"),
+        [("probe-port", "error")],
+    ),
+    "python in a probe": (
+        "compose.yaml",
+        service(more=HEALTH.format("python", 8000)),
+        [("container-command", "error")],
+    ),
+    "a program for an image that serves": (
+        "compose.yaml",
+        service(command="vllm serve Qwen/Qwen3-8B"),
+        [("container-command", "error")],
+    ),
+    "the same with an entry point of its own": (
+        "compose.yaml",
+        service(command="vllm serve Qwen/Qwen3-8B", more=", entrypoint: []"),
+        [],
+    ),
+    "serve for an image that serves": (
+        "pod.yaml",
+        container(args='"serve", "Qwen/Qwen3-8B"'),
+        [("container-command", "error")],
+    ),
+    "a list of words with a variable of the shell": (
+        "Dockerfile",
+        'FROM vllm/vllm-openai:v0.19.0\nENV MODEL=Qwen/Qwen3-8B\nCMD ["--model", "${MODEL}"]\n',
+        [("container-command", "error")],
+    ),
+    "a line with a variable of the shell": (
+        "Dockerfile",
+        "FROM cuda\nENV MODEL=Qwen/Qwen3-8B\nRUN pip install vllm==0.19.0\nCMD vllm serve $MODEL\n",
+        [],
+    ),
+    "no GPU": ("pod.yaml", container(gpu="memory: 32Gi"), [("gpus-too-few", "warning")]),
+    "a GPU of a claim": ("pod.yaml", container(gpu="memory: 32Gi}, claims: [{name: gpu}]").replace("]}}", "]}"), []),
+    "a GPU beyond those of the container": (
+        "compose.yaml",
+        service(more=', environment: ["CUDA_VISIBLE_DEVICES=1"]'),
+        [("gpus-too-few", "error")],
+    ),
+    "more GPUs than ranks": ("compose.yaml", service(gpus="device_ids: ['0', '1']"), [("gpus-idle", "warning")]),
+    "two servers on one GPU": ("compose.yaml", service() + service(name="b"), [("does-not-fit", "warning")]),
+    "two servers on two GPUs": (
+        "compose.yaml",
+        service(gpus="device_ids: ['0']") + service(name="b", gpus="device_ids: ['1']"),
+        [],
+    ),
+    "two servers of two profiles": (
+        "compose.yaml",
+        service(more=", profiles: [a]") + service(name="b", more=", profiles: [b]"),
+        [],
+    ),
+    "a service that is built": (
+        "compose.yaml",
+        service(command="--model Qwen/Qwen3-8B --max-modl-len 4096").replace(
+            "image: 'vllm/vllm-openai:v0.19.0'", "build: ."
+        ),
+        [("flag-unknown", "error")],
+    ),
+    "a config in JSON": ("a.sh", f"{SERVE} --config /etc/vllm.json", [("flag-value", "error")]),
+    "a length beyond the model's": ("a.sh", f"{SERVE} --max-model-len 999999", [("does-not-fit", "warning")]),
+    "the same, and a variable elsewhere": (
+        "a.sh",
+        f"{SERVE} --max-model-len 999999 --served-model-name $NAME",
+        [("does-not-fit", "warning")],
+    ),
+    "a variable that may hold more": ("a.sh", f"{SERVE} --max-model-len 999999 $MORE", []),
+    "a misspelled model": ("a.sh", "vllm serve Qwen/Qwen2.5-7B-Instrct", [("flag-value", "warning")]),
+    "a share without room": ("a.sh", f"{SERVE} --gpu-memory-utilization 0.98", [("share-high", "warning")]),
+    "a share beside a size": (
+        "a.sh",
+        f"{SERVE} --gpu-memory-utilization 0.9 --kv-cache-memory-bytes 4G",
+        [("flag-ignored", "warning")],
+    ),
+    "LoRA without an adapter": ("a.service", UNIT.replace("-8B", "-8B --enable-lora"), [("flag-ignored", "warning")]),
+    "LoRA of the API": (
+        "a.service",
+        UNIT.replace("-8B", "-8B --enable-lora") + "Environment=VLLM_ALLOW_RUNTIME_LORA_UPDATING=1\n",
+        [],
+    ),
+    "a sandbox": ("a.service", f"{UNIT}PrivateDevices=yes\n", [("unit-sandbox", "error")]),
+    "a tool parser": ("a.sh", "vllm serve Qwen/Qwen3.5-9B --tool-call-parser hermes", [("tool-parser", "warning")]),
+    "its own tool parser": ("a.sh", "vllm serve Qwen/Qwen3.5-9B --tool-call-parser qwen3_xml", []),
+    "a port of vLLM's own": ("a.sh", f"VLLM_PORT=8000 {SERVE}", [("env-meaning", "warning")]),
+    "a variable that is not exported": ("a.sh", f"OMP_NUM_THREADS=8\n{SERVE}", [("env-meaning", "warning")]),
+    "a variable that the script uses": ("a.sh", f"HF_HOME=/x\nmkdir $HF_HOME\n{SERVE}", []),
+    "a key twice": ("pod.yaml", container(", image: b"), [("key-repeated", "warning")]),
+    "a task of SkyPilot": (
+        "task.yaml",
+        'run: |\n  pkill -f vllm\n  "$ENV/bin/python" \\\n    -m vllm.entrypoints.openai.api_server --model m\n',
+        [("kill-by-pattern", "warning")],
+    ),
+    "a variable from a ConfigMap": (
+        "pod.yaml",
+        container(
+            ", env: [{name: N, valueFrom: {configMapKeyRef: {name: c, key: n}}}]", args='"--max-num-seqs", "$(N)"'
+        )
+        + "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {n: many}\n",
+        [("flag-value", "error")],
+    ),
+    "a vendor's image of a month": (
+        "a.sh",
+        f"docker run --gpus all -e VLLM_USE_V1=1 nvcr.io/nvidia/vllm:25.11-py3 {SERVE}",  # it holds 0.11.0
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_lint_did_not_see_in_the_files_of_a_blind_round(what):
+    path, text, expected = UNSEEN[what]
+    assert judged(f"services:\n{text}" if path == "compose.yaml" else text, path) == expected
+
+
+def test_a_published_server_without_a_key_or_a_probe_is_noted():
+    deployment = container(", ports: [{containerPort: 8000}]").replace("kind: Pod", "kind: Deployment")
+    public = "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {type: LoadBalancer}\n"
+    found = lint_texts([("d.yaml", deployment + public)], LintOptions()).findings
+    assert [finding.rule for finding in found] == ["probe-missing", "api-open"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import USUAL_UTILIZATION, with_advice, with_quick_advice
+from legroom.planning.advice import USUAL_UTILIZATION, with_advice, with_longer_tight_advice, with_quick_advice
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 
@@ -48,6 +48,15 @@ def test_a_shorter_context_is_the_longest_that_fits(target):
     assert shorter.plan.verdict == "fits"
     beyond = plan(start.target, ServeArgs(max_model_len=length + 2048))
     assert beyond.verdict != "fits"
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-AWQ"])
+def test_where_all_that_fits_halves_the_context_a_tight_advice_keeps_more(target, model):
+    fitting = with_advice(plan(target(model, "rtx 3090", "0.32.0"), ServeArgs(model)))
+    *same, tight = with_longer_tight_advice(fitting).advice
+    assert tuple(same) == fitting.advice
+    assert tight.plan.verdict == "tight"
+    assert tight.plan.settings.max_model_len >= 2 * fitting.advice[0].plan.settings.max_model_len
 
 
 def test_weights_too_big_for_the_card_are_not_answered_with_utilization(target):

@@ -101,6 +101,8 @@ def test_a_load_whose_first_token_takes_minutes_is_not_said_to_be_held(capsys: p
     mix = "uniform rate=0.001 prompt=100 output=2 requests=4"
     main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "40000"])
     assert capsys.readouterr().out.startswith("Serves the load late: 4 of 4 requests served; the first token takes")
+    assert main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "40000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "serves_late"
     main(["simulate", "--synthetic", mix, "--blocks", "200", "--step-ms", "20000"])
     assert capsys.readouterr().out.startswith("Holds the load: 4 of 4 requests served\n")
 

@@ -72,11 +72,6 @@ def test_models_is_asked_for_the_card_and_the_wish_of_the_plan():
     assert evaluated("setup.js", "page.cardQuestionOf(page.EMPTY)") == {"gpu": "h100"}
 
 
-def test_gpus_that_a_search_adds_are_counted_where_nobody_asked_for_them():
-    setups = "[{}, {gpus: 2}, {flags: {tensor_parallel_size: 2}}].map((own) => ({...page.EMPTY, ...own}))"
-    assert evaluated("setup.js", f"{setups}.map((setup) => page.gpusAdded(setup, 2))") == [2, 0, 0]
-
-
 def test_a_wish_and_what_was_found_are_in_the_address():
     wish = f"{{ ...{FOUND}, want_context: 8192, want_users: 50 }}"
     setup = evaluated("setup.js", f"page.fromParams(page.toParams({wish}))")

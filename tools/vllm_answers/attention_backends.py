@@ -77,7 +77,6 @@ def _facts(backend: Any, card: Any, kv_dtypes: tuple[str, ...], torch: Any) -> d
     _set_model(LATENT_MODELS["deepseek"])
     runs = backend.supports_compute_capability(card)
     return {
-        "source": _source(backend),
         "mla": backend.is_mla(),
         "sparse": backend.is_sparse(),
         "runs": runs,
@@ -99,14 +98,6 @@ def _facts(backend: Any, card: Any, kv_dtypes: tuple[str, ...], torch: Any) -> d
         ],
         "refused_combinations": _combinations(backend, card, kv_dtypes, torch) if runs else [],
     }
-
-
-def _source(cls: Any) -> str:
-    """file:line of a class; the module's name where the class is made at run time."""
-    try:
-        return f"{(inspect.getsourcefile(cls) or '').partition('/vllm/')[2]}:{inspect.getsourcelines(cls)[1]}"
-    except OSError:
-        return str(cls.__module__)
 
 
 def _answer(backend: Any, name: str, default: bool | None = False) -> bool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 import types
 from typing import Any, get_args
@@ -85,8 +84,6 @@ def _fields_of(cls: Any) -> dict[str, Any]:
 
     with contextlib.suppress(Exception):
         TypeAdapter(cls)
-    file = (inspect.getsourcefile(cls) or "").partition("/vllm/")[2]
-    lines, first = inspect.getsourcelines(cls)
     fields: dict[str, Any] = {}
     for name, info in getattr(cls, "__pydantic_fields__", {}).items():
         rule: dict[str, Any] = {}
@@ -95,8 +92,7 @@ def _fields_of(cls: Any) -> dict[str, Any]:
         choices = _choices(info.annotation)
         if choices:
             rule["choices"] = choices
-        at = next((i for i, text in enumerate(lines) if text.strip().startswith(f"{name}:")), 0)
-        fields[name] = rule | {"source": f"{file}:{first + at}"}
+        fields[name] = rule
     return fields
 
 

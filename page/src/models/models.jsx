@@ -63,11 +63,9 @@ export function ModelsArea({ params, active }) {
   const context = readLength(asked.context);
   const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
   const [users, gpus] = [whole(asked.users), whole(asked.gpus)];
+  const ready = context && users && gpus && lists.models.length > 0;
   const stop = () => abort.current?.abort();
-  useEffect(() => stop, []);
-  const run = async (event) => {
-    event?.preventDefault();
-    stop();
+  const run = async () => {
     const mine = (abort.current = new AbortController());
     const groups = families(lists.models, asked.words);
     const all = groups.flat().length;
@@ -85,17 +83,30 @@ export function ModelsArea({ params, active }) {
         }));
       }
     } catch (error) {
-      if (error.name !== "AbortError") setState((now) => ({ ...now, error, all: now.done }));
+      if (error.name === "AbortError") return;
+      setState((now) => ({ ...now, error, all: now.done }));
     }
+    answered.current = key;
   };
+  // The answer follows the fields while the area is in sight; one that was left half done is begun again.
+  const key = ready && active ? JSON.stringify([asked, t.language]) : "";
+  const answered = useRef("");
+  useEffect(() => {
+    if (!key || key === answered.current) return undefined;
+    const timer = setTimeout(run, 500);
+    return () => {
+      clearTimeout(timer);
+      stop();
+    };
+  }, [key]);
   const stopped = () => {
     stop();
+    answered.current = key;
     setState((now) => ({ ...now, all: now.done }));
   };
   const fitting = state.rows.filter((row) => !isSpecial(row));
   const special = state.rows.filter(isSpecial);
   const busy = state.done < state.all;
-  const ready = context && users && gpus && lists.models.length > 0;
   const field = (name, valid = true) => (
     <div class="field">
       <label for={`models-${name}`}>{t(name === "gpus" ? "gpus" : `models.${name}`)}</label>
@@ -110,7 +121,7 @@ export function ModelsArea({ params, active }) {
   );
   return (
     <div class="models-area">
-      <form class="panel" aria-label={t("models.title")} onSubmit={run}>
+      <form class="panel" aria-label={t("models.title")} onSubmit={(event) => event.preventDefault()}>
         <h1>{t("models.title")}</h1>
         <p class="soft">{t("models.what")}</p>
         <ErrorNote error={lists.error} />
@@ -127,21 +138,16 @@ export function ModelsArea({ params, active }) {
           {field("users", users)}
           {field("filter")}
         </div>
-        <div class="row">
-          <button type="submit" class="button primary" disabled={!ready}>
-            {t("models.run")}
-          </button>
-          {busy && (
-            <button type="button" class="button" onClick={stopped}>
+        {busy && (
+          <div class="row">
+            <progress max={state.all} value={state.done} aria-label={t("models.title")} />
+            <span class="soft" role="status">
+              {t("models.progress", { done: state.done, all: state.all })}
+            </span>
+            <button type="button" class="button small" onClick={stopped}>
               {t("models.stop")}
             </button>
-          )}
-        </div>
-        {busy && (
-          <p class="row" role="status">
-            <progress max={state.all} value={state.done} aria-label={t("models.title")} />
-            <span class="soft">{t("models.progress", { done: state.done, all: state.all })}</span>
-          </p>
+          </div>
         )}
         <ErrorNote error={state.error} />
       </form>
@@ -201,7 +207,7 @@ function Fitting({ rows, asked, label }) {
               <td class="figure">{row.longest_len ? row.max_concurrency.toFixed(1) : "–"}</td>
               <td class="figure">{row.longest_len ? count(row.longest_len) : "–"}</td>
               <td class="figure">{rateRange(row.tokens_per_s)}</td>
-              <td class="soft">{row.gives_up.map((loss) => loss.split(":")[0]).join(", ")}</td>
+              <td class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ")}</td>
             </tr>
           ))}
         </tbody>

@@ -2,9 +2,10 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { addressOf } from "../address.js";
 import { Newest, engine } from "../engine.js";
 import { ErrorNote, ShellText } from "../parts/controls.jsx";
-import { cardQuestionOf, gpusAdded, readLength, requestOf, typed, withFound } from "../setup.js";
+import { cardQuestionOf, readLength, requestOf, typed, withFound } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { tokensShort } from "../units.js";
+import { VERDICT_CLASS } from "./result.jsx";
 import { readCommand } from "./source.jsx";
 
 // "I want 32k for 16 users": the flags are searched, put into the form, and what they give up is said.
@@ -46,8 +47,7 @@ export function Wishes({ setup, onChange }) {
         const answer = await engine.call("plan", request, signal);
         if (answer.verdict !== "does_not_fit") await take({ command: answer.command, gpus: answer.gpu.count }, answer);
         else if (keep_model) onChange(typed(setup));
-        const asked = { ...typed(setup), want_context: context, want_users: users };
-        return { ...answer, asked, more: gpusAdded(setup, answer.gpu.count) };
+        return { ...answer, asked: { ...typed(setup), want_context: context, want_users: users } };
       },
       (answer) => setState({ busy: false, error: null, answer }),
       (error) => setState({ busy: false, error, answer: null }),
@@ -89,7 +89,7 @@ function Found({ answer, onTake, onKeep }) {
   const t = useText();
   const { words, search, verdict } = answer;
   return (
-    <div class={`note ${verdict === "does_not_fit" ? "bad" : "good"}`}>
+    <div class={`note ${VERDICT_CLASS[verdict]}`}>
       <p>
         <strong>{words.headline}</strong>
       </p>
@@ -101,7 +101,6 @@ function Found({ answer, onTake, onKeep }) {
           </button>
         </>
       )}
-      {answer.more > 0 && verdict !== "does_not_fit" && <p>{t("wish.gpus", { count: answer.more })}</p>}
       {verdict === "does_not_fit" && (
         <p>
           <a href={addressOf("models", new URLSearchParams(cardQuestionOf(answer.asked)))}>{t("wish.models")}</a>

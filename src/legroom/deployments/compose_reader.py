@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from legroom.deployments.container_images import docker_bytes
-from legroom.deployments.kubernetes_reader import container_servers, float_at
+from legroom.deployments.container_images import docker_bytes, repeated_entry
+from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_command
 from legroom.deployments.server_words import expand_variables
-from legroom.deployments.shell.lexer import Word, words_found_in
+from legroom.deployments.shell.lexer import Word, split_words, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
 from legroom.deployments.shell.simple_commands import simple_commands
 from legroom.deployments.source_text import Text, read_text
-from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.subjects import Probe, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.systemd_unit import seconds_of_span
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
@@ -24,6 +24,8 @@ from legroom.masking import is_secret
 
 _INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes", "stop_grace_period")
 """The keys that are read of a service that is extended from another file."""
+_MOST_GPUS = 16
+"""GPUs of a machine whose number the file does not tell."""
 
 
 def is_compose(document: Node) -> bool:
@@ -103,16 +105,26 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
     entry, given = (_expanded_words(service.get(key), known) for key in ("entrypoint", "command"))
     shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
     memory = service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
+    # The name tells what a service builds whose command is vLLM's flags.
+    named = image or (name if service.get("build") is not None and given and given[0].text.startswith("--") else "")
+    gpus = _gpu_count(service, known)
+    shown = expand_variables(
+        env["CUDA_VISIBLE_DEVICES"].text if "CUDA_VISIBLE_DEVICES" in env else "", folder.variables
+    )
     yield from change_servers(
-        container_servers(service, image, entry, given, env, "compose"),
+        container_servers(service, named, entry, given, env, "compose"),
         lambda server: replace(
             server,
             image=image,
             in_container=True,
             shm=shm,
-            gpus=_gpu_count(service, known),
+            gpus=gpus,
+            gpu_ids=_gpu_ids(service, known, gpus, shown),
             memory_limit_bytes=docker_bytes(memory),
             start_limit=_health_limit(service),
+            repeated_entry=None if service.get("entrypoint") else repeated_entry(image, entry, given),
+            probes=_probes(service),
+            profiles=tuple(item.scalar or "" for item in service.list("profiles")),
             stop_limit=_stop_limit(service),
             read_as=f"compose service {name}",
             is_release_assumed=service.get("build") is not None,  # `image` is then the name of the built image
@@ -179,6 +191,31 @@ def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
         if count.isdecimal():
             return int(count)
     return None
+
+
+def _gpu_ids(service: Node, known: Mapping[str, str], count: int | None, shown: str) -> tuple[int, ...]:
+    """The GPUs of the machine that a service uses, by its reservation and CUDA_VISIBLE_DEVICES; empty where unknown."""
+    devices = service.list("deploy", "resources", "reservations", "devices")
+    if not devices and service.text("runtime") != "nvidia":
+        return ()
+    listed = [item.scalar or "" for device in devices for item in device.list("device_ids")]
+    names = expand_variables(",".join(listed), known) or ",".join(map(str, range(count or _MOST_GPUS)))
+    if not re.fullmatch(r"[\d,]+", names) or not re.fullmatch(r"[\d, ]*", shown):
+        return ()
+    ids = [int(name) for name in names.split(",") if name]
+    chosen = [int(part) for part in shown.split(",") if part.strip()] or range(len(ids))
+    return tuple(ids[index] for index in chosen if index < len(ids))
+
+
+def _probes(service: Node) -> tuple[Probe, ...]:
+    """The health check of a service."""
+    check, test = service.get("healthcheck"), service.get("healthcheck", "test")
+    if check is None or test is None:
+        return ()
+    words = [item.scalar or "" for item in test.list()][1:] or split_words(test.scalar or "")
+    if len(words) == 1:  # ["CMD-SHELL", "curl ..."]
+        words = ["sh", "-c", *words]
+    return (probe_of_command("health", words, test),)
 
 
 def _health_limit(service: Node) -> TimeLimit | None:

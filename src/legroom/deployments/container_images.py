@@ -49,6 +49,7 @@ class ContainerRun:
     shm: str | None
     stop_timeout: Word | None
     memory_limit_bytes: int | None = None
+    repeated_entry: Word | None = None
 
 
 def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
@@ -82,6 +83,7 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         shm.text if shm else "host" if ipc and ipc.text == "host" else "mounted" if mounts_shm else None,
         options.get("--stop-timeout"),
         docker_bytes(memory.text) if (memory := options.get("--memory") or options.get("-m")) else None,
+        repeated_entry(image.text, (entry,) if entry else (), words[i + 1 :]),
     )
 
 
@@ -128,6 +130,14 @@ def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ..
     if not is_published_by_vllm(image) and names and names.isdisjoint(flags_of(latest())):
         return given  # the flags of another program
     return (*serve_words(offset), *arguments)
+
+
+def repeated_entry(image: str, entry: tuple[Word, ...], given: tuple[Word, ...]) -> Word | None:
+    """The program that is given as an argument to vLLM's own image, whose entry point is `vllm serve` already."""
+    name = image.rpartition("/")[2].partition(":")[0]
+    is_served = is_published_by_vllm(image) and name.startswith("vllm-openai")
+    is_program = bool(given) and (given[0].text == "serve" or basename(given[0].text) in _PROGRAMS)
+    return given[0] if is_served and is_program and not entry else None
 
 
 def flag_names(words: Iterable[Word]) -> set[str]:
@@ -231,12 +241,12 @@ _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
 def latest_build_day(image: str) -> str:
-    """The last day on which an image with a date in its tag can have been built; empty without a date."""
+    """The last day of whose releases an image with a date in its tag can hold one; empty without a date."""
     tag = _image_tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
     month = _MONTH.search(tag)
-    return f"20{month[1]}-{month[2]}-31" if month else ""
+    return f"20{month[1]}-{month[2]}-01" if month else ""  # 25.09 holds 0.10.1.1, 25.11 holds 0.11.0
 
 
 def has_unnamed_release(image: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from legroom.deployments.container_images import container_command
+from legroom.deployments.container_images import container_command, is_server_image, repeated_entry
 from legroom.deployments.file_kinds import Kind, kind_of
 from legroom.deployments.server_words import expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, here_documents
@@ -58,13 +58,15 @@ def dockerfile_subjects(source: Text) -> Iterator[Subject]:
             for command in simple_commands(Text(source.path, body)):
                 yield from subjects_of(source, command.moved_by(start, stage.env), "docker")
         elif name == "ENTRYPOINT":
-            stage.entry = _exec_or_shell_words(body, start)
+            stage.entry, stage.has_entry = _exec_or_shell_words(body, start), True
             if not stage.has_cmd:
                 stage.given = ()  # ENTRYPOINT resets the CMD of the base image
         elif name == "CMD":
             stage.given, stage.has_cmd = _exec_or_shell_words(body, start), True
     if stage.entry or stage.given:
-        yield from _image_server(source, stage)
+        repeated = None if stage.has_entry else repeated_entry(stage.image, (), stage.given)
+        servers = _image_server(source, stage)
+        yield from change_servers(servers, lambda server: replace(server, repeated_entry=repeated))
 
 
 def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
@@ -75,9 +77,12 @@ def _image_server(source: Text, stage: _Stage) -> Iterator[Subject]:
     words = tuple(word.with_text(expand_variables(word.text, values)) for word in command)
     at = server_start(tuple(word.text for word in words))
     if at is not None:
-        locate, read_as = source.place, "a Dockerfile"
-        yield StartedServer("docker", words[at:], stage.env, locate, locate(first), stage.image, read_as=read_as)
+        server = StartedServer("docker", words[at:], stage.env, source.place, source.place(first), stage.image)
+        yield replace(server, read_as="a Dockerfile", is_exec_form=source.text[first - 1 : first] in ("[", '"'))
         return
+    if is_server_image(stage.image) and stage.env and not any(" " in word.text for word in words):
+        # A program of its own starts vLLM in this environment.
+        yield StartedServer("docker", (), stage.env, source.place, source.place(first), stage.image)
     for word in words:
         if " " in word.text.strip():
             place = source.place(word.offset)
@@ -97,6 +102,8 @@ class _Stage:
     given: tuple[Word, ...] = ()
     has_cmd: bool = False
     """Whether the stage itself has a CMD."""
+    has_entry: bool = False
+    """Whether the stage or one below it has an ENTRYPOINT, which may be empty."""
     env: Mapping[str, Word] = field(default_factory=dict)
 
 

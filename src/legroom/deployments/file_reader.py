@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -205,9 +205,10 @@ def _read_yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, li
     documents, template = _yaml_documents(source)
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
+    config_maps = {map_.text("metadata", "name"): map_ for map_ in documents if map_.text("kind") == "ConfigMap"}
     for document in documents:
         what = document_kind(document)
-        subjects += _document_subjects(what, document, release)
+        subjects += _document_subjects(what, document, release, config_maps)
         inner += embedded_files(document, scripts=what != "other")
     unread = Unread(source.place(0), template.message, template.hint) if template else None
     return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
@@ -226,12 +227,14 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
             raise error from None
 
 
-def _document_subjects(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:
+def _document_subjects(
+    kind: DocumentKind, document: Node, release: Release, config_maps: Mapping[str, Node]
+) -> Iterable[Subject]:
     """The servers and commands of one YAML document; none for Prometheus rules."""
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
-        return list(model_resource_servers(document)) or kubernetes_subjects(document)
+        return list(model_resource_servers(document)) or kubernetes_subjects(document, config_maps)
     if kind == "config":
         return [config_server(document, release)]
     return other_subjects(document, release) if kind == "other" else ()

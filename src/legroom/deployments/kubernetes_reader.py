@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
+from typing import Any
 
-from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
+from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes, repeated_entry
 from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
 from legroom.deployments.source_text import Text
-from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.subjects import Probe, Runs, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
@@ -78,7 +79,7 @@ def is_kubernetes(document: Node) -> bool:
     return document.get("apiVersion") is not None and document.get("kind") is not None
 
 
-def kubernetes_subjects(document: Node) -> Iterator[Subject]:
+def kubernetes_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
     """The servers and commands of a manifest's containers; GPUs count over all pods of a LeaderWorkerSet group."""
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
@@ -90,10 +91,10 @@ def kubernetes_subjects(document: Node) -> Iterator[Subject]:
         shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
         return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
-    yield from change_servers(_container_subjects(document), described)
+    yield from change_servers(_container_subjects(document, config_maps), described)
 
 
-def _container_subjects(document: Node) -> Iterator[Subject]:
+def _container_subjects(document: Node, config_maps: Mapping[str, Node]) -> Iterator[Subject]:
     """The servers and commands of every container anywhere in the manifest, custom resources included."""
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     of_pods: dict[int, Node] = {}
@@ -110,9 +111,9 @@ def _container_subjects(document: Node) -> Iterator[Subject]:
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
-                    yield from _subjects_of_container(
-                        container, node, possible_gpus(container, node, of_pods.get(id(node)), *metadata)
-                    )
+                    names = possible_gpus(container, node, of_pods.get(id(node)), *metadata)
+                    env = _variables(container, config_maps)
+                    yield from _subjects_of_container(container, node, names, env)
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
@@ -123,9 +124,23 @@ def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
     return by_image or bool(runtime_of(node)) or (key in _CONTAINERS and _ADDITIONAL in env_list(node.get("env")))
 
 
-def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[Subject]:
+def _variables(container: Node, config_maps: Mapping[str, Node]) -> dict[str, Word]:
+    """The variables of a container, those from ConfigMaps of the same file included."""
+    env: dict[str, Word] = {}
+    for item in container.list("envFrom"):
+        given = config_maps.get(item.text("configMapRef", "name"))
+        env |= {name: value.word() for name, value in (given.items("data") if given else ()) if value.scalar}
+    for item in container.list("env"):
+        given = config_maps.get(item.text("valueFrom", "configMapKeyRef", "name"))
+        value = given.get("data", item.text("valueFrom", "configMapKeyRef", "key")) if given else None
+        env |= {item.text("name"): value.word()} if value is not None and value.scalar else {}
+    return env | env_list(container.get("env"))
+
+
+def _subjects_of_container(
+    container: Node, pod: Node, gpu_names: tuple[str, ...], env: dict[str, Word]
+) -> Iterator[Subject]:
     """The servers and commands of one container, those of its lifecycle hooks included."""
-    env = env_list(container.get("env"))
     image = container.text("image")
     entry, given = word_list(container.get("command"), env), word_list(container.get("args"), env)
     launcher = ""
@@ -156,6 +171,9 @@ def _subjects_of_container(container: Node, pod: Node, gpu_names: tuple[str, ...
             memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
             start_limit=start_limit(container),
             stop_limit=_termination_grace(container, pod),
+            repeated_entry=repeated_entry(image, entry, given),
+            has_no_gpu=_has_no_gpu(container, pod),
+            probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
 
@@ -168,7 +186,8 @@ def container_servers(
     at = server_start(tuple(word.text for word in words))
     if at is not None:
         place = owner.source.place
-        yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
+        is_exec = runs == "kubernetes"  # Compose expands variables itself
+        yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image, is_exec_form=is_exec)
     elif engine := dynamo_as_serve(words):
         place = owner.source.place
         yield StartedServer(runs, engine, env, place, place(engine[0].offset), image, launcher=DYNAMO)
@@ -241,6 +260,40 @@ def start_limit(container: Node) -> TimeLimit | None:
     period = float_at(probe, "periodSeconds", 10.0)
     seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
     return TimeLimit(seconds, probe.source.place(probe.offset))
+
+
+def _has_no_gpu(container: Node, pod: Node) -> bool:
+    """Whether a container lists its resources without an accelerator, and nothing else can give it one."""
+    names = [name for name, _ in _resource_amounts(container)]
+    is_privileged = container.text("securityContext", "privileged") == "true"
+    others = (container.get("resources", "claims"), pod.get("resourceClaims"), pod.get("runtimeClassName"))
+    gives_other = is_privileged or any(node is not None for node in others)
+    return bool(names) and not gives_other and not any("/" in name or "$" in name for name in names)
+
+
+_ASKED_PORT = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d+)")
+
+
+def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
+    """The probes of a container, or that it has none; without their ports where the pod has other containers."""
+    ports = {port.text("name"): port.text("containerPort") for port in container.list("ports")}
+    given = {kind: container.get(f"{kind}Probe") for kind in ("startup", "readiness", "liveness")}
+    if container.list("ports") and not any(given.values()):
+        yield Probe("none", container.source.place(container.list("ports")[0].offset))
+    for kind, probe in given.items():
+        if probe is None:
+            continue
+        port = probe.text("httpGet", "port") or probe.text("tcpSocket", "port")
+        command = probe.list("exec", "command")
+        found = probe_of_command(kind, [item.scalar or "" for item in command], probe)
+        yield replace(found, port=(found.port or ports.get(port, port)) if is_alone else "")
+
+
+def probe_of_command(kind: Any, words: list[str], node: Node) -> Probe:
+    """A probe that runs a command in the container, with the port that it asks there."""
+    port = _ASKED_PORT.search(" ".join(words))
+    program = (split_words(words[2]) if words[1:2] == ["-c"] and len(words) > 2 else words)[:1]
+    return Probe(kind, node.source.place(node.offset), port[1] if port else "", program[0] if program else "")
 
 
 def float_at(node: Node, key: str, default: float) -> float:

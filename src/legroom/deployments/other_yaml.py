@@ -41,6 +41,8 @@ _COMPANIONS = re.compile(
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
+_SCRIPTS = (" run", " setup")
+"""Keys of scripts in SkyPilot's tasks and in workflows."""
 _ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
 _RECIPE = "vllm recipe"
 _OMNI_STAGE = "model_stage"
@@ -91,7 +93,11 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             pending += reversed([(item, scope) for item in node.list()])
         elif FENCE in node.scalar:
             continue  # a document, which is read as an embedded file
-        elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
+        elif (
+            START.search(node.scalar)
+            or node.scalar.lstrip().startswith("#!/bin/")
+            or (scope.keys.endswith(_SCRIPTS) and _ABOUT_VLLM.search(node.scalar))
+        ):
             subjects = read_shell(node.inner(), env=env_with_places(scope.env, node.source.place)).subjects
             image = scope.image if "vllm" in scope.image.lower() else ""
             for subject in subjects:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from legroom.deployments.server_words import visible_gpus
 from legroom.deployments.shell.lexer import Word
 from legroom.deployments.source_text import Place, Text, Unread
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.deployments.file_kinds import Kind
@@ -25,6 +25,19 @@ _OTHER_DEVICES = frozenset({"cpu", "hpu", "neuron", "npu", "openvino", "tpu", "x
 class TimeLimit:
     seconds: float
     place: Place
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A check of a container's health."""
+
+    kind: Literal["startup", "readiness", "liveness", "health", "none"]
+    """`none`: a container that has ports and no probe."""
+    place: Place
+    port: str = ""
+    """The port of the server that it asks; empty where it may ask another container."""
+    program: str = ""
+    """The program that it runs inside the container."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,19 @@ class StartedServer:
     """The size of /dev/shm, `host`, `mounted`, or None where the file does not set it."""
     gpus: int | None = None
     """The number of GPUs that the file requests."""
+    gpu_ids: tuple[int, ...] = ()
+    """The GPUs of the machine that it may use, in its own order, where the file tells."""
+    has_no_gpu: bool = False
+    """Whether its container requests resources, and no GPU among them."""
+    repeated_entry: Word | None = None
+    """The program that is given as an argument to an image that runs `vllm serve` itself."""
+    is_exec_form: bool = False
+    """Whether no shell expands the variables in its command."""
+    probes: tuple[Probe, ...] = ()
+    not_exported: Mapping[str, Word] = field(default_factory=dict)
+    """Variables that its script sets without `export`, and does not use itself."""
+    profiles: tuple[str, ...] = ()
+    """The Compose profiles that start it; empty: it always starts."""
     other_device: str = ""
     """A resource of other hardware that the file requests: `google.com/tpu`."""
     gpu_names: tuple[str, ...] = ()

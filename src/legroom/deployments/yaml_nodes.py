@@ -26,6 +26,8 @@ class Node:
         self.style: str = getattr(node, "style", None) or ""
         self.tag: str = node.tag
         self.values = values
+        self.repeated_keys: list[int] = []
+        """The offsets of the keys that the mapping has already."""
 
     @property
     def scalar(self) -> str | None:
@@ -166,6 +168,7 @@ def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
     if budget[0] < 0:
         raise LegroomError("has too many values", f"legroom reads at most {_MAX_NODES:,}")
     kind = node.id
+    repeated: list[int] = []
     inherited: dict[str, Node] = {}
     if kind == "mapping":
         values: Any = {}
@@ -173,13 +176,17 @@ def _to_node(source: Text, node: Any, budget: list[int]) -> Node:
             if key.tag == _MERGE:
                 inherited = dict(_merge_key_values(source, value, budget)) | inherited
             else:
-                values[key.value if isinstance(key.value, str) else "?"] = _to_node(source, value, budget)
+                name = key.value if isinstance(key.value, str) else "?"
+                repeated += [key.start_mark.index] if name in values else []
+                values[name] = _to_node(source, value, budget)
         values = inherited | values
     elif kind == "sequence":
         values = [_to_node(source, item, budget) for item in node.value]
     else:
         values = None if node.tag.endswith(":null") else node.value
-    return Node(source, node, values)
+    made = Node(source, node, values)
+    made.repeated_keys = repeated
+    return made
 
 
 def _merge_key_values(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:

@@ -26,8 +26,10 @@ def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incom
         return "black_box"
     if case.is_oom:
         return "placed_oom" if case.site else "unplaced_oom"
-    if is_incomplete:
+    if is_incomplete or (case.first_failure is None and case.secondary_failure is not None and is_memory):
         return "broken_off"
+    if case.first_failure is not None and case.first_failure.id.endswith("_told"):
+        return "disputed_message"
     if case.has(*_KILLS) and not is_memory:
         return "disputed_message"
     if not is_memory or (case.first_failure is not None and case.first_failure.id == "exception"):

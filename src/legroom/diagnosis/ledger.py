@@ -83,11 +83,18 @@ def ledger_of(oom: TorchOom | None) -> Ledger:
         if oom.free_bytes is not None and unlisted > max(others, _DRIVER_BYTES):
             others = unlisted  # processes of other containers are not listed
     elif oom.others_bytes:
-        others = sum(sorted(oom.others_bytes)[:-1])
+        others = sum(oom.others_bytes) - own_process_bytes(oom)
     sizes = (oom.torch_bytes, oom.unallocated_bytes, oom.free_bytes, oom.wanted_bytes)
     outside = Ledger(oom.total_bytes, others, None, *sizes).outside_torch_bytes
     own = None if outside is None or others is None else max(outside - others, 0)
     return Ledger(oom.total_bytes, others, own, *sizes)
+
+
+def own_process_bytes(oom: TorchOom) -> int:
+    """The listed process nearest above what torch holds is this one; the largest where torch prints no figures."""
+    held = None if oom.torch_bytes is None else oom.torch_bytes + (oom.unallocated_bytes or 0)
+    above = [size for size in oom.others_bytes if held is not None and size >= held - _ROUNDING_BYTES]
+    return min(above) if above else max(oom.others_bytes)
 
 
 def expected_ledgers(layout: Layout) -> dict[str, Ledger]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.case import Case, detect_engine, detect_platform
+from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import named_card, pasted_command
+from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -21,6 +23,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
+from legroom.facts.log_messages import Role
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -34,6 +37,10 @@ MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
 _IMAGE = re.compile(r"\bvllm/vllm-openai:v(\d+\.\d+\.\d+)")
+_NAMED_RELEASE = re.compile(
+    r"(?i)(?<![\w./-])vllm(?:[ -]version)?(?: is|:|==?|\s)\s?v?(0\.\d+\.\d+(?:\.post\d+)?)(?![\w+]|\.\w)"
+)
+"""A release in prose; a development build is none."""
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -57,11 +64,34 @@ def collect_contents(passages: Iterable[LogPassage]) -> LogContents:
     return contents
 
 
-def split_runs(contents: LogContents, source: str, lines: int) -> tuple[Case, ...]:
-    """One case for every run, in the order of the log; at most the last 20."""
+def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
+    """Lines of the commands pasted after the failure of an earlier one, if they fail too; empty with one attempt."""
+    failures = [item.line for item in evidence if item.role in (*FAILING, "exception") and not item.is_warning]
+    commands = [number for number, _ in command_lines(text.split("\n"))] if len(failures) > 1 else []
+    between = (any(first < line < then for line in failures) for first, then in pairwise(commands))
+    return [then for then, failed in zip(commands[1:], between, strict=True) if failed and then < max(failures)]
+
+
+def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
+    """One case for every run, in the order of the log; at most the last 20. `attempts`: lines that begin another."""
     starts = list(split_starts(contents.events))[-MAX_RUNS:]
+    if attempts and len(starts) <= 1:
+        bounds = [0, *attempts, lines + 2]
+        return tuple(
+            _make_case(
+                [item for item in contents.evidence if first <= item.line < last],
+                startup_of(events)
+                if (events := [e for e in contents.events if first <= e.line_number < last])
+                else Startup(),
+                source,
+                lines,
+            )
+            for first, last in pairwise(bounds)
+        )
     if not starts:
-        return (_make_case(contents.evidence, Startup(), source, lines),) if contents.evidence else ()
+        # A command or a failure alone is no report of a server.
+        is_report = {item.id for item in contents.evidence} not in (set(), {"vllm_named"}, {"failure_told"})
+        return (_make_case(contents.evidence, Startup(), source, lines),) if is_report else ()
     bounds = [events[0].line_number for events in starts]
     bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
     cases = []
@@ -81,21 +111,28 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
 
 
 def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence with SIGKILLs by a shutting-down server as symptoms, unless the OOM killer is named."""
-    ending = next((item.line for item in evidence if item.id == "self_kill"), None)
-    if ending is None:
-        return list(evidence)
+    """The evidence with SIGKILLs by a shutting-down server or by hand as symptoms, unless the OOM killer is named."""
+    ending = next((item.line for item in evidence if item.id == "self_kill"), math.inf)
+    by_hand = {item.line for item in evidence if item.id == "killed_by_hand"}
     return [
         replace(item, role="symptom")
-        if item.id in _KILLS and item.line > ending and "oom" not in item.text.lower()
+        if item.id in _KILLS and (item.line in by_hand or (item.line > ending and "oom" not in item.text.lower()))
         else item
         for item in evidence
     ]
 
 
+def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence with failures that prose tells as failures where nothing printed is one; else without them."""
+    if any(item.role in (*FAILING, "exception") and not item.is_warning for item in evidence):
+        return [item for item in evidence if item.role != "told"]
+    roles: dict[str, Role] = {"host_ram_told": "host"}
+    return [replace(item, role=roles.get(item.id, "failure")) if item.role == "told" else item for item in evidence]
+
+
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
     """The case with engine and platform detected from the evidence; kills by vLLM itself count less."""
-    evidence = _demote_own_kills(items)
+    evidence = _promote_told_failures(_demote_own_kills(items))
     return Case(
         tuple(evidence), startup, detect_engine(evidence, startup), detect_platform(evidence, startup), source, lines
     )
@@ -119,9 +156,10 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
         return _read_record(read_whole_record(pieces, source), source, hints)
     scanner, head = Scanner(), bytearray()
     contents = collect_contents(scanner.passages(_copy_head(rejoin_lines(pieces), head)))
-    cases = split_runs(contents, source, scanner.lines)
+    text = head.decode("utf-8", "replace")
+    cases = split_runs(contents, source, scanner.lines, _attempts(text, contents.evidence))
     if hints is None or not hints.command:
-        cases, hints = _with_pasted_command(cases, head.decode("utf-8", "replace"), hints)
+        cases, hints = _with_pasted_command(cases, text, hints)
     if hints is None or hints.local_models:
         cases = tuple(_attach_black_box(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
@@ -141,8 +179,8 @@ def _with_pasted_command(
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
         return cases, hints
-    if len(images := set(_IMAGE.findall(text))) == 1:
-        (tag,) = images
+    if len(named := set(_IMAGE.findall(text)) or set(_NAMED_RELEASE.findall(text))) == 1:
+        (tag,) = named
         cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None

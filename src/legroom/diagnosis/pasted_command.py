@@ -26,6 +26,7 @@ _LOGGED = re.compile(
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
 _START = re.compile(
+    r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
 )
 _SETTING = re.compile(
@@ -47,13 +48,17 @@ _HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
 _MODEL_NAME = re.compile(
     r"(?<![\w./-])[A-Za-z][\w.]*-[\w.-]*\d[bB](?:-[\w.]+)*(?![\w/]|\s(?i:int|fp|nv|mx|awq|gptq|gguf|q\d|w\d|\d))"
 )
+_CARD_SIZE = re.compile(
+    r"(?i)(?<![\w.])(\d{1,3}) ?G(?:i?B)?(?: (?:of )?(?:VRAM|video memory|GPU memory|memory each)| per (?:GPU|card)"
+    r"| (?:GPUs?|(?:graphics )?cards?)\b)|\b(?:GPUs?|cards?) ?(?:\(|with |of |, )(?:\w+ )?(\d{1,3}) ?G(?:i?B)?\b"
+)
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
 def pasted_command(text: str, failure_line: int | None, release: Release | None) -> tuple[str | None, ServeArgs]:
     """The last command line above the failure, else the first below, and its settings; else (None, named settings)."""
     lines = text.split("\n")
-    commands = [(number, line) for number, line in _command_lines(lines) if not _ELIDED.search(line)]
+    commands = [(number, line) for number, line in command_lines(lines) if not _ELIDED.search(line)]
     above = [pair for pair in commands if failure_line is None or pair[0] <= failure_line]
     for _, line in (*reversed(above), *(pair for pair in commands if pair not in above)):
         try:
@@ -69,7 +74,7 @@ def pasted_command(text: str, failure_line: int | None, release: Release | None)
     return None, _settings_outside_commands(lines, release or latest())
 
 
-def _command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
+def command_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     """Each command that starts a server, with its continued lines and the number of its first line."""
     for number, line in enumerate(lines, 1):
         start = None if _LOGGED.search(line) else _START.search(line)
@@ -123,13 +128,27 @@ def _card_names() -> re.Pattern[str]:
     names |= {str(name) for name in read_data("gpus.json")["ambiguous"]}
     names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
-    return re.compile(rf"(?<![\w.-])(?:{words})(?![\w.]|-\w|[ _-]?(?i:laptop|mobile))")
+    return re.compile(rf"(?<![\w.-])({words})s?(?!\w|[.-]\w|[ _-]?(?i:laptop|mobile))")
+
+
+@cache
+def _counted_cards() -> re.Pattern[str]:
+    """Names of cards that are mere numbers, behind a word that counts things: `a 5090`, `4x3090`."""
+    numbers = "|".join(name for aliases in gpu_names().values() for name in aliases if name.isdigit())
+    counts = r"an?|my|one|single|two|three|four|eight|dual|quad|the|\d{1,2} ?[x×*]|[2-9]"
+    return re.compile(
+        rf"(?i)(?<![\w.])(?:{counts})[ -]?({numbers})s?(?!\w|[.-]\w| ?(?:ti|super|d|laptop|mobile|tokens)\b)"
+    )
 
 
 def named_card(text: str) -> str | None:
-    """The only card that the text names outside of logged lines; None where it names none or several."""
+    """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
-    cards = {gpu(match[0].replace("_", " ")).name: match[0] for match in _card_names().finditer(plain)}
+    names = _counted_cards().findall(plain) + _card_names().findall(plain)
+    cards = {gpu(name.replace("_", " ")).name: name for name in names}
+    sizes = {size for match in _CARD_SIZE.finditer(plain) for size in match.groups() if size}
+    if not cards and len(sizes) == 1:
+        return f"{sizes.pop()}GiB"
     return cards.popitem()[1] if len(cards) == 1 else None
 
 

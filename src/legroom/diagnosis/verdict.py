@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
-from legroom.diagnosis.confidence import EvidenceKind, FixGround, confidences, evidence_kind, share_right, share_worked
+from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import other_engine_text, other_engines
-from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
 from legroom.regex import compiled
 from legroom.units import GIB, gib
-from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
@@ -34,6 +33,10 @@ _MIN_WEIGHT = 0.15
 _GUESS_WEIGHT = 0.3
 _MIN_WEIGHT_WITHOUT_ERROR = 0.5
 """Minimum weight of a cause where the error message itself is missing."""
+_PLANNED_WEIGHT = 0.65
+"""Above the weights of causes that a text without sizes and place leaves open."""
+_FULL_OF_WEIGHTS = 0.85
+"""Weights above this share of a card leave less than a tenth of the largest budget, 0.95, for everything else."""
 _LATER_FAILURE_FACTOR = 0.8
 """Factor for causes that only later failures prove."""
 
@@ -100,9 +103,11 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     )
     if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
         findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
-    if findings and findings[0].fixes and (gap := _unexplained_bytes(case, findings[0].fixes[0])):
+    if findings and findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
         why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
         findings = (replace(findings[0], why=why), *findings[1:])
+    if findings and case.has("no_cache_blocks") and (part := _weights_sentence(case, planner)):
+        findings = (replace(findings[0], why=f"{findings[0].why} {part}"), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -149,8 +154,44 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         for cause in causes()
         if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
+    if planned := _planned_failure(case, planner):
+        assessed = [planned, *(pair for pair in assessed if pair[0] is not planned[0])]
     assessed.sort(key=lambda pair: -pair[1].weight)
     return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
+
+
+def _weights_sentence(case: Case, planner: FixPlanner) -> str:
+    """What of the budget the model's weights take, where the log does not print it; empty where not known."""
+    if planner.failed_plan is None or case.startup.weights_bytes is not None or case.black_box is not None:
+        return ""
+    layout = planner.failed_plan.layout
+    return (
+        f"Of the {gib(layout.budget_bytes)} that it may use of a GPU the weights take {gib(layout.weights.bytes)} and "
+        f"the profile run about {gib(layout.activation.bytes)}."
+    )
+
+
+def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
+    """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
+    if not _oom_without_site(case) or case.oom is not None or case.platform.trainer or not planner.known.ranks_known:
+        return None
+    plan = planner.failed_plan
+    if plan is None or plan.verdict == "fits":
+        return None
+    layout, failure = plan.layout, plan.memory.failure
+    is_full = layout.weights.bytes > _FULL_OF_WEIGHTS * layout.total_bytes
+    label = "weights_too_big" if is_full else failure.id if failure is not None else ""
+    cause = next((cause for cause in causes() if cause.label == label), None)
+    if cause is None:
+        return None
+    why = (
+        "The text does not show where memory ran out; this is where the plan of the same command does. The budget of "
+        f"a GPU is {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}; the weights take "
+        f"{gib(layout.weights.bytes)} and the profile run {gib(layout.activation.bytes)} of it."
+    )
+    if failure is not None and failure.needed_bytes:
+        why += f" {gib(failure.needed_bytes)} are needed and {gib(max(failure.available_bytes, 0))} are there."
+    return cause, Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
@@ -182,47 +223,19 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
-    fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
+    dead_ends = (*cause.impossible(planner), *cause.dead_ends)
+    fixes = checked_fixes(planner, cause.remedies(planner), dead_ends)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
-    fixes = tuple(replace(fix, confidence=share_worked(_fix_ground(cause, fix, planner))) for fix in fixes)
+    fixes = tuple(
+        replace(fix, confidence=share_worked(fix_ground(planner, fix, is_memory=cause.is_memory))) for fix in fixes
+    )
     finding = Finding(
-        cause.label,
-        _entry_id(cause, assessment),
-        confidence,
-        assessment.evidence,
-        assessment.why,
-        fixes,
-        (*cause.impossible(planner), *cause.dead_ends),
+        cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends
     )
     return _with_known_bugs(finding, planner)
-
-
-def _unexplained_bytes(case: Case, fix: Fix) -> int:
-    """Bytes in use when a graph capture failed beyond the plan of that run; 0 up to 1 GiB, or where not printed."""
-    if fix.before is None or case.oom is None or case.oom.free_bytes is None or case.site != "graph":
-        return 0
-    gap = fix.before.headroom_bytes - case.oom.free_bytes - (case.ledger.other_processes_bytes or 0)
-    return gap if gap > GIB else 0
-
-
-_NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
-"""Settings that not every card and backend supports: only a plan tells."""
-
-
-def _fix_ground(cause: Cause, fix: Fix, planner: FixPlanner) -> FixGround:
-    """What a fix rests on: a plan, the failed run's known values ("figures"), a look-alike or experience."""
-    if _unexplained_bytes(planner.case, fix):
-        return "experience"
-    if fix.plan is not None or not cause.is_memory:
-        return "plan" if fix.plan is not None else "lookalike"
-    if fix.proven or fix.flags.keys() & _NEEDS_KERNEL or not (fix.flags or fix.env):
-        return "figures" if fix.proven else "experience"
-    known = planner.known.args
-    are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)
-    return "figures" if are_known else "experience"
 
 
 def _entry_id(cause: Cause, assessment: Assessment) -> str:
@@ -245,9 +258,10 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
         return "not a memory problem" if likely[0][0].domain == "other" else "cause found"
     if is_incomplete:
         return "cause above"
-    if case.was_ready:
+    if case.was_ready and not case.has("failure_told"):
         return "no problem found"
-    return "cause above" if case.startup.vllm or case.startup.args_known else "not understood"
+    is_vllm = case.was_ready or case.startup.vllm or case.startup.args_known
+    return "cause above" if is_vllm else "not understood"
 
 
 def _oom_without_site(case: Case) -> bool:
@@ -281,7 +295,9 @@ def _missing_lines(case: Case) -> list[str]:
             f"the lines above line {later.line}, from the start of the server on: it only repeats that a process "
             "failed before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and (milestone is not None or not case.was_ready):
+    if not needed and milestone is None and case.has("failure_told"):
+        needed.append("what the server printed, from its start to the error: a traceback's last line names the error")
+    elif not needed and (milestone is not None or not case.was_ready):
         needed.append(
             "what ended the process, if it ended: its exit code (137 is SIGKILL), `kubectl describe pod` or `docker "
             "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"
@@ -351,83 +367,3 @@ def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
         steps = (*steps, f"{until}: {variables} before the same command")
     fixed = f"The bug is fixed in {bug.fixed_in}." if bug.fixed_in else "The bug is open; avoid what sets it off."
     return Fix("engine_version_or_V0", fixed, steps=steps)
-
-
-_KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
-
-_NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
-"""Kinds that are never moved to the front: extra GPUs may not exist, and offloaded weights slow every step."""
-
-
-def _check_fixes(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
-    """The fixes that pass the checks; one that certainly starts goes before a tight first one."""
-    passed: list[Fix] = []
-    for fix in fixes:
-        checked = _check_fix(planner, fix) if fix is not None else None
-        if checked and not any(_is_same_change(checked, other) for other in passed):
-            passed.append(checked)
-    if passed and _is_tight(passed[0]):
-        certain = next((fix for fix in passed if _certainly_starts(fix)), None)
-        passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
-    return tuple(passed)
-
-
-def _is_same_change(fix: Fix, other: Fix) -> bool:
-    """Whether two fixes set the same flags and variables to the same values, with the same steps."""
-    return (fix.flags, fix.env, fix.steps) == (other.flags, other.env, other.steps)
-
-
-def _is_tight(fix: Fix) -> bool:
-    """Whether the fix's plan is tight and the log does not confirm it."""
-    return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
-
-
-def _certainly_starts(fix: Fix) -> bool:
-    """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
-    if fix.kind in _NEVER_MOVED_FIRST:
-        return False
-    return fix.proven or (fix.plan is not None and not _is_tight(fix))
-
-
-def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
-    if not (fix.flags or fix.env):
-        return fix
-    if fix.kind != "flag" and (not _release_supports(planner, fix) or _already_set(planner, fix)):
-        return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
-    planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
-    if planned is None:
-        return None
-    line = planned.command or planner.command(planned.flags, planned.env)
-    return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
-
-
-def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the release has every flag and variable of a fix; true where the release is not known."""
-    if not planner.known.release_known:
-        return True
-    release = planner.known.release
-    dests = {flag.dest for flag in flags_of(release).values()}
-    if any(value is not None and name not in dests for name, value in fix.flags.items()):
-        return False
-    return all(name in env_names(release) for name in fix.env if env_history(name) is not None)
-
-
-def _already_set(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the failed run already had these flags and variables."""
-    given = planner.given_args
-    flags = all(
-        name in ServeArgs.__dataclass_fields__ and getattr(given, name) == value for name, value in fix.flags.items()
-    )
-    return flags and all(given.env.get(name) == value for name, value in fix.env.items())
-
-
-def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
-    memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
-    if fix.plan is not None or fix.proven or not memory_flags:
-        return fix
-    if planner.failed_plan is not None:
-        made = planner.plan_with(memory_flags)
-        return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
-    return None if planner.accounting.refuses(memory_flags) else fix

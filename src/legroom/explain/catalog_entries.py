@@ -27,14 +27,14 @@ from legroom.explain.entry import (
     document_problems,
     summary_json,
 )
+from legroom.facts import read_texts
 from legroom.memo import Memo
 from legroom.records import dataclass
 
 
 def bundled_documents() -> dict[str, Any]:
     """The parsed JSON of every bundled catalog entry, by file name."""
-    paths = sorted((CATALOG_FOLDER / "entries").glob("*.json"))
-    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return {f"{name}.json": json.loads(text) for name, text in read_texts(CATALOG_FOLDER / "entries").items()}
 
 
 @cache

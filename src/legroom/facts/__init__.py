@@ -14,3 +14,12 @@ DATA_FOLDER = Path(__file__).with_name("data")
 def read_data(name: str) -> Any:
     """The parsed content of `data/NAME`; by path, because importing `importlib.resources` takes a tenth of a plan."""
     return json.loads(DATA_FOLDER.joinpath(name).read_text(encoding="utf-8"))
+
+
+def read_texts(folder: Path) -> dict[str, str]:
+    """The text of each JSON file in a folder, by stem; a wheel has one file FOLDER.packed (`hatch_build.py`)."""
+    packed = folder.with_suffix(".packed")
+    if packed.exists():
+        files = (file.partition("\n") for file in packed.read_text(encoding="utf-8").split("\f")[1:])
+        return {name: text for name, _, text in files}
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.json"))}

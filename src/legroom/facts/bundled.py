@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from heapq import nlargest
-from pathlib import Path
 from typing import Any
 
+from legroom.facts import DATA_FOLDER, read_texts
 from legroom.records import dataclass
 
-FOLDER = Path(__file__).with_name("data") / "models"
+FOLDER = DATA_FOLDER / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
 _PLAIN = frozenset({"bf16", "fp16"})
 _SIZE = re.compile(r"[ae]?(\d+x)?\d+(\.\d+)?b|\d{2,}m")
@@ -84,7 +84,8 @@ def derived(name: str) -> Bundled | None:
     repo = re.sub(r":(?=\d+(\.\d+)?b|e\db)", "-", parts[-1].removesuffix(".gguf"))  # llama3.1:8b
     exact = _keys_by_name().get(repo)
     scheme = None if exact else _scheme_in_name("/".join(parts[-2:]))
-    key = exact or _key_in_name(repo) or (_key_in_name("-".join(parts)) if len(parts) == 2 else None)  # kimi/k2.7-code
+    spellings = (repo, repo.replace("_", "-"), *(("-".join(parts),) if len(parts) == 2 else ()))  # llama_3_8b, kimi/k3
+    key = exact or next(filter(None, map(_key_in_name, spellings)), None)
     own = str(bundled_config(_bundled_of(key)).get("quantization_config", {}).get("quant_method")) if key else ""
     scheme = None if own in repo else scheme  # gpt-oss-20b-MXFP4
     if key is None or scheme == "unknown":
@@ -100,8 +101,8 @@ def derived(name: str) -> Bundled | None:
 
 def _scheme_in_name(name: str) -> Any:
     """The quantization that a name states: a scheme of schemes.json, GGUF with its bits, `unknown`, or None."""
-    if "gguf" in name:
-        bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
+    bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
+    if "gguf" in name or re.search(r":i?q\d", name):  # vLLM's REPO:Q4_K_M
         return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
     found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
     return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
@@ -111,7 +112,7 @@ def _key_in_name(repo: str) -> str | None:
     """The key of the bundled model whose words and sizes are in a name, with no sign of another model; else None."""
     repo, found = _spelled(repo), 0
     for pattern, base in _shared_values()["tuned_from"]:
-        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]))", base, repo, count=1)
+        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", base, repo, count=1)
         if found:
             break
     words = _words(repo)
@@ -270,6 +271,21 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_keys_by_name()[each] for each in close))[:limit]
 
 
+def misspelling_of(name: str) -> str:
+    """The known id that differs from a Hub id by a letter or two of one long word; empty without one."""
+    import difflib  # only where a name is wrong
+
+    words = re.split(r"[-/]", name.lower())
+    for known in _keys_by_name() if "/" in name else ():
+        right = re.split(r"[-/]", known)
+        pairs = [pair for pair in zip(words, right, strict=False) if pair[0] != pair[1]]
+        if len(right) == len(words) and len(pairs) == 1 and "/" in known and min(map(len, pairs[0])) >= 5:
+            is_word = all(map(str.isalpha, pairs[0])) and difflib.SequenceMatcher(None, *pairs[0]).ratio() >= 0.8
+            if is_word and pairs[0][0][0] == pairs[0][1][0]:
+                return known
+    return ""
+
+
 @cache
 def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
     """The pairs of adjacent letters or digits in a name, to compare names by."""
@@ -348,8 +364,13 @@ def _numbers_in_spans(spans: str) -> list[int]:
 @cache
 def _texts() -> dict[str, str]:
     """The JSON text of each model family's data file, by family."""
-    paths = sorted(FOLDER.glob("*.json"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths if path.stem != "schemes"}
+    return {family: text for family, text in _files().items() if family != "schemes"}
+
+
+@cache
+def _files() -> dict[str, str]:
+    """The text of each file in `data/models`, by its stem."""
+    return read_texts(FOLDER)
 
 
 @cache
@@ -392,7 +413,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The parsed schemes.json: quantization schemes and name patterns that model files share."""
-    return dict(json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8")))
+    return dict(json.loads(_files()["schemes"]))
 
 
 @cache

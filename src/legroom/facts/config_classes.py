@@ -22,7 +22,25 @@ def _recorded_releases() -> tuple[str, ...]:
 def release_facts(part: str, release: Release) -> Mapping[str, Any]:
     """One part of the facts recorded from vLLM's code, of the newest recorded release up to this one; else empty."""
     name = next((name for name in reversed(_recorded_releases()) if not release.before(name)), None)
-    return dict(read_data(f"vllm/{name}.json").get(part, {})) if name else {}
+    return _recorded_facts(name).get(part, {}) if name else {}
+
+
+@cache
+def _recorded_facts(name: str) -> Mapping[str, Any]:
+    """The facts of a recorded release; its file says how it differs from the next one, the newest one's is whole."""
+    newer = _recorded_releases()[_recorded_releases().index(name) + 1 :]
+    own: Mapping[str, Any] = read_data(f"vllm/{name}.json")
+    return _with_difference(_recorded_facts(newer[0]), own) if newer else own
+
+
+def _with_difference(base: Mapping[str, Any], difference: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The base without the keys that a difference lists in `without`, and with its values, merged map by map."""
+    facts = {key: value for key, value in base.items() if key not in difference.get("without", ())}
+    for key, value in difference.items():
+        inside = isinstance(value, Mapping) and isinstance(facts.get(key), Mapping)
+        facts[key] = _with_difference(facts[key], value) if inside else value
+    facts.pop("without", None)
+    return facts
 
 
 def is_asked(release: Release) -> bool:

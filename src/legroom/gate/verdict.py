@@ -33,7 +33,7 @@ FixSearch = Literal["single_change", "full"]
 _BY_SEVERITY: tuple[Outcome, ...] = ("no_server", "fits", "tight", "not_understood", "does_not_fit")
 _MAX_SERVERS = 8
 """Servers planned per object; the rest of a larger object is ignored to bound the work."""
-_RESTART_LOOP_RULES = frozenset({"shm-missing", "start-too-short"})
+_RESTART_LOOP_RULES = frozenset({"shm-missing", "start-too-short", "container-command", "probe-port", "gpus-too-few"})
 """Lint rules for settings that make a pod restart although its memory suffices."""
 
 

@@ -226,6 +226,7 @@ def _context_of(text: str, options: LintOptions) -> Context:
 
 def _check_part(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
     """The findings of every check, or of the rules in `only`; Unread for a server of unknown release."""
+    context = replace(context, servers=tuple(each for each in part.subjects if isinstance(each, StartedServer)))
     for subject in part.subjects:
         if isinstance(subject, StartedServer):
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -76,6 +76,8 @@ class Context:
     """Whether the file switches MIG on or off."""
     uses_ray: bool = False
     """Whether a linted file names Ray or a LeaderWorkerSet."""
+    servers: tuple[StartedServer, ...] = ()
+    """The servers that the same part of the file starts."""
 
     @property
     def release(self) -> Release:
@@ -217,6 +219,23 @@ def flag_value(server: StartedServer, word: Word) -> str:
     following = server.words[server.words.index(word) + 1 :][:1]
     _, equals, value = word.text.partition("=")
     return value if equals else following[0].text if following else ""
+
+
+def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
+    """Whether a variable may add flags; as the value of a flag it does not, unless its field is one of `besides`."""
+    table, fields = flags_ever(), frozenset(besides)
+    for before, word in zip((None, *server.words), server.words, strict=False):
+        if not _OPEN.search(word.text):
+            continue
+        head = word if word.text.startswith("--") and "=" in word.text else before
+        flag = table.get(plain_name(head.text)) if head is not None and head.text.startswith("-") else None
+        takes_value = flag is not None and flag.kind not in ("switch", "bool", "optbool", "maybe")
+        if flag is None or not takes_value or flag.dest in fields:
+            return True
+    return False
+
+
+_OPEN = re.compile(r"\$|\{\{|\{%|<[\w -]+>")
 
 
 def has_same_words(name: str, candidate: str, separator: str) -> bool:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find, mirrored
+from legroom.facts.model_sources import load
 from legroom.facts.releases import Release
 from legroom.isolation import isolated
+from legroom.lint.rule import has_open_words
 from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.setting_checks import RefusedByVllm
 
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Plan
 
-_TEMPLATE = re.compile(r"\$|\{\{|\{%|<[\w -]+>")
 _SLICE = re.compile(r"mig|time-?slic|shared|vgpu", re.IGNORECASE)
 """Shares of a GPU whose size the name does not say."""
 _ANY_GPU = "h200"
@@ -53,7 +55,7 @@ def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
     """The server planned on every GPU that its file names, fetching nothing; None for a template."""
     from legroom.planning.file_plans import planned_servers
 
-    if server.call is not None or any(_TEMPLATE.search(word.text) for word in server.words):
+    if server.call is not None or has_open_words(server, ServeArgs.__dataclass_fields__):
         return None
     with isolated():
         return next(planned_servers([server], release=release, advice=False))
@@ -62,10 +64,21 @@ def file_plan_of(server: StartedServer, release: Release) -> FileServer | None:
 def _plan_or_refusal(server: StartedServer, release: Release) -> ServerPlan | RefusedByVllm | None:
     """The server's plan, or vLLM's refusal to start; None where the command is not fully known."""
     words = tuple(word.text for word in server.words)
-    if server.call is not None or any(_TEMPLATE.search(word) for word in words):
+    if server.call is not None or has_open_words(server, ServeArgs.__dataclass_fields__):
         return None
     gpu_name = server.gpu_names[0] if len(server.gpu_names) == 1 else ""
     return _plan_of_words(words, release, gpu_name, server.gpu_count)
+
+
+def _is_known(model: str) -> bool:
+    """Whether the model is known without the network, by its id or by the name of its folder."""
+    if find(model) is not None or mirrored(model) is not None:
+        return True
+    try:
+        with isolated():
+            return load(model).known
+    except LegroomError:
+        return False
 
 
 @lru_cache(maxsize=256)
@@ -78,14 +91,14 @@ def _plan_of_words(
     parsed = parse_flags(words, release)
     has_bad_flag = any(problem.stops_vllm for problem in parsed.problems)
     model = parsed.args.model
-    if not model or (find(model) is None and mirrored(model) is None):
+    if not model or not _is_known(model):
         return None
     is_gpu_known = bool(gpu_name) and not _SLICE.search(gpu_name)
     for name in (gpu_name, _ANY_GPU) if is_gpu_known else (_ANY_GPU,):
         try:
             plan = make_plan(parsed.args, release, Machine(name, gpus if name == gpu_name else None), advice=False)
         except RefusedByVllm as refusal:
-            return refusal if name == gpu_name and not has_bad_flag else None
+            return None if has_bad_flag else refusal
         except LegroomError:
             continue
         return ServerPlan(plan, name == gpu_name)

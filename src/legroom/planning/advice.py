@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -60,6 +60,23 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
     # Where only a last resort helps, the note says how many GPUs would suffice.
     notes = (*first.notes, *(() if has_fit or enough is not None else _more_gpus_notes(first, kept)))
     return replace(first, advice=_ranked(first, fitting), advised=True, notes=notes)
+
+
+def with_longer_tight_advice(advised: Plan) -> Plan:
+    """The advised plan with one more, tight advice where the first shortens the context and more of it would start."""
+    first = next(iter(advised.advice), None)
+    if first is None or first.plan.verdict != "fits" or "max_model_len" not in first.flags:
+        return advised
+    here = [each.plan for each in advised.advice if each.plan.args.gpus_needed <= advised.target.gpus]
+    longest, args = max(each.settings.max_model_len for each in here), _args_to_search(advised, frozenset(), False)
+    for context in _context_lengths(advised, frozenset()):
+        if context < 2 * longest:
+            break
+        goal = CapacityGoal(context, 1.0, _gpu_counts(advised), "balanced")
+        found = search_flags([first.plan.target], replace(args, max_model_len=context), goal, max_answers=1)
+        if (longer := _advice_of(found, advised, goal, ("fits", "tight"))) is not None:
+            return replace(advised, advice=(*advised.advice[: MOST_ADVICE - 1], _with_role(advised, longer)))
+    return advised
 
 
 def with_quick_advice(first: Plan, enough: int, is_time_up: Callable[[], bool] = _never) -> Plan:
@@ -245,6 +262,8 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
 
 def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
     """Searched changes with the same weights first, then with quantized checkpoints on fewer GPUs."""
+    if not gpus:
+        return
     target, args = start.target, _args_to_search(start, kept, released)
     same = list(_longest_context([target], args, start, kept, gpus))
     yield from same
@@ -295,10 +314,12 @@ def _context_lengths(start: Plan, kept: frozenset[str]) -> list[int]:
     return [requested_len, *shorter]
 
 
-def _advice_of(result: SearchAnswer, start: Plan, goal: CapacityGoal) -> Advice | None:
-    """The flags that differ between a search's best plan and the start, replanned; None unless they fit."""
+def _advice_of(
+    result: SearchAnswer, start: Plan, goal: CapacityGoal, accepted: Collection[str] = ("fits",)
+) -> Advice | None:
+    """The flags that differ between a search's best plan and the start, replanned; None unless `accepted`."""
     made = result.best
-    if made is None or made.verdict != "fits":
+    if made is None or made.verdict not in accepted:
         return None
     args = made.args
     if start.args.max_model_len is None and goal.context == start.settings.max_model_len:
@@ -311,7 +332,7 @@ def _advice_of(result: SearchAnswer, start: Plan, goal: CapacityGoal) -> Advice 
     if made.target.model.name != start.target.model.name:
         flags["model"] = made.target.model.name
     changed = _plan_with(start, flags)
-    if changed is None or changed.verdict != "fits":
+    if changed is None or changed.verdict not in accepted:
         return None
     return Advice(flags, why(start, changed), changed, "; ".join(_trade_offs(flags, result, start)))
 

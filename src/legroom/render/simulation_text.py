@@ -13,7 +13,7 @@ from legroom.drawing.text import columns, count, plural, wrap
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.disaggregation import DisaggregatedTimeline
 from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
-from legroom.simulation.replay_outcome import LoadVerdict
+from legroom.simulation.replay_outcome import LATE_S, LoadVerdict
 from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for_hit_share
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
@@ -79,21 +79,16 @@ def timeline_svg(timeline: Timeline, load: LoadVerdict) -> str:
 _VERDICTS = {
     "holds": "Holds the load",
     "holds_with_waiting": "Holds the load, with waiting",
+    "serves_late": "Serves the load late",
     "falls_behind": "Falls behind the load",
 }
-_LATE_S = 30
-"""Google Cloud's load balancer ends a request that has no answer after 30 s by default."""
 
 
 def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     """The verdict on the load in one sentence, with the number that decides it."""
     tally, unit = timeline.tally, "a second" if timeline.clocks else "a step"
-    verdict, words = (
-        _VERDICTS[load.verdict],
-        [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"],
-    )
-    if timeline.clocks and (wait_s := percentile(timeline.seconds["first_token_s"], 0.5)) > _LATE_S:
-        verdict = "Serves the load late" if load.verdict != "falls_behind" else verdict
+    words = [f"{count(tally.finished)} of {count(len(timeline.trace))} requests served"]
+    if timeline.clocks and (wait_s := percentile(timeline.seconds["first_token_s"], 0.5)) > LATE_S:
         words.append(f"the first token takes {wait_s:,.0f} s (p50)")
     if load.verdict == "falls_behind":
         words.append(f"{load.arriving:,.3g} arrive {unit}, {load.served:,.3g} are served")
@@ -102,7 +97,7 @@ def _headline(timeline: Timeline, load: LoadVerdict) -> str:
     if timeline.rejections:
         words.append(f"{count(len(timeline.rejections))} turned away")
     part = " (interrupted)" if timeline.interrupted else ""
-    return f"{verdict}: {'; '.join(words)}{part}"
+    return f"{_VERDICTS[load.verdict]}: {'; '.join(words)}{part}"
 
 
 def _timeline_curves(timeline: Timeline) -> list[Curve]:

@@ -80,7 +80,9 @@ class Goal:
         return asdict(self)
 
 
-Verdict = Literal["holds", "holds_with_waiting", "falls_behind"]
+Verdict = Literal["holds", "holds_with_waiting", "serves_late", "falls_behind"]
+LATE_S = 30
+"""Google Cloud's load balancer ends a request that has no answer after 30 s by default."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`holds`, `holds_with_waiting` (preemptions, long queues) or `falls_behind` where waits grow with the load."""
+    """`holds`, `holds_with_waiting` (preemptions, queues), `serves_late` or `falls_behind` (waits keep growing)."""
     served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps
@@ -114,6 +116,8 @@ def load_verdict(timeline: Timeline) -> LoadVerdict:
     verdict: Verdict = "holds"
     if waits and not keeps_up:
         verdict = "falls_behind"
+    elif timeline.clocks and percentile(timeline.seconds["first_token_s"], 0.5) > LATE_S:
+        verdict = "serves_late"
     elif waits or timeline.tally.preemptions:
         verdict = "holds_with_waiting"
     return LoadVerdict(

@@ -96,6 +96,8 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
             continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
+        if line.at and (message.role == "told" or message.id.endswith("_told")):
+            continue  # a logger's line is no prose
         facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
@@ -133,6 +135,8 @@ _COVERED_BY = {
     "cumem_oom": ("cuda_oom", "torch_oom_unsized"),
     "free_below_desired": ("free_below_desired_bare",),
     "pinned_failed": ("cuda_oom",),
+    "kv_check_told": ("torch_oom_unsized",),
+    "host_ram_told": ("torch_oom_unsized",),
     "nccl_register": ("cannot_allocate",),
     "illegal_access": ("kernel_launch",),
     "kernel_shared_memory": ("torch_oom_unsized",),

@@ -134,7 +134,7 @@ def _legroom_files() -> Iterator[tuple[str, bytes]]:
     for start in (*top, *_ROOMS, *(f"web/{name}" for name in _WEB_FILES)):
         path = _PACKAGE / start
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.is_file() and file.suffix in (".py", ".json"):
+            if file.is_file() and file.suffix in (".py", ".json", ".packed"):
                 yield f"legroom/{file.relative_to(_PACKAGE).as_posix()}", file.read_bytes()
 
 

@@ -39,7 +39,24 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
             subjects.append(subject)
     except TooManyWords as error:
         unread = Unread(source.place(error.offset), error.message, error.hint)
-    return FilePart("shell", source, tuple(subjects), unread=unread)
+    hidden = dict(_not_exported(re.sub(r"(?m)^([ \t]*)#.*", lambda line: " " * len(line[0]), source.text)))
+    servers = change_servers(subjects, lambda server: replace(server, not_exported=hidden) if hidden else server)
+    return FilePart("shell", source, tuple(servers), unread=unread)
+
+
+_PLAIN_ASSIGNMENT = re.compile(
+    r"^[ \t]*((?:VLLM|CUDA|NCCL|PYTORCH|OMP|HF|LMCACHE)_[A-Z0-9_]+|PYTHONHASHSEED)=(\S*)[ \t]*(?:#.*)?$", re.MULTILINE
+)
+
+
+def _not_exported(text: str) -> Iterator[tuple[str, Word]]:
+    """Variables of libraries that stand on lines of their own, and that the script neither exports nor uses."""
+    for line in _PLAIN_ASSIGNMENT.finditer(text):
+        before = text[: line.start()].rstrip(" \t")
+        is_continued = before.endswith(("\\\n", "\\\r\n")) or line[2].endswith("\\")
+        is_used = re.search(rf"(\$\{{?[!#]?{line[1]}\b|\bexport\b[^\n]*\b{line[1]}\b|-e {line[1]}\b)", text)
+        if not is_continued and not is_used and not re.search(r"set -\w*a|allexport", text):
+            yield line[1], Word(line[2], line.start(1), line[0])
 
 
 def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
@@ -130,6 +147,7 @@ def _container_subjects(source: Text, command: SimpleCommand, start: int, depth:
             gpus=run.gpus,
             stop_limit=limit,
             memory_limit_bytes=run.memory_limit_bytes,
+            repeated_entry=run.repeated_entry,
             read_as=f"a {server_words.basename(tool.text)} run line",
         ),
     )

@@ -26,6 +26,7 @@ def examine(case: Case) -> Assessment | None:
         return recorded
     for assess in (
         _assess_startup_check,
+        _assess_orphans,
         _assess_free_memory_change,
         _assess_wrong_device,
         _assess_unequal_ranks,
@@ -62,6 +63,28 @@ def _assess_startup_check(case: Case) -> Assessment | None:
         "allocated anything."
     )
     return Assessment(confidence, proof(check), why)
+
+
+def is_ruled_out(planner: FixPlanner) -> bool:
+    """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
+    case, plan = planner.case, planner.failed_plan
+    if plan is None or not case.has("no_cache_blocks") or case.oom is not None or case.first_failure is None:
+        return False
+    is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
+    is_shown = is_shown or case.other_processes_bytes is not None or _assess_unequal_ranks(case) is not None
+    return not is_shown and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+
+
+def _assess_orphans(case: Case) -> Assessment | None:
+    """A server whose parent was ended by SIGKILL and that fails when started again; None where the text tells less."""
+    killed, again = case.first("killed_by_hand"), case.first("orphans_told")
+    if killed is None or again is None or case.first_failure is None:
+        return None
+    why = (
+        "SIGKILL ends the API server alone: its engine and workers (VLLM::EngineCore, VLLM::Worker) get no signal, "
+        "live on and hold their share of every card, so the next server finds too little free."
+    )
+    return Assessment(0.9, proof(killed, again, case.first_failure), why)
 
 
 def _assess_free_memory_change(case: Case) -> Assessment | None:

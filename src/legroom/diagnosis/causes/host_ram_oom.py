@@ -24,7 +24,7 @@ _CERTAIN = (
     "cannot_allocate",
     "too_large_swap",
 )
-_LIKELY = ("oom_killer", "bus_error", "core_bus_error")
+_LIKELY = ("oom_killer", "bus_error", "core_bus_error", "host_ram_told")
 _POSSIBLE = ("core_killed", "sigkill", "killed_word", "lmcache_no_memory")
 _WEAK = ("ray_worker_died", "died_silently")
 _REFUSED_PIN = "CUDA error: invalid argument"
@@ -67,6 +67,11 @@ def examine(case: Case) -> Assessment | None:
             f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
         )
         return Assessment(0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
+    short = case.last("prefetch_ram_short")
+    if short is not None and case.phase_reached == "startup_load" and case.secondary_failure and not case.last_error:
+        size, ram = (gib(short.number(name) or 0) for name in ("checkpoint_bytes", "ram_bytes"))
+        why = f"The engine ended while it read a checkpoint of {size} with {ram} of RAM available, without an error."
+        return Assessment(0.55, proof(short, case.last("shards"), case.secondary_failure), why)
     if case.unfinished_milestone is not None and case.phase_reached == "startup_load":
         why = (
             "The log ends while the weights are being read, without an error, as it does when the container's memory "
@@ -112,7 +117,12 @@ def _explanation(case: Case) -> str:
     if on_node:
         used, total = (gib(int(on_node.facts.get(name, 0))) for name in ("used_bytes", "total_bytes"))
         return f"{used} of the node's {total} of RAM were in use, so Ray's memory monitor killed a worker on it."
-    shm = case.first("shm_small", "shm_no_space", "shm_insufficient", "bus_error")
+    shm, left = case.first("shm_small", "shm_no_space", "shm_insufficient", "bus_error"), case.first("shm_leftovers")
+    if shm and left:
+        piece = f" for a segment of {shm.number('segment_count') or 0:,} bytes" if "segment_count" in shm.facts else ""
+        return f"/dev/shm has no room left{piece}: what earlier processes left behind in it has filled it."
+    if case.first("host_ram_told"):
+        return "The text says that the host's RAM is used up; no GPU setting changes that."
     if shm:
         available = shm.facts.get("bytes_count")
         have = f" It has {gib(available)}." if isinstance(available, int) else ""

@@ -35,6 +35,10 @@ def examine(case: Case) -> Assessment | None:
     if case.has("failed_execution_dump") and not case.is_oom:
         why = "A model step crashed and its input was saved; no allocation failed."
         return Assessment(0.7, proof(case.first("failed_execution_dump"), case.last("exception")), why)
+    last = case.unfinished_milestone
+    if last is not None and last.id == "nccl_setup":
+        why = "The log ends while NCCL connects the ranks, without an error: a hang there, if it stays so for minutes."
+        return Assessment(0.3, proof(last), why)
     return _assess_exception(case)
 
 

@@ -16,6 +16,7 @@ _REFUSED = (
     "len_over_derived",
     "batched_below_len",
     "heads_not_divisible",
+    "shape_not_divisible",
     "pydantic_extra",
     "unknown_env",
     "unsupported_arg_combo",
@@ -39,7 +40,8 @@ def examine(case: Case) -> Assessment | None:
 def _assess_ignored_flag(case: Case) -> Assessment | None:
     """Assesses a warning that an accepted flag had no effect; None without one."""
     offload = case.first("offload_on")
-    if offload and case.is_oom and case.site in ("build", "load", "") and not case.has("offloaded"):
+    is_covered = case.has("weights_loaded", "weights_read", "shards")  # the log has the lines about loading
+    if offload and is_covered and case.is_oom and case.site in ("build", "load") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
         return Assessment(0.65, proof(offload, case.first("torch_oom", "cuda_oom")), why)
     ignored = case.first("flag_ignored")

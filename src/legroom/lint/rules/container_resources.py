@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
+from legroom.drawing.text import plural
 from legroom.errors import LegroomError
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word, has_open_words
 from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import MIB, human_bytes, parse_bytes
+from legroom.vllm.args import ServeArgs
 
 _WHY_SHM = (
     "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
@@ -100,3 +103,30 @@ def more_ranks_than_gpus(server: StartedServer, context: Context) -> Findings:
     is_counted = server.gpus is not None or "CUDA_VISIBLE_DEVICES" in server.env
     is_certain = context.is_release_certain(server) and is_counted and not looks_for_ray
     yield finding(GPUS, flag_place(server, *_SIZES), message, suggestion, is_certain=is_certain)
+
+
+IDLE = Rule("gpus-idle", "warning", "GPUs that no rank uses", "Nobody else can use them either.")
+_CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@checks(StartedServer, GPUS, IDLE)
+def gpus_not_used(server: StartedServer, context: Context) -> Findings:
+    """A container without a GPU, with hidden GPUs, or with more than its ranks use."""
+    if not server.runs_on_gpus or not server.in_container:
+        return
+    if server.has_no_gpu and is_published_by_vllm(server.image) and "NVIDIA_VISIBLE_DEVICES" not in server.env:
+        message, suggestion = "the container requests no GPU", "add nvidia.com/gpu: 1 to its limits"
+        yield finding(GPUS, server.place, message, suggestion, is_certain=False)
+    word, gpus = server.env.get(_CUDA_DEVICES), server.gpus
+    shown = [part.strip() for part in word.text.split(",")] if word is not None else []
+    if word is not None and gpus and all(map(str.isdecimal, shown)) and max(map(int, shown)) >= gpus:
+        message = f"{_CUDA_DEVICES}={word.text} in a container with {plural(gpus, 'GPU')}, which count from 0"
+        yield finding(GPUS, server.place_of(word), message, "leave it out, and choose the GPU in its reservation")
+        return
+    args = context.parsed_args(server).args
+    is_spread = server.launcher or context.uses_ray or flag_word(server, *_MULTI_NODE, *_DATA_PARALLEL_NODES)
+    count = len(shown) if shown else gpus
+    is_open = has_open_words(server, ServeArgs.__dataclass_fields__)
+    if gpus and count and count > args.gpus_needed and not is_spread and not is_open and args.model:
+        raised = "raise --tensor-parallel-size or --data-parallel-size, or reserve fewer"
+        yield finding(IDLE, flag_place(server, *_SIZES), f"{gpus} GPUs are given and {args.gpus_needed} used", raised)

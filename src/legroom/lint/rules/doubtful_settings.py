@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
+from legroom.facts import read_data
 from legroom.facts.flags import flag_name
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
+from legroom.lint.rule import (
+    Context,
+    Findings,
+    Rule,
+    checks,
+    finding,
+    flag_place,
+    flag_value,
+    flag_word,
+    has_open_words,
+)
+from legroom.lint.rules.flag_rules import IGNORED
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
@@ -30,6 +44,59 @@ def server_without_cuda_graphs(server: StartedServer, context: Context) -> Findi
         message += "; before 0.20 it adds no KV block"
     suggestion = "leave it out unless graph capture is what runs out (LR302)"
     yield finding(EAGER, flag_place(server, "--enforce-eager"), message, suggestion)
+
+
+_WHY_SHARE = (
+    "vLLM needs this share free at its start, and the CUDA context, NCCL and other processes are outside of it (LR202)."
+)
+SHARE = Rule("share-high", "warning", "A share of the GPU that leaves no room beside it", _WHY_SHARE)
+_HIGHEST_SHARE = 0.97
+"""Above it a 24 GiB card keeps less than the 0.7 GiB that a CUDA context and the driver hold."""
+
+
+@checks(StartedServer, SHARE, IGNORED)
+def share_of_gpu(server: StartedServer, context: Context) -> Findings:
+    """A --gpu-memory-utilization that leaves nothing, or that another flag overrides."""
+    args, word = context.parsed_args(server).args, flag_word(server, "--gpu-memory-utilization")
+    share = args.gpu_memory_utilization
+    if word is None or share is None:
+        return
+    if args.kv_cache_memory_bytes is not None:
+        message = "--kv-cache-memory-bytes sets the KV cache; the share only decides what must be free at the start"
+        yield finding(IGNORED, server.place_of(word), message, "leave one of them out")
+    elif _HIGHEST_SHARE < share <= 1 and server.runs_on_gpus:
+        message = f"{share:g} leaves {1 - share:.0%} of the GPU for its CUDA context, NCCL and other processes"
+        yield finding(SHARE, server.place_of(word), message, f"write at most {_HIGHEST_SHARE:g}", len(word.text))
+
+
+_LOADS_ADAPTERS = re.compile(r"VLLM_(ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|LORA_RESOLVER\w*)")
+_WHY_PARSER = "Calls in another format stay in the text of the answer: the client sees no tool call."
+PARSER = Rule("tool-parser", "warning", "A parser of another model's tool calls", _WHY_PARSER)
+
+
+@checks(StartedServer, IGNORED, PARSER)
+def features_without_effect(server: StartedServer, context: Context) -> Findings:
+    """LoRA that no adapter uses, and a tool parser that does not read the model's calls."""
+    word, args = flag_word(server, "--enable-lora"), context.parsed_args(server).args
+    is_complete = server.runs not in ("shell", "config", "python") and not has_open_words(server)
+    loads = flag_word(server, "--lora-modules", "--config") or any(map(_LOADS_ADAPTERS.match, server.env))
+    if word is not None and is_complete and not loads and not server.launcher:
+        message = "--enable-lora reserves memory, and no adapter is given or can be loaded"
+        suggestion = "leave it out, or set VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+        yield finding(IGNORED, server.place_of(word), message, suggestion)
+    word = flag_word(server, "--tool-call-parser")
+    chosen, right = flag_value(server, word) if word else "", _tool_parsers(args.model) if word else ()
+    is_known = re.fullmatch(r"[a-z]\w+", chosen) and flag_word(server, "--tool-parser-plugin") is None
+    if word is not None and is_known and right and chosen not in right:
+        message = f"{args.model} does not write its tool calls as --tool-call-parser {chosen} reads them"
+        yield finding(PARSER, server.place_of(word), message, f"write {' or '.join(right)}", len(word.text))
+
+
+def _tool_parsers(model: str) -> tuple[str, ...]:
+    """The parsers that read the tool calls of a model; none where it is not listed."""
+    name = model.rstrip("/").rpartition("/")[2].lower()
+    rows = read_data("tool_parsers.json")["models"]
+    return next((tuple(row["parsers"]) for row in rows if re.match(row["name"], name)), ())
 
 
 _WHY_BLOCK_SIZE = (

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
+from legroom.facts.bundled import find, misspelling_of
 from legroom.facts.flags import advice, companion_of, flags_ever
 from legroom.lint.rule import (
     Context,
@@ -97,6 +98,8 @@ def refused_or_unused_flags(server: StartedServer, context: Context) -> Findings
     yield from _utilization_above_one(server, context)
     yield from _refused_by_config_classes(server, context)
     yield from _device_of_another_build(server)
+    yield from _config_not_in_yaml(server)
+    yield from _misspelled_model(server, context)
 
 
 @checks(InvokedCommand, OTHER)
@@ -242,13 +245,33 @@ def _utilization_above_one(server: StartedServer, context: Context) -> Findings:
 
 def _refused_by_config_classes(server: StartedServer, context: Context) -> Findings:
     """Keys and values that the release's config classes refuse for any model; a named GPU has a plan, which says so."""
-    if server.gpu_names or server.call is not None or any(_VARIABLE.search(word.text) for word in server.words):
+    if server.gpu_names or server.call is not None:
         return
     is_certain = context.is_release_certain(server) and context.runs_vllms_own(server)
     for message, hint in field_refusals(context.parsed_args(server).args, context.release_of(server)):
         word = next((word for word in server.words if plain_name(word.text) in hint.split()), None)
-        if word is not None and plain_name(word.text) != _SHARE:
+        is_known = word is not None and not _VARIABLE.search(f"{word.text} {flag_value(server, word)}")
+        if word is not None and is_known and plain_name(word.text) != _SHARE:
             yield finding(VALUE, server.place_of(word), message, hint, len(word.text), is_certain=is_certain)
+
+
+def _misspelled_model(server: StartedServer, context: Context) -> Findings:
+    """A model whose name differs from a known one by a letter or two."""
+    model = context.parsed_args(server).args.model
+    word = next((word for word in server.words if model and word.text.endswith(model)), None)
+    if word is not None and find(model) is None and (right := misspelling_of(model)):
+        message = f"no model {model} is known, and {right} is"
+        yield finding(VALUE, server.place_of(word), message, f"did you mean {right}?", len(model), is_certain=False)
+
+
+def _config_not_in_yaml(server: StartedServer) -> Findings:
+    """A --config file whose name does not end in .yaml or .yml, which every release refuses."""
+    word = flag_word(server, "--config")
+    value = flag_value(server, word) if word is not None else ""
+    name = value.rpartition("/")[2]
+    if word is not None and "." in name and not name.endswith((".yaml", ".yml")) and not _VARIABLE.search(value):
+        message = f"--config takes a file that ends in .yaml or .yml, and {name} does not: vLLM does not start"
+        yield finding(VALUE, server.place_of(word), message, "write its settings as YAML", len("--config"))
 
 
 def _device_of_another_build(server: StartedServer) -> Findings:

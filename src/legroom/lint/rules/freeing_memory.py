@@ -97,3 +97,22 @@ def unit_that_leaves_workers(unit: Unit, context: Context) -> Findings:
     if signal is not None and signal.text in ("SIGKILL", "9", "KILL"):
         message = "KillSignal=SIGKILL ends requests at once and gives workers no time to let go of the GPU"
         yield finding(ORPHANS, unit.locate(signal.offset), message, "write KillSignal=SIGTERM")
+
+
+SANDBOX = Rule(
+    "unit-sandbox", "error", "A unit that keeps the GPU or the compilers from vLLM", "The server ends at its start."
+)
+_SANDBOXES = {
+    "PrivateDevices": "hides /dev/nvidia* from the server",
+    "MemoryDenyWriteExecute": "refuses the code that Triton and torch.compile generate",
+}
+
+
+@checks(Unit, SANDBOX)
+def unit_without_gpu(unit: Unit, context: Context) -> Findings:
+    """A systemd unit of vLLM with a sandbox in which it cannot start."""
+    for name, effect in _SANDBOXES.items():
+        setting = unit.settings.get(name)
+        is_on = setting is not None and setting.text.lower() in ("yes", "true", "on", "1")
+        if setting is not None and is_on and "vllm" in unit.settings["ExecStart"].text.lower():
+            yield finding(SANDBOX, unit.locate(setting.offset), f"{name}={setting.text} {effect}", "leave it out")

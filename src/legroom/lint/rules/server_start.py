@@ -9,7 +9,8 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_word
+from legroom.facts.flags import default
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
 from legroom.lint.server_plan import file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
@@ -27,14 +28,18 @@ DOES_NOT_FIT = Rule(
 @checks(StartedServer, DOES_NOT_FIT)
 def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings:
     """A server that vLLM refuses to start, or that does not fit one of the GPUs its file names."""
-    if not server.gpu_names or not server.runs_on_gpus:
+    if not server.runs_on_gpus:
         return
     release = context.release_of(server)
-    refusal = None if context.has_unknown_release(server) else refusal_of_server(server, release)
+    is_judged = not context.has_unknown_release(server) and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in server.env
+    refusal = refusal_of_server(server, release) if is_judged else None
     if refusal is not None:
         certain = context.is_release_given or bool(server.named_release)
         message = f"vLLM {release} will not start: {refusal.message}"
-        yield finding(DOES_NOT_FIT, server.place, message, refusal.hint, is_certain=certain)
+        place = flag_place(server, refusal.message.partition(" ")[0])
+        yield finding(DOES_NOT_FIT, place, message, refusal.hint, is_certain=certain)
+        return
+    if not server.gpu_names:
         return
     # Another rule is about the host's memory.
     own = file_plan_of(replace(server, memory_limit_bytes=None), release)
@@ -45,6 +50,30 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             suggestion = "legroom plan --file FILE shows the flags that do"
             yield finding(DOES_NOT_FIT, server.place, message, suggestion, is_certain=own.verdict == "does_not_fit")
             return
+
+
+@checks(StartedServer, DOES_NOT_FIT)
+def shares_above_one_gpu(server: StartedServer, context: Context) -> Findings:
+    """A service that uses a GPU of which the services before it leave less than it asks for."""
+    used = _shares(server, context)
+    for other in context.servers[: context.servers.index(server)] if used and server in context.servers else ():
+        can_meet = not (server.profiles and other.profiles) or set(server.profiles) & set(other.profiles)
+        for gpu, share in _shares(other, context).items() if can_meet else ():
+            if used.get(gpu, 0.0) + share > 1:
+                message = f"it asks for {used[gpu]:g} of GPU {gpu}, and {other.read_as} for {share:g}"
+                suggestion = "give each its own GPU (device_ids), or shares of 1 in sum"
+                where = flag_place(server, "--gpu-memory-utilization")
+                yield finding(DOES_NOT_FIT, where, message, suggestion, is_certain=False)
+                return
+
+
+def _shares(server: StartedServer, context: Context) -> dict[int, float]:
+    """The share of its memory that a server asks of each GPU it uses; empty where the file does not tell."""
+    args = context.parsed_args(server).args
+    if args.kv_cache_memory_bytes is not None or not server.runs_on_gpus:
+        return {}
+    share = args.gpu_memory_utilization or float(default("--gpu-memory-utilization", context.release_of(server)))
+    return dict.fromkeys(server.gpu_ids[: args.gpus_needed], share)
 
 
 _WHY_START = "A probe or a timeout that is shorter than the load restarts the server forever."
@@ -103,6 +132,30 @@ _WHY_SERVICE = (
 )
 SERVICE = Rule("service-named-vllm", "warning", "A Service called vllm", _WHY_SERVICE)
 _LINKS_OFF = re.compile(r"enableServiceLinks:\s*[\"']?false")
+
+
+REPEATED = Rule(
+    "key-repeated", "warning", "A key twice in one mapping", "The API server refuses it, or the first value is lost."
+)
+_WHY_OPEN = "Whoever reaches the address can use the server; vLLM asks for a key only where it is given one."
+OPEN_API = Rule("api-open", "note", "An API that is published without a key", _WHY_OPEN)
+_KEY = re.compile(r"api[-_]key", re.IGNORECASE)
+
+
+@checks(Node, REPEATED, OPEN_API)
+def repeated_keys_and_open_service(document: Node, context: Context) -> Findings:
+    """Keys that a manifest has twice, and a Service that publishes a server of the same file that has no key."""
+    text = document.source.text
+    for node in document.walk() if "vllm" in text.lower() else ():
+        for offset in node.repeated_keys:
+            name = text[offset : text.find(":", offset)].strip("\"'")
+            yield finding(
+                REPEATED, document.source.place(offset), f"{name} is here twice", "leave one of them", len(name)
+            )
+    kind = document.get("spec", "type") if document.text("kind") == "Service" else None
+    if kind is not None and kind.scalar in ("LoadBalancer", "NodePort") and context.servers and not _KEY.search(text):
+        message = f"a {kind.scalar} publishes the API, and the server asks for no key"
+        yield finding(OPEN_API, document.source.place(kind.offset), message, "set VLLM_API_KEY from a Secret")
 
 
 @checks(Node, SERVICE)

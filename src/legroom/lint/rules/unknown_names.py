@@ -11,6 +11,8 @@ from legroom.drawing.text import plural
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.linted_parts import UnclaimedFlags
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
+from legroom.lint.rules.container_start import DEFAULT_PORT
+from legroom.vllm.args import ServeArgs, other_value
 
 _WHY_MODULE = "Python's names are case-sensitive: the command ends with 'No module named ...'."
 MODULE = Rule("module-unknown", "error", "A module of vLLM that does not exist", _WHY_MODULE)
@@ -40,13 +42,28 @@ VARIABLE = Rule("env-unknown", "warning", "A variable that this release does not
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
-@checks(StartedServer, VARIABLE)
+_WHY_MEANT = "vLLM reads it for something else than its name suggests, or does not get it at all."
+MEANT = Rule("env-meaning", "warning", "A variable that does not do what it is set for", _WHY_MEANT)
+
+
+def _meant_otherwise(name: str, value: str, args: ServeArgs) -> str:
+    """What vLLM does with a variable that was meant for something else; empty for other variables."""
+    if name == "VLLM_PORT" and value == (other_value(args, "--port") or DEFAULT_PORT):
+        return f"VLLM_PORT={value} is the first port of vLLM's own processes, and the API listens there already"
+    if name == "VLLM_ALLOW_LONG_MAX_MODEL_LEN" and value in ("1", "true", "True"):
+        return "it lifts the check of --max-model-len: past the model's own length answers are wrong, or CUDA fails"
+    return ""
+
+
+@checks(StartedServer, VARIABLE, MEANT)
 def unknown_variables(server: StartedServer, context: Context) -> Findings:
     """VLLM_* variables of another release, and misspelled ones."""
     release = context.release_of(server)
     for name, word in server.env.items():
         if not name.startswith("VLLM_") or is_read_by_plugin(name):
             continue
+        if server.runs != "config" and (meant := _meant_otherwise(name, word.text, context.parsed_args(server).args)):
+            yield finding(MEANT, server.place_of(word), meant, "leave it out", len(name))
         history = env_history(name)
         if history is None:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
@@ -55,7 +72,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
             # Called like a flag it is a mistake in every build; an image's own entry point may read it.
             flag = "--" + name.removeprefix("VLLM_").lower().replace("_", "-")
             is_flag = flag in flags_of(release) and len({word.offset for word in server.words[:2]}) == 2
-            is_given_to_vllm = server.runs != "config" and (context.runs_vllms_own(server) or is_flag)
+            is_given_to_vllm = bool(server.words) and server.runs != "config"
+            is_given_to_vllm = is_given_to_vllm and (context.runs_vllms_own(server) or is_flag)
             if is_typo or (is_given_to_vllm and name not in context.used_variables):
                 instead = near[0] if is_typo else f"the flag {flag}" if is_flag else ""
                 suggestion = f"write {instead}" if instead else "leave it out"
@@ -67,6 +85,15 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
         yield finding(VARIABLE, server.place_of(word), message, suggestion, len(name))
+
+
+@checks(StartedServer, MEANT)
+def variables_not_exported(server: StartedServer, context: Context) -> Findings:
+    """Variables of vLLM and its libraries that a script sets for itself alone."""
+    for name, word in server.not_exported.items():
+        if name not in server.env and name not in context.used_variables and server.runs != "docker":
+            message = f"{name} is not exported: vLLM does not get it"
+            yield finding(MEANT, server.locate(word.offset), message, f"write export {name}=...", len(name))
 
 
 def _is_typo(name: str, candidate: str) -> bool:

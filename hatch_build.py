@@ -1,0 +1,27 @@
+"""Packs each folder of many small JSON files into one file of the wheel, where together they compress better."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDERS = ("catalog/entries", "facts/data/models")
+"""`legroom.facts.read_texts` reads them, packed or not; the wheel leaves the folders out (`pyproject.toml`)."""
+
+
+class PackedFolders(BuildHookInterface):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        self.scratch = Path(tempfile.mkdtemp())
+        for name in FOLDERS:
+            paths = sorted((Path(self.root) / "src/legroom" / name).glob("*.json"))
+            packed = self.scratch / name.replace("/", ".")
+            packed.write_text("".join(f"\f{path.stem}\n{path.read_text('utf-8')}" for path in paths), "utf-8")
+            build_data["force_include"][str(packed)] = f"legroom/{name}.packed"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            shutil.rmtree(self.scratch)
