@@ -26,6 +26,7 @@ _LOGGED = re.compile(
 )
 """Lines that vLLM or Python writes; vLLM's advice names flags that were not given."""
 _START = re.compile(
+    r"(?:\b[A-Z][A-Z0-9_]*=[\w.:,/-]+\s+)*"
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
 )
 _SETTING = re.compile(

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case, is_traceback_line
 from legroom.diagnosis.causes import Cause, cause_of, causes
-from legroom.diagnosis.confidence import EvidenceKind, FixGround, confidences, evidence_kind, share_right, share_worked
+from legroom.diagnosis.confidence import EvidenceKind, confidences, evidence_kind, share_right, share_worked
 from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.fixes.fix_checks import checked_fixes, fix_ground, unexplained_bytes
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.diagnosis.ledger import Ledger, expected_ledgers
 from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sentence, wanted_tensors
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import other_engine_text, other_engines
-from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
 from legroom.regex import compiled
 from legroom.units import GIB, gib
-from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
@@ -104,7 +103,7 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     )
     if findings and case.oom and (sentence := tensor_sentence(wanted, case.oom.wanted_bytes)):
         findings = (replace(findings[0], why=f"{findings[0].why} {sentence}"), *findings[1:])
-    if findings and findings[0].fixes and (gap := _unexplained_bytes(case, findings[0].fixes[0])):
+    if findings and findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
         why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
         findings = (replace(findings[0], why=why), *findings[1:])
     if findings and case.has("no_cache_blocks") and (part := _weights_sentence(case, planner)):
@@ -224,47 +223,19 @@ def _cause_by_site(case: Case) -> list[tuple[Cause, Assessment]]:
 
 def _make_finding(cause: Cause, assessment: Assessment, confidence: float, planner: FixPlanner, lever: str) -> Finding:
     """The finding of one cause with checked fixes and known bugs; fixes that change setting `lever` come first."""
-    fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
+    dead_ends = (*cause.impossible(planner), *cause.dead_ends)
+    fixes = checked_fixes(planner, cause.remedies(planner), dead_ends)[:MAX_FIXES]
     if lever:
         fixes = tuple(sorted(fixes, key=lambda fix: lever not in fix.flags))
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)
-    fixes = tuple(replace(fix, confidence=share_worked(_fix_ground(cause, fix, planner))) for fix in fixes)
+    fixes = tuple(
+        replace(fix, confidence=share_worked(fix_ground(planner, fix, is_memory=cause.is_memory))) for fix in fixes
+    )
     finding = Finding(
-        cause.label,
-        _entry_id(cause, assessment),
-        confidence,
-        assessment.evidence,
-        assessment.why,
-        fixes,
-        (*cause.impossible(planner), *cause.dead_ends),
+        cause.label, _entry_id(cause, assessment), confidence, assessment.evidence, assessment.why, fixes, dead_ends
     )
     return _with_known_bugs(finding, planner)
-
-
-def _unexplained_bytes(case: Case, fix: Fix) -> int:
-    """Bytes in use when a graph capture failed beyond the plan of that run; 0 up to 1 GiB, or where not printed."""
-    if fix.before is None or case.oom is None or case.oom.free_bytes is None or case.site != "graph":
-        return 0
-    gap = fix.before.headroom_bytes - case.oom.free_bytes - (case.ledger.other_processes_bytes or 0)
-    return gap if gap > GIB else 0
-
-
-_NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
-"""Settings that not every card and backend supports: only a plan tells."""
-
-
-def _fix_ground(cause: Cause, fix: Fix, planner: FixPlanner) -> FixGround:
-    """What a fix rests on: a plan, the failed run's known values ("figures"), a look-alike or experience."""
-    if _unexplained_bytes(planner.case, fix):
-        return "experience"
-    if fix.plan is not None or not cause.is_memory:
-        return "plan" if fix.plan is not None else "lookalike"
-    if fix.proven or fix.flags.keys() & _NEEDS_KERNEL or not (fix.flags or fix.env):
-        return "figures" if fix.proven else "experience"
-    known = planner.known.args
-    are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)
-    return "figures" if are_known else "experience"
 
 
 def _entry_id(cause: Cause, assessment: Assessment) -> str:
@@ -396,83 +367,3 @@ def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
         steps = (*steps, f"{until}: {variables} before the same command")
     fixed = f"The bug is fixed in {bug.fixed_in}." if bug.fixed_in else "The bug is open; avoid what sets it off."
     return Fix("engine_version_or_V0", fixed, steps=steps)
-
-
-_KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
-
-_NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
-"""Kinds that are never moved to the front: extra GPUs may not exist, and offloaded weights slow every step."""
-
-
-def _check_fixes(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
-    """The fixes that pass the checks; one that certainly starts goes before a tight first one."""
-    passed: list[Fix] = []
-    for fix in fixes:
-        checked = _check_fix(planner, fix) if fix is not None else None
-        if checked and not any(_is_same_change(checked, other) for other in passed):
-            passed.append(checked)
-    if passed and _is_tight(passed[0]):
-        certain = next((fix for fix in passed if _certainly_starts(fix)), None)
-        passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
-    return tuple(passed)
-
-
-def _is_same_change(fix: Fix, other: Fix) -> bool:
-    """Whether two fixes set the same flags and variables to the same values, with the same steps."""
-    return (fix.flags, fix.env, fix.steps) == (other.flags, other.env, other.steps)
-
-
-def _is_tight(fix: Fix) -> bool:
-    """Whether the fix's plan is tight and the log does not confirm it."""
-    return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
-
-
-def _certainly_starts(fix: Fix) -> bool:
-    """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
-    if fix.kind in _NEVER_MOVED_FIRST:
-        return False
-    return fix.proven or (fix.plan is not None and not _is_tight(fix))
-
-
-def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
-    if not (fix.flags or fix.env):
-        return fix
-    if fix.kind != "flag" and (not _release_supports(planner, fix) or _already_set(planner, fix)):
-        return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
-    planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
-    if planned is None:
-        return None
-    line = planned.command or planner.command(planned.flags, planned.env)
-    return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
-
-
-def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the release has every flag and variable of a fix; true where the release is not known."""
-    if not planner.known.release_known:
-        return True
-    release = planner.known.release
-    dests = {flag.dest for flag in flags_of(release).values()}
-    if any(value is not None and name not in dests for name, value in fix.flags.items()):
-        return False
-    return all(name in env_names(release) for name in fix.env if env_history(name) is not None)
-
-
-def _already_set(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the failed run already had these flags and variables."""
-    given = planner.given_args
-    flags = all(
-        name in ServeArgs.__dataclass_fields__ and getattr(given, name) == value for name, value in fix.flags.items()
-    )
-    return flags and all(given.env.get(name) == value for name, value in fix.env.items())
-
-
-def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
-    memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
-    if fix.plan is not None or fix.proven or not memory_flags:
-        return fix
-    if planner.failed_plan is not None:
-        made = planner.plan_with(memory_flags)
-        return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
-    return None if planner.accounting.refuses(memory_flags) else fix

@@ -131,7 +131,7 @@ def engine_files(generation: str) -> frozenset[str]:
     return frozenset(read_data("evidence.json")["engine_files"][generation])
 
 
-def trainer_settings(line: str) -> tuple[str, str] | None:
-    """The settings of vLLM's share and of offloading in the training framework that a line names; else None."""
+def trainer_settings(line: str) -> Mapping[str, str] | None:
+    """How the training framework that a line names sets vLLM's share, its sleep and offloading; else None."""
     text, rows = line.lower(), read_data("trainers.json")["trainers"]
-    return next(((row["setting"], row["offload"]) for row in rows if row["mark"] in text), None)
+    return next((row for row in rows if row["mark"] in text), None)

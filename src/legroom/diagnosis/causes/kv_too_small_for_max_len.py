@@ -10,6 +10,8 @@ from typing import Any
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
+from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
+from legroom.diagnosis.fixes.step_savings import savings_fix
 from legroom.units import GIB, gib, human_bytes
 
 _ROUNDED = GIB // 200
@@ -17,8 +19,10 @@ _ROUNDED = GIB // 200
 _MIN_LENGTH_GAIN = 4
 """A pool that holds less than a quarter of max_model_len is raised before the length is lowered."""
 
-_SHORT_CONTEXT_TOKENS = 2048
+_SHORT_CONTEXT_TOKENS = 4096
 """Contexts below this are of little use: more memory is proposed first."""
+_HARDLY_USABLE_PART = 10
+"""Where the length is not printed, a tenth of it is not what the server was started for."""
 _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little use."
 
 
@@ -76,7 +80,7 @@ def _length_independent_bytes(case: Case) -> int:
     if needed - has < 10 * _ROUNDED:
         return 0  # rounding decides
     fixed = round(needed - wanted * (needed - has) / (wanted - fits))
-    return fixed if fixed > needed // 2 else 0
+    return fixed if fixed > max(has // 2, 4 * _ROUNDED * wanted // (wanted - fits)) else 0
 
 
 def _explanation(case: Case) -> str:
@@ -109,10 +113,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     is_limit = has_room or fits * _MIN_LENGTH_GAIN < max_len
     if is_limit:
         yield larger
-    if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
-        yield _raise_utilization_for_length(planner, fits)
-        yield planner.pull_lever("more GPUs", _TOO_SHORT.format(fits))
     short = _pool_shortage_bytes(planner)
+    if _is_hardly_usable(planner.case):
+        yield from _fixes_that_keep_the_length(planner, fits, short or 0)
     if planner.failed_plan is None and short and (fixed := _length_independent_bytes(planner.case)):
         why = f"{gib(fixed)} do not depend on the length; {gib(short)} more of pool hold the whole request."
         share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
@@ -121,7 +124,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if not is_limit:
         yield larger
     if short is not None:
-        why = f"{human_bytes(short)} are missing at {planner.utilization:g} of the card."
+        why = f"{human_bytes(short)} are missing{planner.at_share}."
         yield (
             planner.pull_lever("raise utilization", why)
             if planner.failed_plan
@@ -136,10 +139,33 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "Keys and values in 8 bits take half the bytes a token.",
             trades="keys and values are stored in 8 bits",
         )
-        if planner.failed_plan is None
+        if planner.failed_plan is None and not 0 < 2 * fits < checked_len(planner.case)
         else None
     )
     yield planner.pull_lever("more GPUs", "Split over more GPUs, the same context fits.")
+
+
+def _is_hardly_usable(case: Case) -> bool:
+    """Whether the length that fits is short and below a quarter of the wanted one; a tenth where none is printed."""
+    fits, wanted = longest_fitting_len(case) or 0, checked_len(case)
+    _, needed, has = _printed_shortage(case)
+    if not wanted and needed and has is not None:
+        return has * _HARDLY_USABLE_PART < needed
+    return 0 < fits < min(_SHORT_CONTEXT_TOKENS, wanted // _MIN_LENGTH_GAIN)
+
+
+def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> Iterator[Fix | None]:
+    """More of the card, smaller steps and smaller weights, where the length that fits is hardly usable."""
+    why = _TOO_SHORT.format(fits) if fits else f"Only a small part of the length fits; {gib(short)} are missing."
+    yield _raise_utilization_for_length(planner, fits)
+    for lever in ("raise utilization", "smaller batches", "fewer sequences"):
+        yield planner.pull_lever(lever, why)
+    yield planner.pull_combined_levers("raise_util", why, keep=("max_model_len",))
+    if planner.failed_plan is None and short:
+        yield planner.raise_utilization(short, why)
+        yield savings_fix(planner, short)
+        yield smaller_weights_fix(planner)
+    yield planner.pull_lever("more GPUs", why)
 
 
 def checked_len(case: Case) -> int:
@@ -191,6 +217,8 @@ def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
     kept = fits if has_given_pool(planner.given_args) else max(int(fits * 0.99) // step * step, min(fits, 16))
     flags = {"max_model_len": kept}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
+    if _is_hardly_usable(planner.case):
+        why += " That starts, and is hardly usable."
     checked = planner.plan_change("max_model_len", flags, why, trades=trades)
     # The length that the log prints is certain, even where the memory model disagrees.
     return replace(checked or Fix("max_model_len", why, flags, trades=trades), proven=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import gib
 
 
@@ -98,10 +99,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = planner.case.oom
     is_square = oom is not None and oom.platform == "CUDA" and planner.case.ledger.larger_than_card
     yield from (kernel, limit) if is_square else (limit, kernel)
-    tokens = planner.known.args.max_num_batched_tokens or 8192
     yield planner.plan_change(
         "max_num_batched_tokens",
-        {"max_num_batched_tokens": max(tokens // 2, 2048)},
+        smaller_step_flags(planner, max(planner.step_tokens // 2, 1024)),
         "Fewer media tokens are encoded at once.",
         trades="long prompts take more steps",
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
-from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix, smaller_step_flags
+from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
     other_hardware,
@@ -16,19 +15,18 @@ from legroom.diagnosis.fixes.hardware_fixes import (
     split_over_more_gpus,
 )
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES, LogAccounting
+from legroom.diagnosis.fixes.step_savings import (
+    DECIDING_STEPS,
+    DEFAULT_STEP_TOKENS,
+    savings_fix,
+    smaller_step_flags,
+    smaller_step_tokens,
+)
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-_DEFAULT_STEP_TOKENS = 2048
-"""vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
 _WORKSTATION_BYTES = 33 * GIB
 """Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
-_DECIDING_STEPS = (
-    "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
-    "after the first is up",
-    "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
-)
-"""Steps that distinguish the reasons of the bare error."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -134,7 +132,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
         yield from _smaller_peak_fix(planner, accounting)
         if more is None:
-            yield _several_savings_fix(planner)
+            yield savings_fix(planner, -accounting.pool_bytes)
             split, smaller = _twice_the_gpus_fix(planner), smaller_weights_fix(planner)
             # Weights that loaded into a card whose budget is below them: the budget is the error. A workstation has
             # one card.
@@ -157,7 +155,7 @@ def _large_steps_fix(planner: FixPlanner, more: Fix | None) -> Fix | None:
     """Fewer tokens a step, where more than any default were asked for, with the share that is missing."""
     if (planner.known.args.max_num_batched_tokens or 0) <= LARGEST_DEFAULT_TOKENS:
         return None
-    flags = smaller_step_flags(planner, _DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
+    flags = smaller_step_flags(planner, DEFAULT_STEP_TOKENS) | (dict(more.flags) if more else {})
     why = "The peak of the profile run follows the tokens of a step, which are far above the default."
     return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
@@ -220,12 +218,11 @@ def _without_block_override_fix(planner: FixPlanner) -> Fix:
 
 def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
     """Fewer tokens per step, if the peak is large enough to leave a pool."""
-    tokens = planner.known.args.max_num_batched_tokens or 8192
     won = (accounting.peak_bytes or 0) * 3 // 4
     if won > -(accounting.pool_bytes or 0) + GIB // 2:
         yield planner.plan_change(
             "max_num_batched_tokens",
-            smaller_step_flags(planner, max(tokens // 4, 1024)),
+            smaller_step_flags(planner, max(planner.step_tokens // 4, 512)),
             f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
             trades="long prompts take more steps",
         )
@@ -235,7 +232,7 @@ def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes where the log prints no memory figures: fewer tokens per step; in V0 also a shorter max_model_len."""
     yield planner.plan_change(
         "max_num_batched_tokens",
-        smaller_step_flags(planner, _proposed_batched_tokens(planner)),
+        smaller_step_flags(planner, smaller_step_tokens(planner)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
     )
@@ -260,7 +257,7 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     """gpu_memory_utilization raised by the missing bytes; where utilization or pool is unknown, the usual maximum."""
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
     missing = max(-(pool or 0), 0)
-    why = f"The pool is {gib(missing)} below zero at {planner.utilization:g} of the card."
+    why = f"The pool is {gib(missing)} below zero{planner.at_share}."
     one_request = max(GIB, planner.one_request_bytes + GIB // 4)  # the next check asks for it
     # An estimate of the card needs room.
     for more in (one_request, GIB, GIB // 2, *((GIB // 4,) if planner.total_bytes else ())):
@@ -277,33 +274,8 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         {"gpu_memory_utilization": MAX_UTILIZATION},
         "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
-        steps=_DECIDING_STEPS,
+        steps=DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
-    )
-
-
-def _several_savings_fix(planner: FixPlanner) -> Fix | None:
-    """Higher utilization, smaller steps and fewer graphs together, where utilization alone cannot suffice."""
-    missing = -(planner.case.startup.available_kv_bytes or 0)
-    total, weights = planner.accounting.likely_total_bytes, planner.accounting.weights_bytes
-    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * (total or UNKNOWN_CARD_BYTES))
-    is_known = planner.utilization_known or weights is not None
-    if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
-        return None
-    if planner.total_bytes and weights and weights > (2 * MAX_UTILIZATION - 1) * planner.total_bytes:
-        return None  # the peak and a pool do not fit into what is left
-    flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
-    flags |= smaller_step_flags(planner, _proposed_batched_tokens(planner))
-    if not planner.known.args.enforce_eager:
-        flags["enforce_eager"] = True
-    share = f"{flags['gpu_memory_utilization']:g} of the card"
-    return planner.plan_change(
-        "raise_util",
-        flags,
-        f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
-        "graphs have to become smaller too.",
-        steps=() if is_known else _DECIDING_STEPS,
-        trades="slower decoding, and long prompts take more steps",
     )
 
 
@@ -318,12 +290,6 @@ def _twice_the_gpus_fix(planner: FixPlanner) -> Fix | None:
     if planner.total_bytes is None and not planner.utilization_known:
         steps.append("if --gpu-memory-utilization was set below 0.9, raise it first: the weights did fit on the card")
     return known or Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="twice the GPUs")
-
-
-def _proposed_batched_tokens(planner: FixPlanner) -> int:
-    """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
-    given = planner.known.args.max_num_batched_tokens or LARGEST_DEFAULT_TOKENS
-    return _DEFAULT_STEP_TOKENS if given > _DEFAULT_STEP_TOKENS else max(given // 2, 512)
 
 
 def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
@@ -353,7 +319,7 @@ def _charged_neighbour_fix(planner: FixPlanner) -> Fix | None:
         f"{gib(-pool)} below zero is more than a share or a smaller step can give: memory of another process that "
         "loads at the same time is charged to this one, or the weights nearly fill the card.",
         steps=(
-            *_DECIDING_STEPS[:1],
+            *DECIDING_STEPS[:1],
             "servers that share a card: each later one is told a share that includes the earlier ones, or "
             "--kv-cache-memory-bytes, which does not depend on it",
             "if the card is free before the start: double --tensor-parallel-size, or a checkpoint in 8 or 4 bits",

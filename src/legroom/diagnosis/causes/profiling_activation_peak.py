@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.flag_repair import smaller_media_fix, smaller_step_flags
+from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048
@@ -141,9 +142,8 @@ def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
         return planner.plan_change("max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once")
     flags: dict[str, Any] = {"max_num_seqs": _reduced_limit(planner, args.max_num_seqs or 256)}
-    max_tokens = args.max_num_batched_tokens
-    if max_tokens is None or max_tokens > _SMALL_STEP:
-        flags |= smaller_step_flags(planner, _SMALL_STEP)
+    tokens = _SMALL_STEP if planner.step_tokens > _SMALL_STEP else max(planner.step_tokens // 2, 512)
+    flags |= smaller_step_flags(planner, tokens, flags["max_num_seqs"])
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
     return planner.plan_change("max_num_seqs", flags, why, trades=trades)
@@ -185,7 +185,7 @@ def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     why = "The peak grows with the tokens of a step."
     if planner.failed_plan is not None:
         return planner.pull_lever("smaller batches", why)
-    flags = smaller_step_flags(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
+    flags = smaller_step_flags(planner, max(planner.step_tokens // 4, 512))
     return planner.plan_change("max_num_batched_tokens", flags, why, trades="long prompts take more steps")
 
 

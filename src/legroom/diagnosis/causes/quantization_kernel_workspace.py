@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
+from legroom.diagnosis.fixes.hardware_fixes import is_quantized
 from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
+
+_MLA_MARKS = ("attention/backends/mla", "W_UV_O", "W_Q_UK")
+"""The second copy of an MLA layer's projections, multiplied with each other after loading (0.7.1 to 0.7.3)."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -49,6 +53,8 @@ def _explanation(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: another release, a quantized checkpoint, a lower utilization, more GPUs."""
+    if any(mark in item.text for item in planner.case.all("frame_quant") for mark in _MLA_MARKS):
+        yield known_fix("mla_weights_as_they_are")
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     before = earlier_release(planner.known.release) if planner.known.release_known else None
     yield Fix(
@@ -60,9 +66,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "or take the newest one, where the copy may be gone",
         ),
     )
-    yield planner.pull_lever(
-        "quantized weights", "A checkpoint that is already quantized needs no copy at all."
-    ) or known_fix("kernel_s_own_format")
+    yield planner.pull_lever("quantized weights", "A checkpoint that is already quantized needs no copy at all.") or (
+        None if is_quantized(planner) else known_fix("kernel_s_own_format")
+    )
     if planner.case.site in ("graph", "serving", "profile"):
         need = planner.case.oom.wanted_bytes if planner.case.oom else GIB
         yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.")

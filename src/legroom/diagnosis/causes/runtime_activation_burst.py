@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.fix_planner import RUNNER_V2, step_shortage_bytes
-from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, smaller_step_flags
+from legroom.diagnosis.fixes.fix_planner import LOGPROB_BYTES, RUNNER_V2, step_shortage_bytes
+from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS
+from legroom.diagnosis.fixes.step_savings import smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.units import GIB, gib, human_bytes
 
@@ -89,17 +90,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     need = step_shortage_bytes(planner)
     of_logits = bool(case.frames & {"frame_logits"})
-    given = args.max_num_batched_tokens or LARGEST_DEFAULT_TOKENS
+    given = planner.step_tokens
     is_large = given > LARGEST_DEFAULT_TOKENS
     # Logits are followed by two copies for log-probabilities and ranking.
-    tokens = max(given // (4 if of_logits or is_large else 2), 1024)
+    tokens = max(given // (4 if of_logits or is_large else 2), 512)
     flags = smaller_step_flags(planner, tokens)
-    if is_large and (lower := planner.lower_utilization(need // 4, "")):
-        flags |= lower.flags
+    less = planner.lower_utilization(need // 4 if is_large else need, "") if planner.utilization_known else None
+    if (is_large or of_logits) and less is not None:
+        flags |= less.flags
+    why = f"A step of {tokens:,} tokens has a smaller transient, in proportion."
     smaller = planner.plan_change(
         "max_num_batched_tokens",
         flags,
-        f"A step of {tokens:,} tokens has a smaller transient, in proportion.",
+        f"{_logprob_sentence(planner, tokens)} {why}" if of_logits else why,
+        steps=known_fix("fewer_prompt_logprobs").steps if of_logits else (),
         trades="long prompts take more steps",
     )
     # Model Runner V2 makes prompt logits in chunks of 1,024 positions, whatever the tokens of a step.
@@ -111,8 +115,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
     yield planner.lower_utilization(need, why)
     yield smaller
-    if of_logits:
-        yield known_fix("fewer_prompt_logprobs")
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes
         if pool and pool > need + GIB:
@@ -123,6 +125,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 trades="a smaller KV pool",
             )
     yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.")
+
+
+def _logprob_sentence(planner: FixPlanner, tokens: int) -> str:
+    """What log-probabilities of a prompt take a token, and for a step of `tokens`."""
+    entries = planner.model.vocab_size if planner.model is not None else None
+    if not entries:
+        return "Log-probabilities of a prompt take tokens x vocabulary x 4 bytes, and the logits beside them half."
+    size = human_bytes(tokens * entries * LOGPROB_BYTES)
+    return f"Log-probabilities of a prompt take tokens x {entries:,} x 10 bytes: {size} for {tokens:,} tokens."
 
 
 CAUSE = Cause(

@@ -67,12 +67,19 @@ def _has_trainer(case: Case) -> bool:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fixes: a lower utilization, another order of waking up, no sleep mode, another release."""
+    freed, total = planner.case.number("sleep_freed", "freed_bytes"), planner.total_bytes
     # Trainers set the share themselves, to 0.3 to 0.7: without a printed one the lower half is below most of them.
-    share = round(min(planner.utilization * 0.75, 0.6), 2) if planner.utilization_known else 0.4
+    share, why = 0.4, "0.7 to 0.3 is what worked for others."
+    if planner.utilization_known:
+        share, why = min(planner.utilization * 0.75, 0.6), f"Three quarters of {planner.utilization:g}."
+    elif freed and total:
+        share = 0.75 * freed / total
+        why = f"Waking up maps {gib(freed)} again, {freed / total:.2f} of the card: three quarters of that."
+    share = round(share, 2)
     lower = planner.plan_change(
         "lower_util",
         {"gpu_memory_utilization": share},
-        "Whoever shares the card needs its part beside the engine's. 0.7 to 0.3 is what worked for others.",
+        f"Whoever shares the card needs its part beside the engine's. {why}",
         steps=_trainer_steps(planner.case, share),
         trades="a smaller KV pool",
     )
@@ -90,10 +97,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
     else:
+        # Whether the weights fit into a smaller share of a card that is not known, nobody can tell.
+        is_blind = planner.model is not None and total is None and _has_trainer(planner.case)
+        yield _trainer_offload_fix(planner.case) if is_blind else None
         yield from (lower, order, off) if _has_trainer(planner.case) else (order, lower, off)
 
 
-def _trainer_steps(case: Case, share: float) -> tuple[str, ...]:
+def _trainer_offload_fix(case: Case) -> Fix:
+    """The trainer's own part leaves the card while the engine is awake."""
+    why = "Weights, gradients and optimizer of the trainer stay on the card beside the engine unless they are told off."
+    steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
+    return Fix("sequence_starts_or_wait", why, steps=steps, trades="copies over the bus between the phases")
+
+
+def _trainer_steps(case: Case, share: float | None) -> tuple[str, ...]:
     """Where to set the utilization in the framework that runs the engine, and how its own part leaves the card."""
     settings = next((found for item in case.evidence if (found := trainer_settings(item.text))), None)
     if settings is None:
@@ -101,8 +118,10 @@ def _trainer_steps(case: Case, share: float) -> tuple[str, ...]:
             "the trainer's own part off the card while the engine runs: FSDP's CPU offload of parameters and optimizer"
         )
         return (own,) if _has_trainer(case) else ()
-    setting, offload = settings
-    return (f"in the trainer's own settings: {setting}={share:g}", f"and its own part off the card: {offload}")
+    is_asleep = case.has("cumem_oom", "sleep_freed", "frame_wake", "sleep_on")
+    ways = settings["offload"] if is_asleep else f"{settings['sleep']}; {settings['offload']}"
+    own = f"and its own part off the card: {ways}"
+    return (own,) if share is None else (f"in the trainer's own settings: {settings['setting']}={share:g}", own)
 
 
 CAUSE = Cause(

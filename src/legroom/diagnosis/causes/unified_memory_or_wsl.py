@@ -101,6 +101,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (wait, drop, lower)
     else:
         is_large = pool is not None or (planner.utilization_known and case.has("sigkill", "killed_word", "oom_killer"))
+        is_large = is_large or case.phase == "serving"
         yield from (lower, drop, wait) if is_large else (drop, lower, wait, wsl)
 
 

@@ -175,11 +175,23 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
             seen = replace(seen, weights_bytes=None)  # of one stage; another may hold more
         target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, seen, _neighbours_bytes(case))
         made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
-        if pool is not None and pool <= 0 and made.verdict == "fits":
+        if (pool is not None and pool <= 0 and made.verdict == "fits") or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), known.args)
     except NOT_PLANNABLE:
         return None
+
+
+def _is_far_below(made: Plan, case: Case) -> bool:
+    """Whether torch needed more than the plan has before the KV cache, at both ends of its band, and failed there."""
+    oom, layout = case.oom, made.layout
+    if oom is None or oom.torch_bytes is None or oom.pools_bytes or case.site not in ("", "profile"):
+        return False
+    is_pool_there = case.was_ready or case.phase_reached in ("startup_kv", "startup_graph", "serving")
+    is_batch = oom.wanted_bytes >= max(2 * GIB, layout.total_bytes // 10)  # no weight is that large
+    if is_pool_there or not (case.site or is_batch):
+        return False
+    return oom.torch_bytes + oom.wanted_bytes > layout.weights.high + layout.activation.high + GIB
 
 
 def _with_logged_pool(made: Plan, case: Case) -> Target:

@@ -25,6 +25,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.batching import device_defaults
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -36,6 +37,7 @@ MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 UNKNOWN_CARD_BYTES = 24 * GIB
 """The card where the text names none: the smallest on which 7B models in 16 bits are served."""
+_BY_CARD = ("max_num_batched_tokens", "max_num_seqs")
 _KIND_OF_LEVER: Mapping[str, FixKind] = {
     "fewer captured graphs": "eager_or_fewer_graphs",
     "fewer sequences": "max_num_seqs",
@@ -141,6 +143,40 @@ class FixPlanner:
             return given
         return self.default_utilization if self.known.release_known else 0.9
 
+    def in_force(self, name: str) -> Any:
+        """A setting of the failed run: as given, else its default on this card; None where not known."""
+        if (given := getattr(self.known.args, name, None)) is not None:
+            return given
+        if self.failed_plan is not None:
+            return getattr(self.failed_plan.settings, name, None)
+        if name not in _BY_CARD or not self.flags_known:
+            return None
+        return self._default_by_card(name)
+
+    def _default_by_card(self, name: str) -> int | None:
+        """The V1 engine's default on this card; None where the card is not known."""
+        card, known = self.known.gpu, self.known
+        return device_defaults(card, known.release, known.args.usage)[_BY_CARD.index(name)] if card else None
+
+    @property
+    def step_tokens(self) -> int:
+        """max_num_batched_tokens of the failed run; where not known, the smallest default that it may have."""
+        if (known := self.in_force(_BY_CARD[0])) or (known := self._default_by_card(_BY_CARD[0])):
+            return int(known)
+        # V0 takes whole prompts.
+        return 8192 if self.known.args.usage == "llm" or self.case.engine.generation == "V0" else 2048
+
+    @property
+    def captures_outside_budget(self) -> bool:
+        """Whether CUDA graphs are captured beside the budget, as before 0.20."""
+        release = self.known.release
+        return release.before("0.20.0") if self.known.release_known else self.case.engine.generation == "V0"
+
+    @property
+    def at_share(self) -> str:
+        """The share of the card in words; empty where the text does not show it."""
+        return f" at {self.utilization:g} of the card" if self.utilization_known else ""
+
     def release_is_within(self, first: str, last: str) -> bool:
         """Whether the release is known and lies in this range; an empty `last` leaves it open."""
         release = self.known.release
@@ -222,17 +258,17 @@ class FixPlanner:
         kind, changes = _KIND_OF_LEVER[name], lever.propose(self.failed_plan)
         return self.first_change_that_fits(kind, changes, why, trades=lever.trades)
 
-    def pull_combined_levers(self, kind: FixKind, why: str) -> Fix | None:
+    def pull_combined_levers(self, kind: FixKind, why: str, keep: tuple[str, ...] = ()) -> Fix | None:
         """Several settings changed at once, as `legroom plan` advises for the same model; None where none suffices."""
         if self.failed_plan is None:
             return None
         from legroom.planning.advice import with_advice
 
         # The second pass keeps the utilization, which cannot grow where other processes hold memory.
-        for kept in (("model",), ("model", "gpu_memory_utilization")):
+        for kept in (("model", *keep), ("model", *keep, "gpu_memory_utilization")):
             for advice in with_advice(self.failed_plan, keep=kept).advice:
-                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
-                    continue  # more GPUs are a separate fix
+                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} or len(advice.flags) < 2:
+                    continue  # more GPUs, and single changes, are separate fixes
                 fix = self.plan_change(kind, advice.flags, why, trades=advice.trades)
                 if fix is not None:
                     return fix
@@ -254,7 +290,9 @@ class FixPlanner:
             made = plan(target, args)
         except NOT_PLANNABLE:
             return None
-        if made.verdict == "tight" and self.failed_plan.verdict == "tight":
+        won = made.layout.headroom_bytes - self.failed_plan.layout.headroom_bytes
+        is_no_start = self.case.phase in (None, "serving") and won >= GIB
+        if made.verdict == "tight" and self.failed_plan.verdict == "tight" and not is_no_start:
             return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
@@ -273,7 +311,7 @@ class FixPlanner:
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The command line with these changes; MODEL stands for an unknown model. A trainer starts no server."""
-        if self.case.platform.trainer and self.known.rebuilt.is_unknown:
+        if self.case.platform.trainer and not self.flags_known:
             return ()
         return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
@@ -336,12 +374,12 @@ class FixPlanner:
             or (1 - value) * total < spare_bytes + graphs
         ):
             return None
-        return self.plan_change(
-            "raise_util",
-            {"gpu_memory_utilization": value},
-            why,
-            trades="less of the card is left for what vLLM does not count",
-        )
+        flags, trades = {"gpu_memory_utilization": value}, "less of the card is left for what vLLM does not count"
+        fix = self.plan_change("raise_util", flags, why, trades=trades)
+        if fix is None or self.utilization_known:
+            return fix
+        step = f"add {value - self.utilization:.2g} to --gpu-memory-utilization: {value:g} where it was not given"
+        return replace(fix, flags={}, command=(), steps=(step,))
 
 
 def _caveat_without_log(made: Plan) -> str:
@@ -404,7 +442,7 @@ def measurements_after(seen: Measurements | None, flags: Mapping[str, Any]) -> M
     return seen
 
 
-_LOGPROB_BYTES = 10
+LOGPROB_BYTES = 10
 """Per prompt token and vocabulary entry: bfloat16 logits, float32 log-probabilities and a copy for ranking
 (`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's V1 model runner)."""
 _CHUNK_TOKENS = 1024
@@ -424,7 +462,7 @@ def step_shortage_bytes(planner: FixPlanner) -> int:
     need = short + follows if short > 0 else oom.wanted_bytes  # fragmented
     if record is None or record.step is None or not record.step.prompt_logprobs or planner.failed_plan is None:
         return need
-    whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * _LOGPROB_BYTES
+    whole = _largest_prompt_chunk(record) * planner.failed_plan.target.model.vocab_size * LOGPROB_BYTES
     return max(need, whole - (oom.free_bytes or 0) - (oom.unallocated_bytes or 0))
 
 

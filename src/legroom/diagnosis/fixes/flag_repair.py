@@ -119,14 +119,6 @@ def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> K
         return None
 
 
-def smaller_step_flags(planner: FixPlanner, tokens: int) -> dict[str, Any]:
-    """A smaller max_num_batched_tokens; V0 needs chunked prefill with it."""
-    flags: dict[str, Any] = {"max_num_batched_tokens": tokens}
-    if planner.case.engine.generation == "V0" and not planner.known.args.enable_chunked_prefill:
-        flags["enable_chunked_prefill"] = True
-    return flags
-
-
 def smaller_media_fix(planner: FixPlanner, why: str) -> Fix:
     """One image and no video per prompt; max_pixels only for models whose processor has it."""
     kind: FixKind = "limit_multimodal"

@@ -103,7 +103,7 @@ def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
 
 def _less_beside_weights(planner: FixPlanner, needed: int, total: int) -> Fix:
     """Smaller steps and a smaller pool, where the card (`total` bytes) exceeds the `needed` weights and overhead."""
-    tokens = max((planner.known.args.max_num_batched_tokens or 8192) // 2, 1024)
+    tokens = max(planner.step_tokens // 2, 512)
     short = planner.oom_shortage_bytes + GIB
     flags = {"max_num_batched_tokens": tokens}
     share = math.floor((planner.utilization - short / total) * 100) / 100
@@ -143,12 +143,14 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if needed is not None:
         card = math.ceil((needed + (0 if planner.failed_plan else BESIDE_BYTES)) / 0.9 / GIB)
         larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
-    steps = [f"{more}, or {larger}"]
-    if not is_4_bit(planner):
-        bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
-        steps.append(f"or a checkpoint of the same model with weights in {bits}")
-    else:
-        steps.append("or a smaller model: this checkpoint is in 4 bits already")
+    bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
+    smaller = f"a checkpoint of the same model with weights in {bits}"
+    if is_4_bit(planner):
+        smaller = "a smaller model: this checkpoint is in 4 bits already"
+    choices = [f"{more}, or {larger}", smaller]
+    if ranks == 1 and planner.known.ranks_known:
+        choices.reverse()  # a second card may not exist
+    steps = [choices[0], f"or {choices[1]}"]
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
     return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="other hardware")

@@ -1,0 +1,199 @@
+"""The one check that every fix passes before it is shown: it changes something, is new, and leads to a start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.confidence import FixGround
+from legroom.diagnosis.finding import DeadEnd, Fix, FixKind
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.units import GIB, gib
+from legroom.vllm.args import ServeArgs
+
+_KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
+_NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
+"""Kinds that are never moved to the front: extra GPUs may not exist, and offloaded weights slow every step."""
+_NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
+"""Settings that not every card and backend supports: only a plan tells."""
+_PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager"})
+"""Settings whose effect in bytes only a plan or a measured peak tells."""
+_AFTER_POOL = ("sampler", "warmup", "graph")
+_KIND_OF_FLAG: dict[str, FixKind] = {
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "enforce_eager": "eager_or_fewer_graphs",
+    "model": "checkpoint_format",
+    "quantization": "checkpoint_format",
+    "tensor_parallel_size": "more_or_fewer_gpus_tp_pp",
+    "pipeline_parallel_size": "more_or_fewer_gpus_tp_pp",
+    "limit_mm_per_prompt": "limit_multimodal",
+}
+_FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
+
+
+def checked_fixes(
+    planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = ()
+) -> tuple[Fix, ...]:
+    """The fixes that pass, the certain ones before a tight first one; more GPUs come last for a server on one."""
+    forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
+    passed: list[Fix] = []
+    for fix in fixes:
+        if fix is None or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
+            continue
+        checked = _check_fix(planner, fix)
+        if checked and not any(_is_same_change(checked, other) for other in passed):
+            passed.append(checked)
+    if planner.known.ranks == 1 and planner.known.ranks_known:
+        passed.sort(key=lambda fix: (fix.kind == "more_or_fewer_gpus_tp_pp") + 2 * (fix.kind == "cpu_offload"))
+    if passed and _is_tight(passed[0]):
+        certain = next((fix for fix in passed if _certainly_starts(fix)), None)
+        passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
+    return tuple(passed)
+
+
+def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
+    """Whether a fix does nothing but what a dead end of the same finding warns of."""
+    verb, name, bound = rule.groups()
+    is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom")
+    if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven:
+        return False
+    value, now = fix.flags[name], planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name)
+    if not isinstance(value, int | float) or not isinstance(now, int | float):
+        return verb == "change"
+    if bound is not None:
+        return False  # a large shortfall: `raise_utilization` bounds it by the card
+    return verb == "change" or (value > now if verb == "raise" else value < now)
+
+
+def _is_same_change(fix: Fix, other: Fix) -> bool:
+    """Whether two fixes set the same flags and variables to the same values, with the same steps."""
+    return (fix.flags, fix.env, fix.steps) == (other.flags, other.env, other.steps)
+
+
+def _is_tight(fix: Fix) -> bool:
+    """Whether the fix's plan is tight and the log does not confirm it."""
+    return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
+
+
+def _certainly_starts(fix: Fix) -> bool:
+    """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
+    if fix.kind in _NEVER_MOVED_FIRST:
+        return False
+    return fix.proven or (fix.plan is not None and not _is_tight(fix))
+
+
+def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
+    """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
+    if not (fix.flags or fix.env):
+        return fix
+    if fix.kind != "flag":
+        if not _release_supports(planner, fix):
+            return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
+        changed = _without_values_in_force(planner, fix)
+        if not (changed.flags or changed.env):
+            return replace(changed, command=()) if fix.steps and not fix.flags else None
+        fix = changed
+    planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
+    if planned is None:
+        return None
+    planned = _with_room_for_graphs(planner, planned)
+    line = planned.command or planner.command(planned.flags, planned.env)
+    return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
+
+
+def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether the release has every flag and variable of a fix; true where the release is not known."""
+    if not planner.known.release_known:
+        return True
+    release = planner.known.release
+    dests = {flag.dest for flag in flags_of(release).values()}
+    if any(value is not None and name not in dests for name, value in fix.flags.items()):
+        return False
+    return all(name in env_names(release) for name in fix.env if env_history(name) is not None)
+
+
+def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
+    """The fix without the values that the failed run already had, given or by default; its kind is of what is left."""
+    flags = {name: value for name, value in fix.flags.items() if not _is_in_force(planner, name, value)}
+    env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
+    if flags == fix.flags and env == fix.env:
+        return replace(fix, kind=_kind_of(planner, fix))
+    left = replace(fix, flags=flags, env=env, command=())
+    return replace(left, kind=_kind_of(planner, left))
+
+
+def _is_in_force(planner: FixPlanner, name: str, value: Any) -> bool:
+    """Whether the failed run had this value of a setting."""
+    given = planner.given_args
+    if name not in ServeArgs.__dataclass_fields__:
+        return False
+    return getattr(given, name) == value or (value is not None and planner.in_force(name) == value)
+
+
+def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
+    """The fix's kind; where none of its memory flags is of that kind, the kind of the first one."""
+    kinds: list[FixKind] = [_KIND_OF_FLAG[name] for name in fix.flags if name in _KIND_OF_FLAG]
+    if (share := fix.flags.get("gpu_memory_utilization")) is not None:
+        kinds.append("raise_util" if share > planner.utilization else "lower_util")
+    is_flag_kind = fix.kind in {*_KIND_OF_FLAG.values(), "raise_util", "lower_util"}
+    return kinds[0] if kinds and is_flag_kind and fix.kind not in kinds else fix.kind
+
+
+def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
+    """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
+    memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
+    if fix.plan is not None or fix.proven or not memory_flags:
+        return fix
+    if planner.failed_plan is not None:
+        made = planner.plan_with(memory_flags)
+        return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
+    return None if planner.accounting.refuses(memory_flags) else fix
+
+
+def _with_room_for_graphs(planner: FixPlanner, fix: Fix) -> Fix:
+    """The fix with eager mode, where it passes the check of the pool and the card has no room for CUDA graphs then."""
+    total, share = planner.total_bytes, fix.flags.get("gpu_memory_utilization", planner.utilization)
+    is_checked = fix.kind in ("max_model_len", "raise_util", "kv_cache_dtype") and fix.plan is None
+    if not is_checked or not total or not planner.captures_outside_budget or not planner.utilization_known:
+        return fix
+    outside = total - round(share * total)
+    if outside >= GIB or fix.flags.get("enforce_eager") or planner.known.args.enforce_eager:
+        return fix
+    why = f"{fix.why} At {share:g} of the card only {gib(outside)} are left for the CUDA graphs, which come next."
+    trades = f"{fix.trades}; slower decoding" if fix.trades else "slower decoding"
+    flags = {**fix.flags, "enforce_eager": True}
+    return replace(fix, flags=flags, why=why, trades=trades, command=planner.command(flags, fix.env))
+
+
+def unexplained_bytes(case: Case, fix: Fix) -> int:
+    """Bytes in use when a graph capture failed beyond the plan of that run; 0 up to 1 GiB, or where not printed."""
+    if fix.before is None or case.oom is None or case.oom.free_bytes is None or case.site != "graph":
+        return 0
+    gap = fix.before.headroom_bytes - case.oom.free_bytes - (case.ledger.other_processes_bytes or 0)
+    return gap if gap > GIB else 0
+
+
+def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
+    """What a fix rests on: a plan that shows the failure, figures of the log, a look-alike or experience."""
+    if unexplained_bytes(planner.case, fix):
+        return "experience"
+    if fix.proven or not is_memory:
+        return "figures" if fix.proven else "lookalike"
+    if fix.plan is not None:
+        return "experience" if _is_tight(fix) else "plan"
+    accounting, oom = planner.accounting, planner.case.oom
+    has_sizes = accounting.pool_bytes is not None or oom is not None or planner.case.has("free_below_desired")
+    is_sized = has_sizes and not (fix.flags.keys() & _PEAK_FLAGS and accounting.peak_bytes is None)
+    if not fix.flags or fix.flags.keys() & _NEEDS_KERNEL or not is_sized:
+        return "experience"
+    known = planner.known.args
+    are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)
+    return "figures" if are_known else "experience"

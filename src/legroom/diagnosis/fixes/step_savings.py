@@ -1,0 +1,59 @@
+"""Savings beside the weights: smaller steps, no CUDA graphs and a larger share, by what the text shows of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, FixPlanner
+from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
+from legroom.units import gib
+
+DEFAULT_STEP_TOKENS = 2048
+"""vLLM's max_num_batched_tokens for a server on smaller cards (`EngineArgs.get_batch_defaults`)."""
+DECIDING_STEPS = (
+    "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
+    "after the first is up",
+    "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
+)
+"""Steps that distinguish the reasons of the bare error."""
+
+
+def smaller_step_flags(planner: FixPlanner, tokens: int, seqs: int | None = None) -> dict[str, Any]:
+    """A smaller max_num_batched_tokens, at least max_num_seqs; below a whole prompt it needs chunked prefill."""
+    args = planner.known.args
+    flags: dict[str, Any] = {"max_num_batched_tokens": max(tokens, seqs or args.max_num_seqs or 0)}
+    is_off = args.enable_chunked_prefill is False
+    if is_off or (planner.case.engine.generation == "V0" and not args.enable_chunked_prefill):
+        flags["enable_chunked_prefill"] = True
+    return flags
+
+
+def smaller_step_tokens(planner: FixPlanner) -> int:
+    """The tokens of a step to propose: vLLM's default for a server, or half of what is below it."""
+    given = planner.step_tokens
+    return DEFAULT_STEP_TOKENS if given > DEFAULT_STEP_TOKENS else max(given // 2, 512)
+
+
+def savings_fix(planner: FixPlanner, missing: int) -> Fix | None:
+    """Higher utilization, smaller steps and fewer graphs together, where they may free the `missing` bytes."""
+    total, weights = planner.accounting.likely_total_bytes, planner.accounting.weights_bytes
+    share_bytes = round(max(MAX_UTILIZATION - planner.utilization, 0) * (total or UNKNOWN_CARD_BYTES))
+    is_known = planner.utilization_known or weights is not None
+    if (is_known and not planner.utilization_known) or not 0 < missing < BESIDE_BYTES + share_bytes:
+        return None
+    if planner.total_bytes and weights and weights > (2 * MAX_UTILIZATION - 1) * planner.total_bytes:
+        return None  # the peak and a pool do not fit into what is left
+    flags: dict[str, Any] = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
+    flags |= smaller_step_flags(planner, smaller_step_tokens(planner))
+    if not planner.known.args.enforce_eager:
+        flags["enforce_eager"] = True
+    share = f"{flags['gpu_memory_utilization']:g} of the card"
+    return planner.plan_change(
+        "raise_util",
+        flags,
+        f"{gib(missing)} are missing, which {share} alone does not give: the peak of the profile run and the CUDA "
+        "graphs have to become smaller too.",
+        steps=() if is_known else DECIDING_STEPS,
+        trades="slower decoding, and long prompts take more steps",
+    )

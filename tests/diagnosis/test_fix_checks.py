@@ -1,0 +1,97 @@
+"""The check that every fix passes: it changes what is in force, is no dead end, and leads past the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from diagnosis_logs import TORCH, trace
+
+from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.log_diagnosis import read_log
+
+COMMAND = "$ vllm serve org/own {}\n"
+PROFILE = TORCH.format(
+    wanted="4.00 GiB", total="22.18 GiB", free="3.40 GiB", own="18.70 GiB", torch="18.30 GiB", unused="140.00 MiB"
+)
+LOGITS = trace("execute_model", "_get_prompt_logprobs_dict", "compute_logits", error=PROFILE)
+KV_TOKENS = (
+    "INFO 01-02 03:04:05 [worker.py:267] the current vLLM instance can use total_gpu_memory ({total}GiB) x "
+    "gpu_memory_utilization ({share}) = 21.00GiB\nERROR 01-02 03:04:09 [engine.py:448] ValueError: The model's max seq "
+    "len (4096) is larger than the maximum number of tokens that can be stored in KV cache (3584).\n"
+)
+KV_BYTES = (
+    "ValueError: To serve at least one request with the model's max seq len (131072), ({needed} GiB KV cache is "
+    "needed, which is larger than the available KV cache memory ({has} GiB). Based on the available memory, the "
+    "estimated maximum model length is {fits}."
+)
+CUMEM = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62\n"
+WAKE = 'File "vllm/entrypoints/llm.py", line 9, in wake_up\n'
+MLA = 'ERROR 01-02 03:04:05 worker_base.py:581]   File "vllm/attention/backends/mla/utils.py", line 3, in {}\n'
+
+FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
+    "a step below the smallest default": (
+        COMMAND.format("--max-num-seqs 1") + LOGITS,
+        lambda fix: fix.flags["max_num_batched_tokens"] < 2048 and "prompt_logprobs" in fix.steps[0],
+    ),
+    "a step no smaller than the sequences": (
+        COMMAND.format("--max-num-seqs 700 --max-num-batched-tokens 2048") + LOGITS,
+        lambda fix: fix.flags["max_num_batched_tokens"] >= 700,
+    ),
+    "chunked prefill with a step below a prompt": (
+        COMMAND.format("--no-enable-chunked-prefill --max-model-len 32768") + trace("profile_run", error=PROFILE),
+        lambda fix: fix.flags["enable_chunked_prefill"] is True,
+    ),
+    "no change of the share alone while profiling": (
+        COMMAND.format("--gpu-memory-utilization 1") + PROFILE,
+        lambda fix: "max_num_seqs" in fix.flags and fix.kind == "max_num_seqs",
+    ),
+    "room for the graphs that come after the KV check": (
+        COMMAND.format("--max-model-len 4096 --gpu-memory-utilization 0.98")
+        + KV_TOKENS.format(total=21.99, share=0.98),
+        lambda fix: fix.flags == {"max_model_len": 3536, "enforce_eager": True},
+    ),
+    "no eager mode where graphs have room": (
+        COMMAND.format("--gpu-memory-utilization 0.9") + KV_TOKENS.format(total=21.99, share=0.9),
+        lambda fix: fix.flags == {"max_model_len": 3536},
+    ),
+    "smaller steps before a length of 720 tokens": (
+        COMMAND.format("--gpu-memory-utilization 0.97") + KV_BYTES.format(needed=1.34, has=0.3, fits=720),
+        lambda fix: fix.flags == {"max_num_batched_tokens": 1024, "enforce_eager": True} and fix.confidence < 0.6,
+    ),
+    "a difference where the share is not shown": (
+        "on an RTX 4090: ValueError: 1.75 GiB KV cache is needed, available 0.13 GiB",
+        lambda fix: not fix.flags and "add 0.07" in fix.steps[0],
+    ),
+    "variables of the command": (
+        COMMAND.replace("vllm", "VLLM_USE_V1=0 vllm").format("") + KV_TOKENS.format(total=79.1, share=0.9),
+        lambda fix: fix.command[0] == "VLLM_USE_V1=0",
+    ),
+    "the share that the sleeping engine gave back": (
+        f"RTX 3090\nSleep mode freed 9.19 GiB memory, 7.66 GiB memory is still in use.\n{CUMEM}"
+        f'File "unsloth_compiled_cache/UnslothGRPOTrainer.py", line 1, in _prepare_inputs\n{WAKE}',
+        lambda fix: fix.flags == {"gpu_memory_utilization": 0.29} and "from_pretrained" in fix.steps[0],
+    ),
+    "a trainer's offload, and no command of a server": (
+        f"colocate mode\n{CUMEM}swift rlhf \\\n  --rlhf_type grpo \\\n  --model Qwen/Qwen3-32B \\\n"
+        "  --vllm_gpu_memory_utilization 0.3 \\\n  --deepspeed zero3",
+        lambda fix: not fix.command and "--offload_optimizer" in fix.steps[0],
+    ),
+    "the switch of a second copy of MLA weights": (
+        MLA.format("process_weights_after_loading") + "torch.OutOfMemoryError: CUDA out of memory.",
+        lambda fix: fix.env == {"VLLM_MLA_PERFORM_MATRIX_ABSORPTION": "0"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_FIX)
+def test_the_first_fix_is(name: str) -> None:
+    text, is_right = FIRST_FIX[name]
+    fix = read_log([text.encode()]).runs[0].findings[0].fixes[0]
+    assert is_right(fix), fix
+
+
+def test_no_fix_repeats_a_value_in_force_or_halves_bytes_that_need_a_third() -> None:
+    text = COMMAND.format("--kv-cache-dtype auto") + KV_BYTES.format(needed=16.0, has=5.0, fits=40960)
+    fixes = read_log([text.encode()]).runs[0].findings[0].fixes
+    assert not any("kv_cache_dtype" in fix.flags for fix in fixes)
