@@ -50,7 +50,7 @@ from legroom.memory.bands import (
     possible_saving,
     possible_spare,
     total_spread,
-    weights_path,
+    weights_class,
 )
 from legroom.memory.cudagraph_memory import graph_estimate
 from legroom.memory.overhead import non_torch, outside
@@ -122,7 +122,7 @@ class Start:
     total: int
     misses: Mapping[str, Miss]
     weights_bytes: int
-    weights_path: tuple[str, ...]
+    weights_class: tuple[str, ...]
     scales: tuple[float, ...]
     """What the rules of the counted parts expect of themselves."""
 
@@ -207,7 +207,7 @@ def start_of(result: Result) -> Start | None:
         total,
         misses,
         rule.bytes,
-        weights_path(of, rule),
+        weights_class(of, rule),
         tuple(error_scale(rules[name]) for name in COUNTED),
     )
 
@@ -333,7 +333,7 @@ def known_spread(figure: str, start: Start, weights_rows: Mapping[str, BandRow])
     anything."""
     if figure != "kv_cache":
         return 0.0, 0.0
-    of_weights = sum(weights_band(weights_rows, start.weights_path, start.weights_bytes, start.total)) / 2
+    of_weights = sum(weights_band(weights_rows, start.weights_class, start.weights_bytes, start.total)) / 2
     smaller, larger = start.misses[figure].of_total
     return math.hypot(smaller, of_weights), math.hypot(larger, of_weights)
 
@@ -362,12 +362,12 @@ def fit_weights(starts: Sequence[Start]) -> dict[str, BandRow]:
     """Shares of the weights' bytes for every class that has a start, from the whole down; 0 where it is exact. A class
     with few starts borrows from the class above it, as if it had seen PRIOR more starts like that one's."""
     kept = [(start, start.misses["weights"].truth_above) for start in starts if "weights" in start.misses]
-    nodes = {start.weights_path[:steps] for start, _ in kept for steps in range(len(start.weights_path) + 1)}
+    nodes = {start.weights_class[:steps] for start, _ in kept for steps in range(len(start.weights_class) + 1)}
     pooled: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     most: dict[tuple[str, ...], float] = {}
     rows = {}
     for node in sorted(nodes, key=lambda node: (len(node), node)):
-        mine = [(start, away) for start, away in kept if start.weights_path[: len(node)] == node]
+        mine = [(start, away) for start, away in kept if start.weights_class[: len(node)] == node]
         count = Counter(start.source for start, _ in mine)
         pairs = [(abs(away) / start.weights_bytes, count[start.source] ** -0.5) for start, away in mine]
         above = pooled[node[:-1]] if node else []
@@ -377,7 +377,7 @@ def fit_weights(starts: Sequence[Start]) -> dict[str, BandRow]:
         most[node] = most[node[:-1]] if few else BEYOND * max(abs(away) / start.total for start, away in mine)
         share = min(LARGEST_SHARE, COVERAGE * (1 + 1 / (len(mine) + (PRIOR if node else 0))))
         side = _digits(weighted_quantile(pooled[node], share))
-        exactly = [abs(away) <= EXACT_BYTES for start, away in mine if start.weights_path == node]
+        exactly = [abs(away) <= EXACT_BYTES for start, away in mine if start.weights_class == node]
         if node[:1] == ("quantized",) and len(node) > 1 and len(mine) < FEW // 2:
             side = max(side, LEAST_OF_FEW)
         if len(exactly) >= FEW // 2 and sum(exactly) / len(exactly) >= EXACT_SHARE:

@@ -21,7 +21,7 @@ _REDRAW_INTERVAL_S, _DRAW_AFTER_S, _BAR_WIDTH = 0.2, 1.0, 30
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """A function that takes the finished share of the work and draws it on a terminal once a second has passed."""
+    """A function that takes the finished share of the work and draws it on a terminal after the first second."""
     began = drawn_at = time.monotonic()
 
     def draw(share: float) -> None:

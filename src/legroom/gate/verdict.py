@@ -285,7 +285,7 @@ class VerdictCache:
         return verdict
 
     def _store(self, key: bytes, verdict: Verdict) -> None:
-        """Keeps the verdict, and drops the oldest beyond the limit; one that the Hub may still change is not kept."""
+        """Keeps the verdict and drops the oldest beyond the limit; with Hub access, no `not_understood` one is kept."""
         if self._options.hub and verdict.outcome == "not_understood":
             return  # the Hub may have the config at the next request
         self._verdicts[key] = verdict

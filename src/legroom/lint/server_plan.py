@@ -85,7 +85,7 @@ def _is_known(model: str) -> bool:
 def _plan_of_words(
     words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None
 ) -> ServerPlan | RefusedByVllm | None:
-    """The plan for a command line, or vLLM's refusal on the named GPU; None where flags or model do not allow one."""
+    """The plan or vLLM's refusal of a command line on the named GPU, else on a stand-in; None where neither exists."""
     from legroom.planning.machine import Machine, make_plan  # only where a model is known
 
     parsed = parse_flags(words, release)

@@ -51,8 +51,8 @@ class BandClass:
     """Whether the profile run includes an encoder."""
 
     @property
-    def weights_path(self) -> tuple[str, ...]:
-        """The class path of the weights, which depend on their storage; AMD cards account for them differently."""
+    def weights_class(self) -> tuple[str, ...]:
+        """Where the weights' error band is looked up: storage, then text or multimodal; one class for AMD cards."""
         if self.card == "amd":
             return ("amd",)
         takes = "multimodal" if self.multimodal else "text"
@@ -235,15 +235,15 @@ def _has_two_sides(value: Figure) -> bool:
     return value.kind == "estimated" and value.low > 0
 
 
-def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:
+def weights_class(of: BandClass, weights: Figure) -> tuple[str, ...]:
     """The class path of a weights figure; figures with assumed parts are a class of their own."""
-    has_class_of_its_own = of.weights_path[0] in ("amd", "quantized")
-    return of.weights_path if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_path)
+    has_class_of_its_own = of.weights_class[0] in ("amd", "quantized")
+    return of.weights_class if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_class)
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     """The weights with the error band that known starts of this class had, or their own band if that is wider."""
-    below, above = weights_band(weights_rows(), weights_path(of, value), value.bytes, gpu.total_bytes)
+    below, above = weights_band(weights_rows(), weights_class(of, value), value.bytes, gpu.total_bytes)
     if value.kind == "exact" and not below + above:
         return value
     least_below, least_above = value.bytes - value.low, value.high - value.bytes

@@ -105,7 +105,7 @@ class Supervisor:
         self.stopping = Stopping(
             max(options.drain_s, prepared["own_drain_s"]),
             say,
-            start_drain=self._drain_guard if self._guard_token else None,
+            start_drain=self._start_guard_drain if self._guard_token else None,
             has_clients=lambda: has_clients(self._address.port),
         )
         self._pool_line_mark: bytes = prepared["capacity_mark"].encode()
@@ -302,8 +302,8 @@ class Supervisor:
         if child is not None and self.stopping.is_stopping:
             self._write_run_file("stopping" if self.stopping.stop_requested else "restarting", child)
 
-    def _drain_guard(self, deadline_s: float) -> None:
-        """Starts the task that makes the guard refuse new requests and waits up to `deadline_s` for the rest."""
+    def _start_guard_drain(self, deadline_s: float) -> None:
+        """Starts the process in which the guard refuses new requests and lets open ones finish until `deadline_s`."""
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
         self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
 

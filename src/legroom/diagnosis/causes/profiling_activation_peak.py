@@ -16,7 +16,7 @@ _SMALL_STEP = 2048
 
 
 def examine(case: Case) -> Assessment | None:
-    """Assesses the sampler's message, a traceback through the profile run, or a request as large as dummy inputs."""
+    """Assesses an OOM of the profile run or sampler warm-up, or a profiled peak that left too little KV cache."""
     warmup = case.first("sampler_warmup_oom")
     peak_confidence = _confidence_peak_left_no_pool(case)
     if not case.is_oom and not peak_confidence:

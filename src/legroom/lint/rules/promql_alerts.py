@@ -323,7 +323,7 @@ def _lead(alert: Expression) -> str:
 
 
 def _fires_above_level(operand: Operand) -> bool:
-    """Whether the operand is a KV use above a level; a sum above 1 counts the pools of many servers instead."""
+    """Whether a KV-use operand is compared with `>` or `>=`; not a sum above 1, which counts many servers' pools."""
     adds_up = "sum" in operand.functions
     return any(
         comparison.operator in (">", ">=") and not (adds_up and comparison.number > 1 and not comparison.scaled)

@@ -22,8 +22,8 @@ class CrashLoop(Detector):
         """The whole counting window: restarts before the first scrape are unknown."""
         return self.levels.crash_over_s
 
-    def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Counts starts that nobody is known to have asked for: counters that fell, or a new process start time."""
+    def measure(self, window: Window, now_s: float) -> Condition:
+        """Bad where the window holds `crash_restarts` unrequested starts within `crash_over_s`, else good."""
         over_s = self.levels.crash_over_s
         starts = [time_s for time_s in window.crashes if time_s > now_s - over_s]
         if len(starts) < self.levels.crash_restarts:
