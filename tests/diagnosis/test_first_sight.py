@@ -550,6 +550,11 @@ def test_a_setting_that_the_message_names_is_taken_out() -> None:
     }
 
 
+def test_a_place_without_its_usual_cause_is_not_sure() -> None:
+    told = "vLLM ends with `XPU out of memory` while initializing the KV cache, --enforce-eager is on"
+    assert first(told).confidence < 0.7
+
+
 @pytest.mark.parametrize("word", ["a.", "a-", "a_"])
 def test_a_long_word_does_not_hold_up_the_answer(word: str) -> None:
     assert diagnosis(word * 40_000 + "\nvllm runs out of memory").verdict == "cause above"
