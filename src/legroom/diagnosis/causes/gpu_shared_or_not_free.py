@@ -9,6 +9,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.units import GIB, MIB, gib
 
@@ -46,17 +47,16 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
-    total, free, desired = (check.number(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
-    confidence, asked = 0.9, case.startup.args.gpu_memory_utilization
-    if desired is None and asked and total:
-        desired = round(asked * total)  # the line was cut
+    confidence, desired = 0.9, _desired_bytes(case)
+    total, free = check.number("total_bytes"), check.number("free_bytes")
     if free is None or total is None or desired is None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
         )
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used
-    share = check.facts.get("utilization_ratio") or round(desired / max(total, 1), 2)
+    cut = None if check.number("desired_bytes") else case.startup.args.gpu_memory_utilization
+    share = check.facts.get("utilization_ratio") or cut or round(desired / max(total, 1), 2)
     why = (
         f"At start-up {gib(free)} of {gib(total)} were free, but {share} x {gib(total)} "
         f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
@@ -68,11 +68,10 @@ def _assess_startup_check(case: Case) -> Assessment | None:
 def is_ruled_out(planner: FixPlanner) -> bool:
     """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
     case, plan = planner.case, planner.failed_plan
-    if plan is None or not case.has("no_cache_blocks") or case.oom is not None or case.first_failure is None:
-        return False
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
-    is_shown = is_shown or case.other_processes_bytes is not None or _assess_unequal_ranks(case) is not None
-    return not is_shown and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+    if is_shown or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
+        return False
+    return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
@@ -143,9 +142,12 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     others = case.ledger.other_processes_bytes or 0
     if others < 512 * MIB or others < oom.wanted_bytes:
         return None
-    own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"
+    own = oom.own_bytes or (own_process_bytes(oom) if oom.others_bytes else 0)
+    named = [f"process {pid} {gib(size)}" for pid, size in zip(oom.other_pids, oom.others_bytes, strict=False)]
+    named = [text for text in named if oom.own_bytes or not text.endswith(f" {gib(own)}")]
     why = (
-        f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({own}). Without them the "
+        f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({', '.join(named[:3]) or 'unnamed'}; "
+        f"this one {gib(own) if own else 'the rest'}). Without them the "
         f"{gib(oom.wanted_bytes)} that failed would have fitted."
     )
     confidence = 0.9
@@ -252,9 +254,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield in_turn
 
 
+def _desired_bytes(case: Case) -> int | None:
+    """The budget that the start-up check compares with; where its line was cut, utilization x total."""
+    total, asked = case.number("free_below_desired", "total_bytes"), case.startup.args.gpu_memory_utilization
+    return case.number("free_below_desired", "desired_bytes") or (round(asked * total) if asked and total else None)
+
+
 def can_start_with_lower_utilization(case: Case) -> bool:
     """Whether 3/4 of the requested budget is free, so that a lower utilization starts."""
-    free, desired = (case.number("free_below_desired", name) for name in ("free_bytes", "desired_bytes"))
+    free, desired = case.number("free_below_desired", "free_bytes"), _desired_bytes(case)
     return free is not None and desired is not None and 4 * free >= 3 * desired
 
 
