@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
@@ -52,6 +53,10 @@ _CARD_SIZE = re.compile(
     r"(?i)(?<![\w.])(\d{1,3}) ?G(?:i?B)?(?: (?:of )?(?:VRAM|video memory|GPU memory|memory each)| per (?:GPU|card)"
     r"| (?:GPUs?|(?:graphics )?cards?)\b)|\b(?:GPUs?|cards?) ?(?:\(|with |of |, )(?:\w+ )?(\d{1,3}) ?G(?:i?B)?\b"
 )
+_OFF = "--no-"
+"""The value of a switch that is named with `--no-`."""
+_ADVICE = re.compile(r"--gpu-memory-utilization[= ][\d.]+ is equivalent to\b[^.]*")
+"""vLLM's own comparison of shares with and without CUDA graphs."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -91,9 +96,11 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
-    plain = "\n".join(line for line in lines if not _LOGGED.search(line))
+    plain = _ADVICE.sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
+        if name.startswith("no_") and name[3:] in _SETTINGS and match["dashes"]:
+            typed[name[3:]] = _OFF
         if name not in _SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
             continue
         start = plain.rfind("\n", 0, match.start()) + 1
@@ -169,10 +176,39 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
 def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
     """The arguments with one pasted value; unchanged where no release takes it."""
     flag = flags_ever().get(flag_name(name))
+    if value == _OFF:
+        words = [flag_name(f"no_{name}")]
+        return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
     if flag is None or value in ("False", "false"):
         return args
     if _SIZED.fullmatch(value):
         value = str(size_bytes(value))
     is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
-    words = [flag.name] if is_switch else [flag.name, value.rstrip(".").replace("_", "")]
+    # "262K" in prose is 262,144 cut short: 262,000 is not above what was meant.
+    words = [flag.name] if is_switch else [flag.name, value.rstrip(".").replace("_", "").replace("K", "k")]
     return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
+
+
+_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;,])\s+|\n|\bbut\b")
+_WORKED = re.compile(
+    r"(?i)\b(?:works?|worked|solve[sd]|fixe[sd]|resolve[sd]|help(?:s|ed)|(?:loads?|starts?|runs?) (?:fine|ok)|"
+    r"disappears?|goes away|to avoid (?:it|this|the (?:oom|error)))\b"
+)
+_FAILED = re.compile(
+    r"(?i)\bstill\b|\beven (?:with|at|when)\b|\bno (?:effect|luck|matter)\b|\bsame (?:error|problem|oom)\b|"
+    r"(?:\bnot|n't|\bnever|\bnothing)\b.{0,20}\b(?:work|help|solve|fix|start|load|run)"
+)
+_MENTION = re.compile(
+    r"(?<!\w)(?:--?(?:vllm[_-])?)?(tp|[a-z]+(?:[_-][a-z]+)+)[`'\"\]]*(?:\s?[=:]\s?| (?:to |of |at )?)(\d[\d.]*[KMG]?)"
+)
+
+
+def reported_settings(text: str, release: Release) -> Iterator[tuple[str, Any, bool]]:
+    """Settings, their values and whether the server started, as sentences outside of logs and commands tell."""
+    plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line) and not _START.search(line))
+    for sentence in _SENTENCE.split(plain):
+        is_failed = bool(_FAILED.search(sentence))
+        for word, value in _MENTION.findall(sentence) if is_failed or _WORKED.search(sentence) else ():
+            name = "tensor_parallel_size" if word == "tp" else word.replace("-", "_")
+            if name in _SETTINGS:
+                yield name, getattr(_with_setting(ServeArgs(), name, value, release), name), not is_failed
