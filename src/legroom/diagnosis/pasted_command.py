@@ -13,7 +13,7 @@ from typing import Any
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
 from legroom.facts import read_data
-from legroom.facts.bundled import find
+from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.facts.gpus import gpu, gpu_names
 from legroom.facts.log_messages import size_bytes
@@ -35,9 +35,11 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
-_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
 _OFF = "--no-"
 """The value of a switch that is named with `--no-`."""
+_GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
+_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
+"""A line of flags; where a sentence ends in it, it is prose."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -110,7 +112,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
         args = replace(args, gpu_memory_utilization=shares.pop())
     if args.max_model_len is None and len(lengths := set(prose("length").findall(plain))) == 1:
         args = replace(args, max_model_len=int(*lengths) * 1024)
-    known = {name for name in prose("hub_id").findall(plain) if find(name)}
+    known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
     known = known or {name for name in prose("model_name").findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
 
@@ -168,7 +170,8 @@ def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> S
         value = str(size_bytes(value))
     is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
     # "262K" in prose is 262,144 cut short: 262,000 is not above what was meant.
-    words = [flag.name] if is_switch else [flag.name, value.rstrip(".").replace("_", "").replace("K", "k")]
+    value = re.sub(r"(?<=\d)K$", "k", _GROUPED_DIGITS.sub("", value.rstrip(".")))
+    words = [flag.name] if is_switch else [flag.name, value]
     return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
 
 
