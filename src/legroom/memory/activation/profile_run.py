@@ -57,19 +57,12 @@ def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
     """Bytes alive while Triton tunes the kernels of the first Mamba-2 layer (0.22+, `_warmup_ssd_kernels`)."""
-    if known_release(settings.release).before("0.22.0"):
+    moments = [moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where == TUNING]
+    if not moments or known_release(settings.release).before("0.22.0"):
         return 0
-    kept, width = expert_scratch(model, settings, gpu).kept_elements, element_bytes(settings)
-    return max(
-        (
-            (each.elements * settings.max_num_batched_tokens + (kept if each.after_experts else 0)) * width
-            + _TUNING_BYTES
-            + cublas_workspace(gpu)
-            for each in _stage_peaks(model, settings, pp_rank)
-            if each.where == TUNING
-        ),
-        default=0,
-    )
+    elements = moments[0].elements * settings.max_num_batched_tokens
+    elements += expert_scratch(model, settings, gpu).kept_elements if moments[0].after_experts else 0
+    return elements * element_bytes(settings) + _TUNING_BYTES + cublas_workspace(gpu)
 
 
 def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
