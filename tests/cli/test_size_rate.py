@@ -42,6 +42,22 @@ def test_a_rate_gives_gpus_a_latency_and_money_with_a_band(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "says", "silent"),
+    [
+        ("llama-3.1-8b", "h200,l40s", "▶ the cheapest that holds", "not tried"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "h200,h100", "Llama-3.1-70B-Instruct-FP8", "▶ the cheapest that"),
+        ("meta-llama/Llama-3.1-70B", "h200", "--max-gpus tries more", "not tried"),
+    ],
+)
+def test_the_remarks_name_the_arrow_and_smaller_weights_tuned_alike(model, gpu, says, silent, capsys):
+    limits = ("--tpot", "15" if "70B" in model else "60", "--max-gpus", "16")
+    main(["size", model, *SMALL, "--gpu", gpu, *limits])
+    out = " ".join(capsys.readouterr().out.split())
+    assert says in out
+    assert silent not in out
+
+
 def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
     (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200"))
     assert row["command"][:2] == ["vllm", "serve"]

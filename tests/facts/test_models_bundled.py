@@ -192,6 +192,15 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         ("Equall/Saul-7B-Instruct-v1", "mistralai/Mistral-7B-v0.1", None),
         ("mlx-community/gpt-oss-20b-MXFP4-Q4", "openai/gpt-oss-20b", "mxfp4"),
         ("someone/gpt-oss-20b-BF16-tuned", "openai/gpt-oss-20b", None),
+        ("someone/Mistral-7B-Instruct-v0.3:Q4_K_M", "mistralai/Mistral-7B-v0.3", "gguf"),  # vLLM's REPO:QUANT
+        ("stepfun-ai/Step-3.5-Flash-FP8", "stepfun-ai/Step-3.5-Flash", "fp8"),  # no folder of a training step
+        ("Tongyi-Zhiwen/QwenLong-L1.5-30B-A3B", "Qwen/Qwen3-30B-A3B", None),  # not QwenLong-L1
+        ("someone/Qwopus3.5-27B-v3-NVFP4", "Qwen/Qwen3.5-27B", "modelopt_fp4"),
+        ("selfrag_llama2_7b", "meta-llama/Llama-2-7b-hf", None),
+        ("someone/qwen2_5_7b_instruct", "Qwen/Qwen2.5-7B", None),
+        ("someone/internlm2_5-1_8b-tuned", "internlm/internlm2_5-1_8b-chat", None),
+        ("someone/L3.3-70B-Euryale-AWQ", "meta-llama/Llama-3.1-70B", "awq"),
+        ("dicta-il/DictaLM-3.0-Nemotron-12B-W4A16", "nvidia/NVIDIA-Nemotron-Nano-12B-v2", "compressed-tensors"),
     ],
 )
 def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, method: str | None) -> None:
@@ -218,6 +227,15 @@ def test_a_name_says_how_a_checkpoint_is_built_and_stored(name: str, base: str, 
         "someone/EAGLE3-Llama-3.1-8B",
         "someone/Qwen3-8B-Audio",
         "someone/Qwen3-8B-exl3",
+        "someone/Qwen3-ForcedAligner-0.6B",
+        "someone/VideoLLaMA3-7B-Qwen2.5",
+        "someone/llava-med-mistral-7b",
+        "someone/openvla-llama-2-7b",
+        "someone/blip2-opt-2.7b",
+        "someone/qwen2_5_1_5b",  # 1.5B or 5B
+        "someone/granite-4.2-3b-vision",
+        "someone/Laguna-S-2.1-DFlash-NVFP4",
+        "someone/dspark_qwen3_8b_block7",
         "/models/merged/checkpoint-10",
     ],
 )
@@ -231,6 +249,15 @@ def test_weights_whose_scheme_is_guessed_may_have_quantized_embeddings(monkeypat
     tables = 2 * 151936 * 4096 * 2
     assert guessed.bytes - guessed.low >= tables * 3 // 4
     assert guessed.high > guessed.bytes
+
+
+def test_a_guess_holds_both_ways_of_storing_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    named = ("cyankiwi/Qwen3.8-27B-AWQ-INT4", "cyankiwi/Qwen3.8-27B-AWQ-BF16-INT4")
+    all_, linear_kept = (legroom.plan(n, gpu="h100", vllm="0.32.0", advice=False).layout.weights for n in named)
+    assert linear_kept.bytes - all_.bytes > 6 * 2**30
+    assert all_.high > linear_kept.bytes * 0.99
+    assert linear_kept.low < all_.bytes
 
 
 def test_every_bundled_architecture_is_in_some_releases_registry() -> None:

@@ -9,6 +9,7 @@ from legroom.errors import LegroomError
 from legroom.facts import read_texts
 from legroom.facts.bundled import bundled_config, find
 from legroom.facts.huggingface import folder_bytes
+from legroom.facts.model import LatentAttention
 from legroom.facts.model_sources import load
 
 
@@ -91,9 +92,16 @@ def test_an_old_gptq_quantization_file_is_read_with_the_config(tmp_path: Path) -
 
 def test_a_folder_with_mistrals_params_only_is_a_model(tmp_path: Path) -> None:
     params = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
-    (tmp_path / "params.json").write_text(json.dumps({**params, "vocab_size": 32768, "max_seq_len": 32768}))
+    params |= {"vocab_size": 32768, "max_seq_len": 32768}
+    (tmp_path / "params.json").write_text(json.dumps(params))
     model = load(str(tmp_path))
     assert (len(model.layers), model.hidden_size, model.max_position_embeddings) == (32, 4096, 32768)
+    moe = {"num_experts": 128, "num_shared_experts": 1, "num_experts_per_tok": 4, "expert_hidden_dim": 2048}
+    widths = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64}
+    (tmp_path / "params.json").write_text(json.dumps({**params, **widths, "v_head_dim": 128, "moe": moe}))
+    mixer = load(str(tmp_path)).layers[0].mixer
+    assert isinstance(mixer, LatentAttention)
+    assert (mixer.kv_lora_rank, mixer.qk_rope_head_dim) == (256, 64)
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,18 @@ def test_only_some_methods_quantize_while_loading() -> None:
     "section",
     [{"quant_method": "awq", "bits": 4, "group_size": 128}, {"quant_method": "gptq", "bits": 4, "group_size": 128}],
 )
-def test_a_4_bit_hybrid_without_a_list_keeps_its_linear_attention_at_16_bits(section: dict[str, object]) -> None:
-    hybrid = quantization({"linear_num_value_heads": 32, "quantization_config": section})
+def test_a_4_bit_hybrid_with_experts_without_a_list_keeps_linear_attention_at_16_bits(
+    section: dict[str, object],
+) -> None:
+    dense = quantization({"linear_num_value_heads": 32, "quantization_config": section})
+    hybrid = quantization({"linear_num_value_heads": 32, "num_experts": 256, "quantization_config": section})
     plain = quantization({"quantization_config": section})
     listed = {**section, "modules_to_not_convert": ["visual"]}
     own = quantization({"linear_num_value_heads": 32, "quantization_config": listed})
+    assert dense is not None
     assert hybrid is not None
     assert plain is not None
+    assert (dense.ignored, dense.list_assumed) == ((), True)
     assert own is not None
     assert (hybrid.ignored, hybrid.list_assumed) == (("re:.*linear_attn.*",), True)
     assert (plain.ignored, plain.list_assumed) == ((), False)

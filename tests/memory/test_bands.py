@@ -8,6 +8,7 @@ import pytest
 from weight_cases import LLAMA_8B, model
 
 import legroom
+from legroom.errors import LegroomError
 from legroom.facts.fit import ROOT, BandRow, bands, evidence, half_band, row_at, weights_band, weights_rows
 from legroom.facts.gpus import gpu
 from legroom.memory.activation.profile_run import pinned_bytes
@@ -220,3 +221,12 @@ def test_a_freed_copy_of_the_embedding_may_stay_reserved_from_0_27_to_0_31(relea
     """0.27 charges the drop of free memory; 0.32 limits cuts from freed blocks in its profile run."""
     made = planned(vllm=release)
     assert bool(pinned_bytes(made.target.model, made.settings, made.target.gpu)) == may_stay
+
+
+def test_a_card_that_is_not_known_is_planned_by_the_total_given_for_it() -> None:
+    with pytest.raises(LegroomError, match="not known"):
+        legroom.plan("qwen3-8b", gpu="CMP 170HX", vllm="0.32.0", advice=False)
+    planned_ = legroom.plan("qwen3-8b", gpu="CMP 170HX", gpu_memory="64GiB", vllm="0.32.0", advice=False)
+    assert (planned_.layout.total_bytes, planned_.verdict) == (64 * 2**30, "fits")
+    with pytest.raises(LegroomError, match="does not model"):
+        legroom.plan("qwen3-8b", gpu="TPU v5e", gpu_memory="16GiB", vllm="0.32.0", advice=False)

@@ -80,10 +80,11 @@ def test_loading_needs_the_pages_of_one_file_beside_the_weights() -> None:
     assert loader_bytes(SPARK, GIB) == GIB
 
 
-def test_nvml_knows_no_total_there_so_the_batch_defaults_are_small() -> None:
+def test_nvml_and_amdsmi_know_no_total_there_so_the_batch_defaults_are_small() -> None:
     assert device_defaults(SPARK, release("0.25.1"), "serve") == (2048, 256)
     assert device_defaults(SPARK, release("0.32.0"), "serve") == (2048, 256)
-    assert device_defaults(STRIX, release("0.25.1"), "serve") == (8192, 1024)
+    assert device_defaults(STRIX, release("0.23.0"), "serve") == (8192, 1024)
+    assert device_defaults(STRIX, release("0.24.0"), "serve") == (2048, 256)
 
 
 @pytest.mark.parametrize(("version", "told"), [("0.11.0", "counts cached files as used"), ("0.25.1", "cached files")])

@@ -351,6 +351,18 @@ def test_an_error_is_told_in_the_language_of_the_request():
     assert raised.value.message == "--max-model-len 200000 超过模型的上限 131072 token"
 
 
+def test_every_step_and_reason_of_a_diagnosis_has_chinese():
+    fixes = [*read_data("diagnosis_texts.json")["fixes"].values()]
+    for row in read_data("lookalikes.json")["rows"]:
+        fixes += [row, *row["fixes"]]
+    texts = {text for fix in fixes if isinstance(fix, dict) for text in (fix["why"], *fix.get("steps", ()))}
+    # What is told of a driver or a build is filled in after the sentence.
+    told = {re.sub(r"[{](driver|build)_story[}]", "", text) for text in texts}
+    prose = [text for text in told if re.search(r"(^|[ (])[a-z]{3,} [a-z]{2,} [a-z]{2,}|[a-z] [a-z]+[.]$", text)]
+    assert len(prose) > 300
+    assert [text for text in prose if not re.search("[\u4e00-\u9fff]", in_language(text, "zh"))] == []
+
+
 def test_every_gap_of_a_chinese_sentence_is_one_of_the_english():
     sentences = read_data("sentences_zh.json")["sentences"]
     assert [

@@ -159,7 +159,7 @@ export function SimulateArea({ params, active }) {
           </div>
         )}
         <div class="grid-fields">
-          {["max_num_seqs", "max_num_batched_tokens", "block_size"].map((name) => (
+          {["max_num_seqs", "max_num_batched_tokens", ...(load.pool === "plan" ? [] : ["block_size"])].map((name) => (
             <NumberField
               key={name}
               label={`--${name.replaceAll("_", "-")}`}
@@ -220,9 +220,12 @@ function Examples({ onPick }) {
   );
 }
 
+const gpusOf = ({ gpus, flags }) =>
+  gpus ?? ["tensor", "pipeline", "data"].reduce((all, kind) => all * (Number(flags[`${kind}_parallel_size`]) || 1), 1);
+
 const words = (load, setup, answer) =>
   [
-    load.pool === "plan" ? `${setup.model.split("/").pop()} · ${setup.gpu}` : `${count(load.blocks)}`,
+    load.pool === "plan" ? `${setup.model.split("/").pop()} · ${gpusOf(setup)} × ${setup.gpu}` : `${count(load.blocks)}`,
     `max_num_seqs ${answer.settings?.max_num_seqs ?? load.max_num_seqs}`,
   ].join(" · ");
 
@@ -300,12 +303,15 @@ function PoolOfPlan({ setup, onChange, lists }) {
           options={gpuOptions(lists.gpus)}
           onPick={(gpu) => onChange({ ...setup, gpu })}
         />
-        <NumberField
-          label="--max-model-len"
-          value={setup.flags.max_model_len ?? ""}
-          placeholder={t("flag.default")}
-          onChange={(value) => onChange(withFlag(setup, "max_model_len", value || undefined))}
-        />
+        {["tensor_parallel_size", "max_model_len"].map((name) => (
+          <NumberField
+            key={name}
+            label={`--${name.replaceAll("_", "-")}`}
+            value={setup.flags[name] ?? ""}
+            placeholder={t("flag.default")}
+            onChange={(value) => onChange(withFlag(setup, name, value || undefined))}
+          />
+        ))}
       </div>
       <p class="hint">
         <a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a>

@@ -70,7 +70,7 @@ def requested_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(
-                f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
+                f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool to simulate",
                 "plan it for the flags that fix it, or give the number of blocks",
             )
         from legroom.simulation.from_plan import planned_scheduler

@@ -76,7 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     shared_options.add_policy_option(where, "balanced")
-    shared_options.add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
+    shared_options.add_sweep_options(
+        parser.add_argument_group("how it is computed"), "1; one per core with --rate or --matrix"
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -172,7 +174,7 @@ def _run_rate(
     # Models are read here, because workers may run on other machines.
     task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
     with progress_bar("sizing") as bar:
-        sized = size_fleets(task, cards, shared_options.sweep_executor(args, workers=1), bar)
+        sized = size_fleets(task, cards, shared_options.sweep_executor(args), bar)
     names = [model.name for model in task.models for _ in cards]
     rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
     report = FleetReport(load, release, rows, prices, most, not args.prices)

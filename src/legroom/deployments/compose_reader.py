@@ -121,6 +121,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             gpus=gpus,
             gpu_ids=_gpu_ids(service, known, gpus, shown),
             memory_limit_bytes=docker_bytes(memory),
+            mounts=tuple(_mounted_paths(service)) if service.get("ports") or service.get("expose") else None,
             start_limit=_health_limit(service),
             repeated_entry=None if service.get("entrypoint") else repeated_entry(image, entry, given),
             probes=_probes(service),
@@ -172,6 +173,13 @@ def compose_env(node: Node | None) -> dict[str, Word]:
         if equals:
             env[name] = item.word().with_text(value_text)
     return env
+
+
+def _mounted_paths(service: Node) -> Iterator[str]:
+    """The paths in the container that the volumes of a service hold."""
+    for item in service.list("volumes"):
+        parts = re.sub(r"\$\{[^}]*\}", "$", item.scalar or "").split(":")
+        yield item.text("target") or (parts[1] if len(parts) > 1 else "")
 
 
 def _mounted_shm(service: Node) -> str | None:

@@ -222,9 +222,12 @@ def _yaml_documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None
         if not is_template(source.text):
             raise
         try:
-            return tuple(load_nodes(source.with_text(template_as_yaml(source.text)))), error
+            documents = tuple(load_nodes(source.with_text(template_as_yaml(source.text))))
         except LegroomError:
             raise error from None
+        for node in (node for document in documents for node in document.walk()):
+            node.repeated_keys.clear()  # both sides of an `if` stay
+        return documents, error
 
 
 def _document_subjects(

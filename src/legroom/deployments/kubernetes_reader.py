@@ -173,6 +173,7 @@ def _subjects_of_container(
             stop_limit=_termination_grace(container, pod),
             repeated_entry=repeated_entry(image, entry, given),
             has_no_gpu=_has_no_gpu(container, pod),
+            mounts=_mounted_paths(container) if container.list("ports") else None,  # else it may be an excerpt
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
@@ -260,6 +261,10 @@ def start_limit(container: Node) -> TimeLimit | None:
     period = float_at(probe, "periodSeconds", 10.0)
     seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
     return TimeLimit(seconds, probe.source.place(probe.offset))
+
+
+def _mounted_paths(container: Node) -> tuple[str, ...]:
+    return tuple(mount.text("mountPath") for mount in container.list("volumeMounts"))
 
 
 def _has_no_gpu(container: Node, pod: Node) -> bool:

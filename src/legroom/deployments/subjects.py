@@ -69,6 +69,8 @@ class StartedServer:
     """The number of GPUs that the file requests."""
     gpu_ids: tuple[int, ...] = ()
     """The GPUs of the machine that it may use, in its own order, where the file tells."""
+    mounts: tuple[str, ...] | None = None
+    """The paths in its container that a volume holds; None where the file does not tell."""
     has_no_gpu: bool = False
     """Whether its container requests resources, and no GPU among them."""
     repeated_entry: Word | None = None

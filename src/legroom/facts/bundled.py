@@ -84,7 +84,8 @@ def derived(name: str) -> Bundled | None:
     repo = re.sub(r":(?=\d+(\.\d+)?b|e\db)", "-", parts[-1].removesuffix(".gguf"))  # llama3.1:8b
     exact = _keys_by_name().get(repo)
     scheme = None if exact else _scheme_in_name("/".join(parts[-2:]))
-    key = exact or _key_in_name(repo) or (_key_in_name("-".join(parts)) if len(parts) == 2 else None)  # kimi/k2.7-code
+    spellings = (repo, repo.replace("_", "-"), *(("-".join(parts),) if len(parts) == 2 else ()))  # llama_3_8b, kimi/k3
+    key = exact or next(filter(None, map(_key_in_name, spellings)), None)
     own = str(bundled_config(_bundled_of(key)).get("quantization_config", {}).get("quant_method")) if key else ""
     scheme = None if own in repo else scheme  # gpt-oss-20b-MXFP4
     if key is None or scheme == "unknown":
@@ -100,8 +101,8 @@ def derived(name: str) -> Bundled | None:
 
 def _scheme_in_name(name: str) -> Any:
     """The quantization that a name states: a scheme of schemes.json, GGUF with its bits, `unknown`, or None."""
-    if "gguf" in name:
-        bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
+    bits = re.search(r"(?:^|[-_.:])i?q(\d)", name)
+    if "gguf" in name or re.search(r":i?q\d", name):  # vLLM's REPO:Q4_K_M
         return {"quant_method": "gguf", "bits": int(bits[1]) if bits else 4}  # Q4_K_M is the usual file
     found = next((scheme for pattern, scheme in _shared_values()["by_name"] if re.search(pattern, name)), None)
     return found or ("unknown" if re.search(_shared_values()["words"]["other_storage"], name) else None)
@@ -111,7 +112,7 @@ def _key_in_name(repo: str) -> str | None:
     """The key of the bundled model whose words and sizes are in a name, with no sign of another model; else None."""
     repo, found = _spelled(repo), 0
     for pattern, base in _shared_values()["tuned_from"]:
-        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]))", base, repo, count=1)
+        repo, found = re.subn(rf"(?<![a-z0-9]){pattern}((?<=-)|(?![a-z0-9]|\.\d))", base, repo, count=1)
         if found:
             break
     words = _words(repo)

@@ -91,6 +91,16 @@ _NAMES = {
     "sliding_window": "sliding_window",
     "tied_embeddings": "tie_word_embeddings",
 }
+_LATENT_NAMES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_EXPERT_NAMES = {
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "route_every_n": "moe_layer_freq",
+}
+"""The names in params.json of experts with shared ones, which vLLM serves as DeepSeek-V3."""
 _DEFAULT_LEN = 128_000
 """vLLM's default for a params.json without a length."""
 
@@ -103,7 +113,11 @@ def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
     config["torch_dtype"] = params.get("dtype") or "bfloat16"
     config.update({"model_type": "mistral", "architectures": ["MistralForCausalLM"]})
     moe = params.get("moe")
-    if isinstance(moe, Mapping):
+    if isinstance(moe, Mapping) and moe.get("num_shared_experts"):
+        config.update({"model_type": "deepseek_v3", "architectures": ["MistralLarge3ForCausalLM"]})
+        config.update({name: params[name] for name in _LATENT_NAMES if params.get(name) is not None})
+        config.update({new: moe[old] for old, new in _EXPERT_NAMES.items() if moe.get(old) is not None})
+    elif isinstance(moe, Mapping):
         config.update({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]})
         config["num_local_experts"] = moe.get("num_experts")
         config["num_experts_per_tok"] = moe.get("num_experts_per_tok")

@@ -15,7 +15,7 @@ from legroom.facts.bundled import Bundled, bundled_config, derived, find, hub_id
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.huggingface import config_of_folder, fetch, folder_bytes, read_json_object
-from legroom.facts.model import Model, Quantization
+from legroom.facts.model import Experts, Model, Quantization
 from legroom.isolation import isolation
 
 
@@ -72,13 +72,14 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
-    return replace(model, assumed=True, quantization=_with_usual_exclusions(model.quantization))
+    has_experts = any(isinstance(layer.feedforward, Experts) for layer in model.layers)
+    return replace(model, assumed=True, quantization=_with_usual_exclusions(model.quantization, has_experts))
 
 
-def _with_usual_exclusions(scheme: Quantization) -> Quantization:
+def _with_usual_exclusions(scheme: Quantization, has_experts: bool) -> Quantization:
     """The scheme with the usual list of unquantized modules instead of the original checkpoint's."""
     if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
-        ignored = ["lm_head", LINEAR_ATTENTION]
+        ignored = ["lm_head", LINEAR_ATTENTION] if has_experts else ["lm_head"]
         usual = quantization({"quantization_config": {"quant_algo": "NVFP4", "ignore": ignored}})
         assert usual is not None
         return replace(usual, list_assumed=True)

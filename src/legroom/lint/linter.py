@@ -81,10 +81,10 @@ def _lines_of_next_command(lines: list[str], number: int) -> Iterable[int]:
 
 SEARCHED = frozenset(
     {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
-    | {".dockerfile"}
+    | {".dockerfile", ".sbatch", ".slurm"}
 )
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
-_BY_NAME = re.compile(r"(Docker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)")
+_BY_NAME = re.compile(r"([Dd]ocker|Container|GNUmake|[Mm]ake)file(\.[\w-]+)?|.*\.mk|supervisor[\w-]*\.(conf|ini)")
 
 
 @dataclass(frozen=True)

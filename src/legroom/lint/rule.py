@@ -221,6 +221,11 @@ def flag_value(server: StartedServer, word: Word) -> str:
     return value if equals else following[0].text if following else ""
 
 
+def runs_on_rocm(server: StartedServer) -> bool:
+    """Whether its image or a variable names AMD's GPUs."""
+    return "rocm" in server.image or any(name.startswith(("VLLM_ROCM_", "HIP_", "ROCR_")) for name in server.env)
+
+
 def has_open_words(server: StartedServer, besides: Iterable[str] = ()) -> bool:
     """Whether a variable may add flags; as the value of a flag it does not, unless its field is one of `besides`."""
     table, fields = flags_ever(), frozenset(besides)

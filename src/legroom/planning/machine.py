@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import Gpu, with_total
+from legroom.facts.gpus import Gpu, other_platform, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release, first_release, latest
 from legroom.home import cards_path, store_path
+from legroom.memory.activation.encoder_profile import encoder_profile
 from legroom.planning.plan import Plan, Target, plan_on_named_card
 from legroom.planning.release_bugs import bugs_of
 from legroom.records import dataclass
@@ -66,7 +67,7 @@ def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     """The target of a plan: model, card with measured figures, and number of GPUs."""
-    card = with_probed_card(known_gpu(machine.gpu), release, args)
+    card = with_probed_card(_card(machine), release, args)
     card = (
         with_measured_total(card)
         if machine.memory is None
@@ -90,6 +91,16 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
         host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
         gpus_given=machine.gpus is not None,
     )
+
+
+def _card(machine: Machine) -> Gpu:
+    """The card of the machine; one that is not known, with its memory given, is an unnamed card of that size."""
+    try:
+        return known_gpu(machine.gpu)
+    except LegroomError:
+        if machine.memory is None or other_platform(machine.gpu):
+            raise
+    return replace(known_gpu(machine.memory), name=f"{machine.gpu} (not known: any card of its size)")
 
 
 def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
@@ -129,7 +140,18 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
 def with_notes(made: Plan) -> Plan:
     """The plan with notes on assumptions about its model and card, and on known bugs of its release."""
-    return replace(made, notes=(*made.notes, *_input_notes(made.target, made.args), *_bug_notes(made)))
+    notes = (*_input_notes(made.target, made.args), *_kernel_notes(made), *_bug_notes(made))
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def _kernel_notes(made: Plan) -> Iterator[str]:
+    """What the encoder takes on a Radeon card where the package of its usual kernel is missing."""
+    encoder = encoder_profile(made.target.model, made.settings, made.target.gpu)
+    if encoder and encoder.scores_bytes:
+        yield (
+            f"without the flash_attn package the encoder's attention takes {gib(encoder.scores_bytes)} more in the "
+            "profile run: install it, limit the images, or start with --skip-mm-profiling"
+        )
 
 
 def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, plural, wrap
+from legroom.facts.bundled import checkpoint_role
 from legroom.facts.gpus import GpuPrice
+from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.plan import Plan, ready_command
 from legroom.planning.search_space import NODE_GPUS
 from legroom.planning.sizing import Fit, hourly_usd
@@ -206,7 +208,11 @@ def _usd_text(money: Money | None, style: Style) -> str:
 def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
     """How uncertain the step times are, the source of the prices, and why GPU types do not hold the load."""
     holding = [fleet for fleet in fleets if fleet.holds]
-    remarks = []
+    remarks, arrow = [], style.pick("▶", ">")
+    if len(holding) > 1 and any(fleet.replicas.high is not None for fleet in holding):
+        remarks.append(f"{arrow} the cheapest that holds the load even with the slowest steps")
+    elif len(holding) > 1:
+        remarks.append(f"{arrow} the cheapest; no card is sure to hold the load with the slowest steps")
     for band in dict.fromkeys(fleet.band for fleet in holding if fleet.band):
         names = ", ".join(fleet.gpu.name for fleet in holding if fleet.band == band)
         source = f"~ {names}, not measured" if band.basis == "data_sheet" else names
@@ -215,7 +221,8 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     if holding and (pools := report.load.pools):
         remarks.append(f"GPUs are in sets of {pools.prefill} prefill and {pools.decode} decode servers")
     if any(fleet.replicas.high is None for fleet in holding):
-        remarks.append(f"? more than {report.most_gpus} GPUs, or no number of them, if steps are that long")
+        most = f"? more than {report.most_gpus} GPUs (--max-gpus tries more)"
+        remarks.append(f"{most}, or no number of them, if steps are that long")
     prices = [price for fleet in holding if (price := report.price_of(fleet))]
     if prices and report.are_list_prices:
         dates = sorted({price.date for price in prices})
@@ -229,8 +236,20 @@ def _fleet_footer_lines(report: FleetReport, fleets: Sequence[SizedFleet], style
     for reason in dict.fromkeys(fleet.reason for fleet in fleets if not fleet.holds):
         names = ", ".join(fleet.gpu.name for fleet in fleets if not fleet.holds and fleet.reason == reason)
         remarks.append(f"{names}: {reason}")
+    smaller = [] if any(fleet.gpus == 1 for fleet in holding) else _smaller_checkpoints(fleets)
+    if smaller and not {card.model for card in report.cards}.intersection(smaller):
+        remarks.append(f"not tried: smaller weights, which may take fewer GPUs; name them like {smaller[0]}")
     for remark in remarks:
         yield from wrap(remark, style.width, "  ", "    ")
+
+
+def _smaller_checkpoints(fleets: Sequence[SizedFleet]) -> list[str]:
+    """Names of published checkpoints of the model with quantized weights, tuned as it is."""
+    planned = next((fleet.plan for fleet in fleets if fleet.plan), None)
+    if planned is None:
+        return []
+    role, names = checkpoint_role(planned.target.model.name), quantized_checkpoints(planned.target, planned.args)
+    return [each.name for each in names if checkpoint_role(each.name) == role]
 
 
 _MOST_ROWS = 20

@@ -103,7 +103,7 @@ class LoadVerdict:
 
 
 def load_verdict(timeline: Timeline) -> LoadVerdict:
-    """`holds`, `holds_with_waiting` (preemptions, queues), `serves_late` or `falls_behind` (waits grow with the load)."""
+    """`holds`, `holds_with_waiting` (preemptions, queues), `serves_late` or `falls_behind` (waits keep growing)."""
     served = list(_served_requests(timeline))
     _, keeps_up = _wait_growth(served)
     arrivals: Sequence[float] = timeline.trace.arrivals if timeline.clocks else timeline.arrival_steps

@@ -80,8 +80,8 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
     name = gpu.name.lower()
     if release.before("0.7.0"):
         return (8192 if offline else 2048), 256
-    if gpu.unified and gpu.vendor == "nvidia":
-        # NVML reports no total there, so vLLM uses the defaults of a small card.
+    if gpu.unified and (gpu.vendor == "nvidia" or release.at_least("0.24.0")):
+        # NVML reports no total there, and amdsmi only what the firmware set aside: defaults of a small card.
         large = False
     elif release.before("0.8.5"):
         large = "h100" in name or "h200" in name

@@ -45,7 +45,9 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
 
 
 _PLAIN_ASSIGNMENT = re.compile(
-    r"^[ \t]*((?:VLLM|CUDA|NCCL|PYTORCH|OMP|HF|LMCACHE)_[A-Z0-9_]+|PYTHONHASHSEED)=(\S*)[ \t]*(?:#.*)?$", re.MULTILINE
+    r"^[ \t]*(VLLM_\w+|CUDA_VISIBLE_DEVICES|NCCL_\w+|PYTORCH_\w*ALLOC_CONF|OMP_NUM_THREADS|HF_(?:HOME|TOKEN)"
+    r"|LMCACHE_\w+|PYTHONHASHSEED)=(\S*)[ \t]*(?:#.*)?$",
+    re.MULTILINE,
 )
 
 

@@ -115,7 +115,8 @@ def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bo
     encoder_only = bool(heads) and not latent(layer_mixers) and not any(mixer.causal for mixer in heads)
     outputs = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
     # vLLM serves a bare decoder (MistralModel, Qwen2Model) as an embedding model and drops its head.
-    bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "ChatModel", "GLMModel"))
+    generating = ("LMHeadModel", "ChatModel", "LMModel", "OmniModel", "AudioModel", "UltravoxModel", "AquilaModel")
+    bare = architecture.endswith("Model") and not architecture.endswith(generating)
     return encoder_only or bare or architecture.endswith(outputs)
 
 

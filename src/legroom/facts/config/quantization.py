@@ -26,8 +26,6 @@ def quantization(config: Config) -> Quantization | None:
         raise LegroomError(
             f"quantization method {method!r} is not known", f"methods known: {', '.join(sorted(set(_READERS)))}"
         )
-    # The scheme with `linear_attn` unquantized where a 4-bit config lists no unquantized modules: ten of ten
-    # published recipes for Qwen3.5's gated delta nets (NVFP4, AWQ, GPTQ, llm-compressor) leave it at 16 bits.
     scheme = _with_expert_dtype(reader(section), config, section)
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
     if (
@@ -36,7 +34,10 @@ def quantization(config: Config) -> Quantization | None:
         or not any(text.get("linear_num_value_heads") for text in _text_configs(config))
     ):
         return scheme
-    return replace(scheme, ignored=(*scheme.ignored, LINEAR_ATTENTION), list_assumed=True)
+    # A 4-bit config that lists no unquantized modules: by the weights of published starts, gated delta nets with
+    # experts leave `linear_attn` at 16 bits (three of four checkpoints), dense ones quantize it (four of six).
+    kept = (LINEAR_ATTENTION,) if any(text.get("num_experts") for text in _text_configs(config)) else ()
+    return replace(scheme, ignored=(*scheme.ignored, *kept), list_assumed=True)
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:

@@ -6,7 +6,8 @@ import re
 
 from legroom.deployments.container_images import is_for_other_hardware, is_other_build, is_published_by_vllm
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, Findings, Rule, checks, finding
+from legroom.facts.model_sources import is_hub_id
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_open_words
 from legroom.vllm.args import other_value
 
 _WHY_COMMAND = (
@@ -42,6 +43,26 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
     runs = [server.place_of(first) for first in server.words[:1] if first.text == "python"]
     for place in (*runs, *(probe.place for probe in server.probes if probe.program == "python")):
         yield finding(COMMAND, place, f"{image} has python3 and no python", "write python3, or ask with curl")
+
+
+_WHY_CACHE = "Without a volume a new container downloads the weights again, also after every crash."
+CACHE = Rule("cache-lost", "note", "Weights that every new container downloads", _WHY_CACHE)
+_CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
+
+
+@checks(StartedServer, CACHE)
+def weights_outside_volumes(server: StartedServer, context: Context) -> Findings:
+    """A model of the Hub in vLLM's own image whose cache no volume holds."""
+    args = context.parsed_args(server).args
+    is_of_hub = is_hub_id(args.model) and not has_open_words(server, ("model",))
+    if server.mounts is None or not is_of_hub or not is_published_by_vllm(server.image) or server.is_release_assumed:
+        return
+    named = next((server.env[name].text for name in _CACHE_VARIABLES if name in server.env), "")
+    folder = other_value(args, "--download-dir") or named or "/root/.cache/huggingface"
+    inside = (f"{folder}/".startswith(f"{mount.rstrip('/')}/") or mount.startswith(folder) for mount in server.mounts)
+    if not any(inside) and "HF_HUB_OFFLINE" not in server.env and "$" not in "".join((folder, *server.mounts)):
+        message = f"no volume holds {folder}: every new container downloads {args.model}"
+        yield finding(CACHE, server.place, message, f"mount a volume at {folder}")
 
 
 @checks(StartedServer, PORT, PROBE)

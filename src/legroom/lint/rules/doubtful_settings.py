@@ -19,6 +19,7 @@ from legroom.lint.rule import (
     flag_value,
     flag_word,
     has_open_words,
+    runs_on_rocm,
 )
 from legroom.lint.rules.flag_rules import IGNORED
 from legroom.units import human_bytes
@@ -86,6 +87,13 @@ def features_without_effect(server: StartedServer, context: Context) -> Findings
         yield finding(IGNORED, server.place_of(word), message, suggestion)
     word = flag_word(server, "--tool-call-parser")
     chosen, right = flag_value(server, word) if word else "", _tool_parsers(args.model) if word else ()
+    if (
+        word is not None
+        and not has_open_words(server)
+        and not flag_word(server, "--enable-auto-tool-choice", "--config")
+    ):
+        message = "--tool-call-parser does nothing without --enable-auto-tool-choice"
+        yield finding(IGNORED, server.place_of(word), message, "add --enable-auto-tool-choice", len(word.text))
     is_known = re.fullmatch(r"[a-z]\w+", chosen) and flag_word(server, "--tool-parser-plugin") is None
     if word is not None and is_known and right and chosen not in right:
         message = f"{args.model} does not write its tool calls as --tool-call-parser {chosen} reads them"
@@ -111,8 +119,8 @@ def unsupported_block_size(server: StartedServer, context: Context) -> Findings:
     """A --block-size that is not a multiple of 16."""
     size = context.parsed_args(server).args.block_size
     word = flag_word(server, "--block-size")
-    is_rocm = "rocm" in server.image or any(name.startswith("VLLM_ROCM_") for name in server.env)
-    if size is not None and word is not None and size % 16 and not is_rocm:  # AITER's kernels take blocks of 1
+    is_taken = runs_on_rocm(server)  # AITER's kernels take blocks of 1
+    if size is not None and word is not None and size % 16 and not is_taken:
         message = (
             f"--block-size {size}: FlashAttention takes multiples of 16, and 16 wastes at most 15 tokens a sequence"
         )

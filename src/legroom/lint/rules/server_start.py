@@ -10,7 +10,7 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.exports.deploy.exported_server import planned_server
 from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
 from legroom.facts.flags import default
-from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word
+from legroom.lint.rule import Context, Findings, Rule, checks, finding, flag_place, flag_word, runs_on_rocm
 from legroom.lint.server_plan import file_plan_of, plan_of_server, refusal_of_server
 from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
@@ -32,6 +32,7 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         return
     release = context.release_of(server)
     is_judged = not context.has_unknown_release(server) and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in server.env
+    is_judged = is_judged and not (runs_on_rocm(server) and not server.gpu_names)  # without a name it is NVIDIA's
     refusal = refusal_of_server(server, release) if is_judged else None
     if refusal is not None:
         certain = context.is_release_given or bool(server.named_release)
@@ -40,6 +41,13 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
         yield finding(DOES_NOT_FIT, place, message, refusal.hint, is_certain=certain)
         return
     if not server.gpu_names:
+        made = plan_of_server(server, release) if is_judged else None
+        failure = made.plan.memory.failure if made is not None else None
+        # What no card changes: the plan is of an H200.
+        if failure is not None and failure.id == "unsupported_quantization" and "capab" not in failure.message:
+            certain = context.is_release_given or bool(server.named_release)
+            message = f"vLLM {release} will not start: {failure.message}"
+            yield finding(DOES_NOT_FIT, flag_place(server, "--quantization"), message, is_certain=certain)
         return
     # Another rule is about the host's memory.
     own = file_plan_of(replace(server, memory_limit_bytes=None), release)

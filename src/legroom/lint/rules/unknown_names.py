@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import replace
 
 from legroom.deployments.server_words import API_SERVERS
 from legroom.deployments.subjects import InvokedCommand, StartedServer
@@ -12,7 +13,7 @@ from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plu
 from legroom.lint.linted_parts import UnclaimedFlags
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
 from legroom.lint.rules.container_start import DEFAULT_PORT
-from legroom.vllm.args import ServeArgs, other_value
+from legroom.vllm.args import ServeArgs, other_value, other_values
 
 _WHY_MODULE = "Python's names are case-sensitive: the command ends with 'No module named ...'."
 MODULE = Rule("module-unknown", "error", "A module of vLLM that does not exist", _WHY_MODULE)
@@ -27,6 +28,10 @@ def unknown_python_module(command: InvokedCommand, context: Context) -> Findings
         module = word.text.lower()
         if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:
             continue
+        if word.text == API_SERVERS[1]:
+            message = f"{word.text} is vLLM's demonstration: it has neither /v1 nor /metrics"
+            place, suggestion = command.locate(word.offset), f"write {API_SERVERS[0]}, or vllm serve"
+            yield finding(MODULE, place, message, suggestion, len(word.text), is_certain=False)
         if word.text not in API_SERVERS:
             near = difflib.get_close_matches(module, API_SERVERS, n=1, cutoff=0.6)
             suggestion = f"write {near[0]}" if near else ""
@@ -52,6 +57,8 @@ def _meant_otherwise(name: str, value: str, args: ServeArgs) -> str:
         return f"VLLM_PORT={value} is the first port of vLLM's own processes, and the API listens there already"
     if name == "VLLM_ALLOW_LONG_MAX_MODEL_LEN" and value in ("1", "true", "True"):
         return "it lifts the check of --max-model-len: past the model's own length answers are wrong, or CUDA fails"
+    if name == "VLLM_SERVER_DEV_MODE" and value == "1" and other_values(args, "--api-key") is None:
+        return "it opens /sleep, /collective_rpc and the like to whoever reaches the port"
     return ""
 
 
@@ -63,7 +70,8 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
         if not name.startswith("VLLM_") or is_read_by_plugin(name):
             continue
         if server.runs != "config" and (meant := _meant_otherwise(name, word.text, context.parsed_args(server).args)):
-            yield finding(MEANT, server.place_of(word), meant, "leave it out", len(name))
+            found = finding(MEANT, server.place_of(word), meant, "leave it out", len(name))
+            yield found if name == "VLLM_PORT" else replace(found, severity="note")
         history = env_history(name)
         if history is None:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
@@ -79,8 +87,9 @@ def unknown_variables(server: StartedServer, context: Context) -> Findings:
                 suggestion = f"write {instead}" if instead else "leave it out"
                 yield finding(VARIABLE, server.place_of(word), f"no vLLM release reads {name}", suggestion, len(name))
             continue
-        if any(not release.before(first) and not release.after(last) for first, last in history):
-            continue
+        is_read = any(not release.before(first) and not release.after(last) for first, last in history)
+        if is_read or (server.is_release_assumed and not server.named_release):
+            continue  # an image that is built here may hold any release
         message = f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"

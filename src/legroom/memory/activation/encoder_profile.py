@@ -175,6 +175,8 @@ class EncoderProfile:
     how: str
     spread_bytes: int = 0
     """Half the error band of the peak."""
+    scores_bytes: int = 0
+    """What attention keeps beside the peak where the `flash_attn` package is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +231,14 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
         how += f" + {pixels / MIB:.0f} MiB of pixels"
     inside, moment = _tower_peak(batch, model, settings, gpu, width)
     radeon = gpu.vendor == "amd" and gpu.compute_capability >= (10, 0)
-    scores = (
-        0
-        if not radeon or known_release(settings.release).at_least(_FLASH_ON_RDNA)
-        else batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * FLOAT32_BYTES
-    )
-    if scores > inside:
+    scores = batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * FLOAT32_BYTES if radeon else 0
+    has_flash = known_release(settings.release).at_least(_FLASH_ON_RDNA)
+    if scores > inside and not has_flash:
         inside, moment = inside + scores, "attention, whose scores are all kept at once"
     outputs = count * largest.outputs * handed * width
     peak = max(inside, outputs + kept if padded else 0)
     what = f"{count} {largest.kind} items, {batch.patches} patches in the {moment}"
-    return EncoderProfile(peak, what, kept, how, int(peak * largest.tower.spread))
+    return EncoderProfile(peak, what, kept, how, int(peak * largest.tower.spread), scores if has_flash else 0)
 
 
 def _is_profiled(model: Model, settings: EngineSettings) -> bool:
@@ -286,7 +285,8 @@ def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) 
 
 
 _FLASH_ON_RDNA = "0.15.0"
-"""The first release with Triton's flash kernel for encoders on Radeon cards; torch's own kernel keeps all scores."""
+"""The first release that runs encoders on Radeon cards by the `flash_attn` package; torch's own kernel keeps all
+scores."""
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:

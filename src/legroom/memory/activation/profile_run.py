@@ -137,6 +137,8 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
     low = min(peak, max(least, in_tower)) + slack - spread
     high = max(peak + slack + spread, _tuning_peak(model, settings, gpu, pp_rank))
+    if encoder and encoder.scores_bytes:
+        high = max(high, min(in_tower + encoder.scores_bytes, gpu.total_bytes))
     if encoder and _peaks_may_add_up(model, gpu):
         high = max(high, in_tower + at_forward - buffered)
     return estimated(peak + slack, low, high, terms)

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
+from legroom.facts.config.quantization import LINEAR_ATTENTION
 from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Experts, Model, Quantization
+from legroom.facts.model import Experts, Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, segment_bytes
 from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
+from legroom.memory.weights.module import Module
 from legroom.memory.weights.rank_modules import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
 from legroom.memory.weights.storage import Step, Storage, StorageContext, kernels_unmeasured
@@ -81,14 +83,15 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     """The weights of one rank after loading, and the peak while loading with its reason."""
     stored, offloaded = _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)
     allocator = CachingAllocator(_allocator_settings(settings, gpu), ascending_addresses=True)
-    _replay_loading(allocator, stored)
+    from_files = other_value(settings.given, "--load-format") != "dummy"
+    _replay_loading(allocator, _in_file_order(stored) if from_files else stored)
     total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
     terms = _weights_terms(stored)
     tensors = sum(term.bytes for term in terms)
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{sum(offloaded) / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
-    figure = _weights_figure(model, settings, gpu, total, terms)
+    figure = _weights_figure(model, settings, gpu, total, terms, _doubt(model, settings, stored))
     staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
     allocator.empty_cache()
@@ -112,8 +115,11 @@ _loaded_by_batched_tokens = cached(Inputs(*_UNUSED))(_loaded)
 _loaded_by_model = cached(Inputs(*_UNUSED, "max_num_batched_tokens"))(_loaded)
 
 
-def _weights_figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term]) -> Figure:
+def _weights_figure(
+    model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term], doubt: tuple[int, int]
+) -> Figure:
     """The weights as exact, or as an estimate with a band where the config does not explain all of them."""
+    saving, extra = doubt
     share = _checkpoint_ratio(model, settings, gpu)
     if share is not None:
         stored_bytes = int(total * share)
@@ -123,18 +129,24 @@ def _weights_figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int
     if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
         less = 0 if model.known else int(total * (1 - _LEAST_OF_UNKNOWN))
-        low = total - max(band, less, _tables_if_quantized(model.quantization, settings, terms) if model.assumed else 0)
-        return Figure(total, "estimated", low, total + band, tuple(terms))
+        return Figure(total, "estimated", total - max(band, less, saving), total + max(band, extra), tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
-    exactly = encoders and not _is_size_uncertain(model, settings, gpu)
-    return Figure(total, "exact" if exactly else "estimated", terms=tuple(terms))
+    if encoders and not saving + extra and not _is_size_uncertain(model, settings, gpu):
+        return Figure(total, "exact", terms=tuple(terms))
+    return Figure(total, "estimated", total - saving, total + extra, tuple(terms))
 
 
-def _tables_if_quantized(scheme: Quantization | None, settings: EngineSettings, terms: list[Term]) -> int:
-    """Bytes saved if the checkpoint's embeddings are quantized too, which its name does not say."""
-    since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if scheme else {}
+def _doubt(model: Model, settings: EngineSettings, stored: Sequence[StoredModule]) -> tuple[int, int]:
+    """Bytes fewer and more if linear attention, or tables of a model known by name, are stored against assumption."""
+    scheme = model.quantization
+    if scheme is None or scheme.weight_bits >= 16:
+        return 0, 0
+    since = constants()["quantized_tables"].get(scheme.method.split("_")[0], {}) if model.assumed else {}
     loadable = [name for name, first in since.items() if known_release(settings.release).at_least(first)]
-    return sum(term.bytes * (16 - scheme.weight_bits) // 16 for term in terms if scheme and term.label in loadable)
+    tables = sum(sum(each.storage.kept) for each in stored if each.module.part in loadable)
+    linear = [each.module.elements for each in stored if scheme.list_assumed and "linear_attn" in each.module.name]
+    saved, is_kept = sum(linear) * (16 - scheme.weight_bits) // 8, LINEAR_ATTENTION in scheme.ignored
+    return max(tables * (16 - scheme.weight_bits) // 16, saved if is_kept else 0), 0 if is_kept else saved
 
 
 def _is_size_uncertain(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
@@ -251,6 +263,29 @@ def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
 def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
     """Bytes of every parameter that --cpu-offload-gb keeps on the host."""
     return _split_offloaded(stored_modules(model, settings, gpu, pp_rank), settings)[1]
+
+
+def _in_file_order(stored: list[StoredModule]) -> list[StoredModule]:
+    """The modules with each layer's in the order in which files, sorted by name, complete them."""
+    if not any(each.storage.layer_by_layer for each in stored):
+        return stored
+    ordered: list[StoredModule] = []
+    layer: dict[str, StoredModule] = {}
+    for each in (*stored, None):
+        if each is None or not each.in_layer or each.module.name in layer:
+            ordered += (layer[name] for name in sorted(layer, key=lambda name: _last_tensor(layer[name].module)))
+            layer = {}
+        if each is not None and each.in_layer:
+            layer[each.module.name] = each
+        elif each is not None:
+            ordered.append(each)
+    return ordered
+
+
+def _last_tensor(module: Module) -> str:
+    """The name of a module's last tensor in a checkpoint."""
+    path, _, own = module.name.rpartition(".")
+    return f"{path}.{max(module.shards, default=own)}"
 
 
 def _replay_loading(allocator: CachingAllocator, stored: list[StoredModule]) -> None:

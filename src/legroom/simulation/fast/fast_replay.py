@@ -230,7 +230,7 @@ class FastReplay:
             rows.fill(requests, name, values, numba)
         return requests
 
-    def _spare_rows(self, kind: type[rows.NumberRow], link: str, count: int) -> Any:
+    def _spare_rows(self, kind: Any, link: str, count: int) -> Any:
         """Row 0, which stands for none, and `count` unused rows, each linked to the next by the field `link`."""
         made = rows.rows(kind, count + 1, self.use_numba)
         rows.fill(made, link, [0, *range(2, count + 1)], self.use_numba)

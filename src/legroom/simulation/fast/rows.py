@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
 from typing import Any, NamedTuple
 
 # States of a request.
@@ -102,21 +103,11 @@ class Sim(NamedTuple):
     """Per prefix: the prefix it begins with, and for how many blocks."""
 
 
-class NumberRow:
-    """A row in plain Python: every field starts at 0 or NONE."""
-
-    __slots__: tuple[str, ...] = ()
-    starts_at_none: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, NONE if name in self.starts_at_none else 0)
-
-
-def _row_type(name: str, fields: str, starts_at_none: str = "") -> type[NumberRow]:
-    """A row class with integer fields (names separated by spaces); those in `starts_at_none` start at NONE."""
-    body = {"__slots__": (*fields.split(), *starts_at_none.split()), "starts_at_none": tuple(starts_at_none.split())}
-    return type(name, (NumberRow,), body)
+def _row_type(name: str, fields: str, starts_at_none: str = "") -> Any:
+    """A row class with integer fields (names between spaces) that start at 0; those in `starts_at_none` at NONE."""
+    starts = dict.fromkeys(fields.split(), 0) | dict.fromkeys(starts_at_none.split(), NONE)
+    none, typed = {"starts_at_none": tuple(starts_at_none.split())}, [(field, int, at) for field, at in starts.items()]
+    return make_dataclass(name, typed, namespace=none, repr=False, eq=False, slots=True)
 
 
 StateRow = _row_type(
@@ -159,7 +150,7 @@ SampleRow = _row_type("SampleRow", "preempted", starts_at_none="running used wai
 _FLOATS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
 
 
-def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
+def rows(kind: Any, count: int, compiled: bool) -> Any:
     """`count` rows in their initial state: a NumPy structured array where compiled, else a list."""
     if not compiled:
         return [kind() for _ in range(count)]
