@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 zlib.Z_DEFAULT_COMPRESSION = 9
 """What zipfile compresses the wheel with."""
-FOLDERS = ("catalog/entries", "facts/data/models")
+FOLDERS = ("catalog/entries", "facts/data", "facts/data/models", "facts/data/vllm")
 """`legroom.facts.read_texts` reads them, packed or not; the wheel leaves the folders out (`pyproject.toml`)."""
 
 

@@ -35,19 +35,22 @@ from typing import Any, NamedTuple
 from bench_harness import ROOT, arguments
 from closed_loop import PUBLISHED, measured_seconds, plan_of_run, predictions
 
+from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
-from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, roofline, why_elsewhere, why_untrusted
+from legroom.simulation.step_time import Hardware, ServerEfficiency, class_of, roofline, why_untrusted
 
 SERVER = ROOT / "src/legroom/simulation/step_server.json"
 BAND = SERVER.with_name("step_band.json")
-INSIDE, INSIDE_KNOWN = 0.9, 0.93
+INSIDE, INSIDE_KNOWN = 0.93, 0.95
 """The narrow ranges hold more than nine of ten: the fit to servers has seen the loads, and new sources bring doubts."""
 WIDENED = tuple(1 + step / 10 for step in range(31))
-START = ServerEfficiency(1.2e-5, 0.8, 1.2e-5, 2.5e10, 1e-3, 2e-5, 1.0, 1.0)
+START = ServerEfficiency(1.2e-5, 0.8, 1.2e-5, 0.5, 1e-3, 2e-5, 1.0, 1.0, 5e-5, 1.0, 1.5)
 """A first guess: the fit keeps what the loads hardly tell near it."""
-AT_MOST_ONE = ("bandwidth_ratio", "choice_exponent")
+AT_MOST_ONE = ("bandwidth_ratio", "pcie_ratio", "choice_exponent")
+OF_EXPERTS = ("choice_exponent", "expert_launch_ratio")
+OF_ALL = (*OF_EXPERTS, "pcie_hop_s", "pcie_ratio", "network_hop_s")
 TRIES, FOLDS = 30, 4
 
 AIC_SYSTEMS = {
@@ -138,7 +141,7 @@ def write_band(rows: Sequence[dict[str, Any]]) -> None:
         unknown["took"] = [pick(known["took"][i], unknown["took"][i]) for i, pick in enumerate((min, max))]
         gpus = sorted({row["card"] for row in mine})
         document["published"][name] = {"gpus": gpus, "known": known, "unknown": unknown}
-    document["elsewhere"] = calibrated_band([row for row in rows if not row["card"].startswith("NVIDIA ")], "source")
+    document["elsewhere"] = calibrated_band([row for row in rows if row["is_elsewhere"]], "source")
     BAND.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -186,7 +189,7 @@ def ask_aiconfigurator(python: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class Load(NamedTuple):
-    """A published load of one NVIDIA server."""
+    """A published load of one server."""
 
     work: Hardware
     running: float
@@ -210,10 +213,17 @@ class Load(NamedTuple):
         return self.taken / float((self.answer - 1) * decode + self.running * self.prompt / tokens * extra)
 
 
+def why_no_number(plan: Plan, run: dict[str, Any]) -> str:
+    """Why the loads of a run are not predicted, as a clause; else empty."""
+    if plan.memory.kv.tokens < min(sum(row[1:3]) for row in run["rows"]):
+        return "the plan's KV cache holds none of the requests, so the server is not as its record says"
+    return why_untrusted(hardware(plan))
+
+
 def loads_of(run: dict[str, Any]) -> Iterator[Load]:
     plan = plan_of_run(run)
     work, settings, spread = hardware(plan), plan.settings, run.get("spread", 0.0)
-    if why_untrusted(work) or why_elsewhere(plan, work):
+    if why_no_number(plan, run) or class_of(work) == "latent attention":
         return
     for clients, *lengths, times in ((*row[:3], row[3:]) for row in run["rows"]):
         prompt, answer = (max(2.0, length * (1 - spread / 2)) for length in lengths)
@@ -233,11 +243,12 @@ def factors(loads: Sequence[Load], server: ServerEfficiency) -> Iterator[float]:
 
 
 def fit_server(loads: Sequence[Load]) -> ServerEfficiency:
-    """Models without experts tell everything but how experts are chosen, so that their kernels change nothing else."""
-    with_experts = [load for load in loads if load.work.expert_layers]
-    others = [load for load in loads if not load.work.expert_layers]
-    names = [name for name in asdict(START) if name != "choice_exponent"]
-    return walk(with_experts, ["choice_exponent"], walk(others, names, START))
+    """Models without experts tell what does not depend on experts; all tell of PCIe, which few of the others use."""
+    of_nvidia = [load for load in loads if not load.work.is_other_maker]
+    others = [load for load in of_nvidia if not load.work.expert_layers]
+    names = [name for name in asdict(START) if name not in (*OF_EXPERTS, "other_maker_ratio")]
+    fitted = walk(of_nvidia, OF_ALL, walk(others, names, START))
+    return walk([load for load in loads if load.work.is_other_maker], ["other_maker_ratio"], fitted)
 
 
 def walk(loads: Sequence[Load], names: Sequence[str], begin: ServerEfficiency) -> ServerEfficiency:
@@ -261,23 +272,33 @@ def walk(loads: Sequence[Load], names: Sequence[str], begin: ServerEfficiency) -
     return ServerEfficiency(**{name: float(f"{value:.3g}") for name, value in asdict(best).items()})
 
 
-def left_out(loads: dict[str, list[Load]]) -> Iterator[tuple[str, float, float]]:
-    """Class and factor, by `START` and by a fit to the sources of the other parts. The largest source always takes
-    part: it alone has most of the splits."""
+def loads_by_source(document: dict[str, Any]) -> dict[str, list[Load]]:
+    loads: dict[str, list[Load]] = defaultdict(list)
+    for run in document["runs"]:
+        loads[run["source"]] += loads_of(run)
+    return loads
+
+
+def fits_without(loads: dict[str, list[Load]]) -> Iterator[tuple[list[str], ServerEfficiency]]:
+    """Each part of the sources, and a fit to the others. The largest source always takes part: it alone has most of
+    the splits."""
     largest = max(loads, key=lambda name: len(loads[name]))
     others = sorted(set(loads) - {largest})
     for first in range(FOLDS):
         out = others[first::FOLDS]
-        server = fit_server([load for name, rows in loads.items() if name not in out for load in rows])
+        yield out, fit_server([load for name, rows in loads.items() if name not in out for load in rows])
+
+
+def left_out(loads: dict[str, list[Load]]) -> Iterator[tuple[str, float, float]]:
+    """Class and factor, by `START` and by a fit to the sources of the other parts."""
+    for out, server in fits_without(loads):
         rows = [load for name in out for load in loads[name]]
         for load, before, now in zip(rows, factors(rows, START), factors(rows, server), strict=True):
-            yield class_of(load.work), before, now
+            yield "other makers" if load.work.is_other_maker else class_of(load.work), before, now
 
 
 def write_server(document: dict[str, Any]) -> None:
-    loads: dict[str, list[Load]] = defaultdict(list)
-    for run in document["runs"]:
-        loads[run["source"]] += loads_of(run)
+    loads = loads_by_source(document)
     fitted = fit_server([load for rows in loads.values() for load in rows])
     errors: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for name, *took in left_out(loads):
@@ -286,7 +307,7 @@ def write_server(document: dict[str, Any]) -> None:
     for name, rows in errors.items():
         start, end = (round(statistics.median(column), 3) for column in zip(*rows, strict=True))
         unseen[name] = {"loads": len(rows), "median_error_at_start": start, "median_error": end}
-    source = "fitted by bench/published_times.py --fit-server to published loads on NVIDIA cards"
+    source = "fitted by bench/published_times.py --fit-server to published loads"
     result = {"fitted": asdict(fitted), "source": source, "left_out_sources": unseen}
     SERVER.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
@@ -298,14 +319,17 @@ def main() -> int:
     if args.fit_server:
         write_server(document)
         return 0
+    # Ranges are as wide as the errors of fits that a source took no part in.
+    fits = fits_without(loads_by_source(document)) if args.fit_band else ()
+    servers = {source: server for out, server in fits for source in out}
     rows: list[dict[str, Any]] = []
     no_number: dict[str, int] = defaultdict(int)
     for run in document["runs"]:
         plan = plan_of_run(run)
-        if why := why_untrusted(hardware(plan)):
+        if why := why_no_number(plan, run):
             no_number[why] += len(run["rows"])
         else:
-            rows += predictions(plan, run)
+            rows += predictions(plan, run, servers.get(run["source"]))
     if args.fit_band:
         write_band(rows)
         return 0

@@ -366,6 +366,11 @@ def test_an_image_names_its_engine() -> None:
             "vllm serve Qwen/Qwen2.5-72B-Instruct --tensor-parallel-size 2\non two A6000, but OOM happened",
             "weights_too_big",
         ),
+        (
+            "vllm 0.7.3, 16 gpu (90G memory) but OOM happened\npython -m vllm.entrypoints.openai.api_server --model "
+            "/models/DeepSeek-R1-BF16 --tensor-parallel-size 16 --gpu-memory-utilization 0.975 --max-model-len 80000",
+            "weights_too_big",
+        ),
         ("Vllm Version: 0.8.1, why are 4 cards not enough GPU memory?\nTypeError: 'x' is no tuple", "not_memory"),
     ],
 )
@@ -397,7 +402,40 @@ def test_the_own_process_holds_what_torch_holds() -> None:
         "is free. Process 7 has 19.19 GiB memory in use. Process 8 has 4.36 GiB memory in use. Of the allocated memory "
         "3.82 GiB is allocated by PyTorch, and 102.20 MiB is reserved by PyTorch but unallocated."
     )
-    assert "Other processes hold 19.19 GiB" in first(oom).why
+    assert "(process 7 19.19 GiB; this one 4.36 GiB)" in first(oom).why
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("vLLM: loglikelihood tasks end in CUDA OOM", "log-probabilities of the prompt"),
+        (
+            "TypeError: LLM.__init__() got an unexpected keyword argument 'gpu_memory_utilisation'",
+            "gpu_memory_utilization",
+        ),
+        (
+            "vLLM runs out of memory while loading the weights, it works with --cpu-offload-gb 4",
+            "works with --cpu-offload",
+        ),
+        (
+            "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 33)\nleftovers in /dev/shm",
+            "earlier",
+        ),
+    ],
+)
+def test_the_explanation_names_what_the_text_tells(text: str, words: str) -> None:
+    assert words in first(text).why
+
+
+def test_a_checkpoint_above_the_free_ram_that_ends_the_engine_is_host_memory() -> None:
+    log = (
+        "(EngineCore pid=5) INFO 08-24 16:26:46 [weight_utils.py:897] Auto-prefetch is disabled because the checkpoint "
+        "size (15.87 GiB) exceeds 90% of available RAM (10.07 GiB).\n"
+        "Loading safetensors checkpoint shards: 62% Completed | 5/8 [00:39<00:18, 6.04s/it]\n"
+        "(EngineCore pid=5) ERROR 08-24 16:27:35 [core.py:1349] EngineCore failed to start.\n"
+    )
+    assert first(log).cause == "host_ram_oom"
+    assert "with 10.07 GiB of RAM" in first(log).why
 
 
 def test_an_empty_pool_beside_large_weights_needs_no_neighbour() -> None:
@@ -422,6 +460,7 @@ def test_a_server_is_not_well_where_the_text_says_that_it_fails() -> None:
     "text",
     [
         "vllm serve Qwen/Qwen3-8B --max-model-len 4096",
+        "My program ends, and there was no OOM error",
         "vllm keeps 90% of my GPU memory after start, is it a memory leak?",
         "lmdeploy serve api_server: RuntimeError: [TM][ERROR] CUDA runtime error: out of memory",
         "text_generation_server/models/flash_causal_lm.py: CUDA out of memory.",
@@ -509,3 +548,8 @@ def test_a_setting_that_the_message_names_is_taken_out() -> None:
     assert first("ValueError: moe_backend='triton' is not supported for NvFP4 MoE").fixes[0].flags == {
         "moe_backend": None
     }
+
+
+@pytest.mark.parametrize("word", ["a.", "a-", "a_"])
+def test_a_long_word_does_not_hold_up_the_answer(word: str) -> None:
+    assert diagnosis(word * 40_000 + "\nvllm runs out of memory").verdict == "cause above"

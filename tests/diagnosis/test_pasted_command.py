@@ -34,6 +34,19 @@ def test_the_last_of_two_equal_flags_counts() -> None:
     assert pasted_command(text, None, None)[1].gpu_memory_utilization == 0.7
 
 
+@pytest.mark.parametrize(
+    ("text", "share", "length"),
+    [
+        ("two --gpu-memory-utilization flags (0.95 and later 0.80)", 0.8, None),
+        ("it leaves nothing at mem_util=0.92, 8K window", 0.92, 8192),
+        ("at util 0.9 it prints `--gpu-memory-utilization=0.95 is equivalent to 0.93 without graphs`", 0.9, None),
+    ],
+)
+def test_settings_are_read_from_sentences(text: str, share: float, length: int | None) -> None:
+    args = pasted_command(text, None, None)[1]
+    assert (args.gpu_memory_utilization, args.max_model_len) == (share, length)
+
+
 def test_a_sentence_with_two_values_gives_none() -> None:
     text = "With --max-model-len 4096 it fails, with --max-model-len 2048 it starts."
     assert pasted_command(text, None, None)[1].max_model_len is None

@@ -79,6 +79,13 @@ def test_every_gpu_has_a_source_a_bandwidth_and_a_band_around_its_total() -> Non
         assert card.bandwidth_bytes_s > 100e9, card.name
         assert card.total_low_bytes <= card.total_bytes <= card.total_high_bytes, card.name
         assert card.compute_capability >= (5, 0) or card.vendor == "intel", card.name
+        assert min(card.bf16_flops, card.clock_hz, card.pcie_bytes_s) > 0, card.name
+
+
+def test_rates_are_those_of_sums_in_32_bits() -> None:
+    # GeForce cards halve them, professional ones do not; a T4 has no BF16.
+    rates = {"rtx 3090": 71, "rtx 4070": 58.5, "rtx 4090": 165, "rtx a6000": 155, "rtx pro 4500": 220, "t4": 65}
+    assert {name: gpu(name).bf16_flops / 1e12 for name in rates} == rates
 
 
 def test_totals_are_what_cuda_reports_and_not_the_figure_on_the_box() -> None:

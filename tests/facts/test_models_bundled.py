@@ -196,6 +196,7 @@ def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
         ("stepfun-ai/Step-3.5-Flash-FP8", "stepfun-ai/Step-3.5-Flash", "fp8"),  # no folder of a training step
         ("Tongyi-Zhiwen/QwenLong-L1.5-30B-A3B", "Qwen/Qwen3-30B-A3B", None),  # not QwenLong-L1
         ("someone/Qwopus3.5-27B-v3-NVFP4", "Qwen/Qwen3.5-27B", "modelopt_fp4"),
+        ("deepseek-ai/DeepSeek-V4-Flash-DSpark", "deepseek-ai/DeepSeek-V4-Flash", "fp8"),  # no draft alone
         ("selfrag_llama2_7b", "meta-llama/Llama-2-7b-hf", None),
         ("someone/qwen2_5_7b_instruct", "Qwen/Qwen2.5-7B", None),
         ("someone/internlm2_5-1_8b-tuned", "internlm/internlm2_5-1_8b-chat", None),

@@ -159,4 +159,5 @@ def test_packed_files_read_as_the_folder_they_were_packed_from(tmp_path: Path) -
     texts = read_texts(folder)
     folder.with_suffix(".packed").write_text("".join(f"\f{name}\n{text}" for name, text in texts.items()))
     shutil.rmtree(folder)
+    read_texts.cache_clear()
     assert read_texts(folder) == texts == {"gemma": '{\n"gemma": "1"\n}\n', "qwen": "{}\n"}

@@ -24,6 +24,7 @@ from weight_cases import (
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import online_quantization, quantization
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.memory.weights.module import Module
@@ -201,6 +202,12 @@ def test_mixed_precision_gives_each_module_its_own_scheme() -> None:
         scheme and scheme.weight_bits for scheme in (schemes.of(LINEAR, 0), schemes.of(down, 0), schemes.of(down, 1))
     ]
     assert bits == [8, 4, None]
+
+
+def test_the_recurrent_layers_of_nemotron_in_nvfp4_have_8_bits() -> None:
+    # Its publisher gives 331 GB for the checkpoint, in which nothing but the routed experts has 4 bits.
+    held = parameter_bytes(load("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4"), settings(), H100)
+    assert held == pytest.approx(331e9, rel=0.01)
 
 
 def test_a_router_is_never_quantized() -> None:

@@ -173,7 +173,7 @@ def _row(
         "class": class_of(hardware(plan)),
         "gpu": run["gpu"],
         "card": plan.target.gpu.name,
-        "is_elsewhere": bool(why_elsewhere(plan, hardware(plan))),
+        "is_elsewhere": bool(why_elsewhere(plan)),
         "is_familiar": not why_unfamiliar(plan, hardware(plan)),
         "tensor_parallel_size": settings.tensor_parallel_size,
         "config": plan.target.model.config,

@@ -16,10 +16,12 @@ from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import expert_read_seconds, step_seconds
 from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
-from legroom.simulation.step_time import Efficiency, ServerEfficiency, roofline
+from legroom.simulation.step_time import Efficiency, ServerEfficiency, class_of, roofline, why_elsewhere
 from legroom.simulation.trace import Trace
 from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
+
+SIMULATION = Path(__file__).parents[2] / "src/legroom/simulation"
 
 
 def _plan(model: str, vllm: str = "0.32.0", gpu: str = "h200", **flags: Any) -> Plan:
@@ -117,7 +119,7 @@ def test_a_recurrent_state_costs_a_request_and_not_its_context() -> None:
 
 
 def test_the_fit_states_its_residuals_on_what_did_not_make_it() -> None:
-    text = (Path(__file__).parents[2] / "src/legroom/simulation/step_fit.json").read_text(encoding="utf-8")
+    text = (SIMULATION / "step_fit.json").read_text(encoding="utf-8")
     document = json.loads(text)
     rank = hardware(_plan("llama-3.1-8b"))
     assert roofline(rank) == roofline(rank, Efficiency(**document["fitted"]))
@@ -156,6 +158,41 @@ def test_cards_that_share_layers_send_each_other_every_token_twice_a_layer() -> 
     assert four.sent_bytes_per_token == 64 * 2 * (3 / 4) * 4096 * 2
 
 
+def test_all_reduces_over_pcie_pass_from_card_to_card_and_take_longer_between_machines() -> None:
+    server = ServerEfficiency(pcie_hop_s=1e-5, network_hop_s=7e-5, pcie_ratio=0.5)
+    alone = roofline(hardware(_plan("llama-3.1-8b", gpu="l40s")), server=server).overhead
+    for gpu, size, hop_s, link in (("l40s", 2, 1e-5, 32), ("rtx pro 6000", 8, 1e-5, 64), ("gb10", 2, 7e-5, 25)):
+        rank = replace(hardware(_plan("llama-3.1-8b", gpu=gpu, tensor_parallel_size=size)), latency_ratio=1.98 / 2.52)
+        cost = roofline(rank, server=server)
+        assert cost.overhead - alone == pytest.approx(64 * hop_s * (size - 1))
+        assert cost.exchange == pytest.approx(rank.sent_bytes_per_token / (0.5 * link * 1e9))
+
+
+def test_kernels_take_as_long_as_the_clock_of_the_card_makes_them() -> None:
+    slow, fast = (roofline(hardware(_plan("qwen3-0.6b", gpu=gpu))).overhead for gpu in ("a100 80gb", "rtx 5090"))
+    assert slow / fast == pytest.approx(2.41 / 1.41)
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "gpu", "has_them"),
+    [
+        ("gpt-oss-20b", "0.32.0", "h200", True),
+        ("gpt-oss-20b", "0.32.0", "b200", False),
+        ("gpt-oss-20b", "0.10.2", "b200", True),
+        ("qwen3-30b-a3b-fp8", "0.32.0", "b200", True),
+        ("QuantTrio/Qwen3-Coder-30B-A3B-Instruct-AWQ", "0.32.0", "rtx 5090", False),
+    ],
+)
+def test_experts_in_marlin_or_in_one_kernel_quantize_no_activations(
+    model: str, vllm: str, gpu: str, has_them: bool
+) -> None:
+    assert hardware(_plan(model, vllm, gpu)).has_quantized_experts == has_them
+
+
+def test_sparse_latent_attention_is_of_the_class_of_latent_attention() -> None:
+    assert class_of(hardware(_plan("deepseek-v3.2", tensor_parallel_size=8))) == "latent attention"
+
+
 def test_the_exchange_between_cards_is_beside_computing_and_reading() -> None:
     cost = roofline(hardware(_plan("llama-3.1-8b", tensor_parallel_size=2)))
     without = cost._replace(exchange=0.0)
@@ -181,6 +218,22 @@ def test_prompts_beyond_the_largest_graph_wait_for_the_host_to_start_each_kernel
 def test_without_graphs_every_step_is_started_kernel_by_kernel() -> None:
     cost = roofline(hardware(_plan("qwen3-0.6b", enforce_eager=True)))
     assert step_seconds(cost, 1, 100, 1) == pytest.approx(cost.launch + cost.host_request)
+
+
+def test_starting_the_kernels_of_experts_is_a_share_of_starting_the_others() -> None:
+    rank = hardware(_plan("qwen3-30b-a3b", enforce_eager=True))
+    whole, half = (roofline(rank, server=ServerEfficiency(expert_launch_ratio=ratio)).launch for ratio in (1.0, 0.5))
+    fitted = json.loads((SIMULATION / "step_fit.json").read_text(encoding="utf-8"))["fitted"]
+    assert whole - half == pytest.approx(0.5 * 48 * fitted["expert_launch_layer_s"])
+
+
+def test_a_card_of_nvidia_without_nvidia_in_its_name_is_not_of_another_maker() -> None:
+    nvidia, other = (_plan("qwen2.5-1.5b", gpu=gpu, dtype="float16") for gpu in ("t4", "mi300x"))
+    assert why_elsewhere(other) and not why_elsewhere(nvidia)
+    for plan, ratio in ((nvidia, 1.0), (other, 2.0)):
+        steps = [roofline(hardware(plan), server=ServerEfficiency(other_maker_ratio=each)) for each in (2.0, 1.0)]
+        slow, fast = (step_seconds(cost._replace(host=0.0, launch=0.0), 8192, 8192, 1) for cost in steps)
+        assert slow == pytest.approx(ratio * fast)
 
 
 def test_weights_and_activations_of_8_bits_compute_at_the_rate_of_fp8() -> None:

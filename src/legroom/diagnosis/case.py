@@ -194,7 +194,7 @@ class Case:
         return tuple(
             evidence
             for evidence in before
-            if failure is None or evidence.line < failure.line + late.get(evidence.id, 0)
+            if failure is None or failure.is_told or evidence.line < failure.line + late.get(evidence.id, 0)
         )
 
     @cached_property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +10,7 @@ from pathlib import Path
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command
+from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -23,7 +21,6 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
-from legroom.facts.log_messages import Role
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -36,11 +33,6 @@ MAX_RUNS = 20
 MAX_EVIDENCE = 20_000
 _HEAD_BYTES = 256 * 1024
 """Start of a log in which a pasted command is looked for."""
-_IMAGE = re.compile(r"\bvllm/vllm-openai:v(\d+\.\d+\.\d+)")
-_NAMED_RELEASE = re.compile(
-    r"(?i)(?<![\w./-])vllm(?:[ -]version)?(?: is|:|==?|\s)\s?v?(0\.\d+\.\d+(?:\.post\d+)?)(?![\w+]|\.\w)"
-)
-"""A release in prose; a development build is none."""
 _KILLS = ("killed_word", "sigkill")
 
 
@@ -74,31 +66,23 @@ def _attempts(text: str, evidence: Sequence[Evidence]) -> list[int]:
 
 def split_runs(contents: LogContents, source: str, lines: int, attempts: Sequence[int] = ()) -> tuple[Case, ...]:
     """One case for every run, in the order of the log; at most the last 20. `attempts`: lines that begin another."""
-    starts = list(split_starts(contents.events))[-MAX_RUNS:]
-    if attempts and len(starts) <= 1:
-        bounds = [0, *attempts, lines + 2]
-        return tuple(
-            _make_case(
-                [item for item in contents.evidence if first <= item.line < last],
-                startup_of(events)
-                if (events := [e for e in contents.events if first <= e.line_number < last])
-                else Startup(),
-                source,
-                lines,
-            )
-            for first, last in pairwise(bounds)
-        )
+    starts = list(split_starts(contents.events))[-MAX_RUNS:] or ([[]] if attempts else [])
     if not starts:
         # A command or a failure alone is no report of a server.
         is_report = {item.id for item in contents.evidence} not in (set(), {"vllm_named"}, {"failure_told"})
         return (_make_case(contents.evidence, Startup(), source, lines),) if is_report else ()
-    bounds = [events[0].line_number for events in starts]
+    bounds = [events[0].line_number if events else 0 for events in starts]
     bounds[0] = 0 if len(starts) < MAX_RUNS else bounds[0]
+    if attempts and len(starts) == 1:
+        bounds = [0, *attempts]
+        spans = pairwise((*bounds, lines + 2))
+        starts = [[event for event in contents.events if first <= event.line_number < last] for first, last in spans]
     cases = []
     for number, events in enumerate(starts):
         last = bounds[number + 1] if number + 1 < len(bounds) else lines + 2
         own = [evidence for evidence in contents.evidence if bounds[number] <= evidence.line < last]
-        cases.append(_make_case(own, _with_utilization(startup_of(events), events), source, lines))
+        startup = _with_utilization(startup_of(events), events) if events else Startup()
+        cases.append(_make_case(own, startup, source, lines))
     return tuple(cases)
 
 
@@ -112,7 +96,7 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
 
 def _demote_own_kills(evidence: Sequence[Evidence]) -> list[Evidence]:
     """The evidence with SIGKILLs by a shutting-down server or by hand as symptoms, unless the OOM killer is named."""
-    ending = next((item.line for item in evidence if item.id == "self_kill"), math.inf)
+    ending = next((item.line for item in evidence if item.id == "self_kill"), float("inf"))
     by_hand = {item.line for item in evidence if item.id == "killed_by_hand"}
     return [
         replace(item, role="symptom")
@@ -126,8 +110,7 @@ def _promote_told_failures(evidence: Sequence[Evidence]) -> list[Evidence]:
     """The evidence with failures that prose tells as failures where nothing printed is one; else without them."""
     if any(item.role in (*FAILING, "exception") and not item.is_warning for item in evidence):
         return [item for item in evidence if item.role != "told"]
-    roles: dict[str, Role] = {"host_ram_told": "host"}
-    return [replace(item, role=roles.get(item.id, "failure")) if item.role == "told" else item for item in evidence]
+    return [replace(item, role="failure") if item.role == "told" else item for item in evidence]
 
 
 def _make_case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
@@ -179,7 +162,7 @@ def _with_pasted_command(
     """The cases and hints with the command that stands in the text, where the log does not print its flags."""
     if not cases or all(case.startup.args_known for case in cases):
         return cases, hints
-    if len(named := set(_IMAGE.findall(text)) or set(_NAMED_RELEASE.findall(text))) == 1:
+    if len(named := set(prose("image").findall(text)) or set(prose("release").findall(text))) == 1:
         (tag,) = named
         cases = tuple(replace(case, startup=replace(case.startup, vllm=case.startup.vllm or tag)) for case in cases)
     last = cases[-1]

@@ -30,29 +30,18 @@ _START = re.compile(
     r"\b(?:vllm serve|python3? (?:-u )?-m vllm\.entrypoints\S*|(?:docker|podman) run .*vllm\S*)(?=[\s\\])"
 )
 _SETTING = re.compile(
-    r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]+\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
+    r"""(?:(?P<dashes>--)(?:vllm[_-])?(?P<flag>[a-z][\w-]*)|(?<![\w-])["']?(?:vllm_|[\w.+]{1,60}\.)?(?P<name>[a-z]\w*)["']?(?=\s*[=:]))"""
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
-)
-_MODEL = re.compile(
-    r"""(?:\bLLM\(\s*|\bmodel\s*[=:]\s*|--model(?:[ =]|["']?,?\s+(?:-\s+)?)|\bpretrained=)["']?"""
-    r"""(?P<model>[\w.~/-]+/[\w./-]+)"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
-_RANKS = re.compile(r"\bTP[ =]?([1-9]\d?)\b")
-_SHARE = re.compile(
-    r"(?i:(?:\b|_)util(?:i[sz]ation)?|\bgpu_mem\w{0,8})[ =:]{0,3}(?:of |at )?(0?\.\d+)|"
-    r"(?<![\d.])(0?\.\d+) (?:gpu[ _-]mem\w*[ _-])?util|\b(\d\d) ?% (?i:gpu )?(?i:mem\w* )?(?i:util)"
-)
-_HUB_ID = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*/[\w.-]*\w(?![\w/])")
-_MODEL_NAME = re.compile(
-    r"(?<![\w./-])[A-Za-z][\w.]*-[\w.-]*\d[bB](?:-[\w.]+)*(?![\w/]|\s(?i:int|fp|nv|mx|awq|gptq|gguf|q\d|w\d|\d))"
-)
-_CARD_SIZE = re.compile(
-    r"(?i)(?<![\w.])(\d{1,3}) ?G(?:i?B)?(?: (?:of )?(?:VRAM|video memory|GPU memory|memory each)| per (?:GPU|card)"
-    r"| (?:GPUs?|(?:graphics )?cards?)\b)|\b(?:GPUs?|cards?) ?(?:\(|with |of |, )(?:\w+ )?(\d{1,3}) ?G(?:i?B)?\b"
-)
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
+
+
+@cache
+def prose(name: str) -> re.Pattern[str]:
+    """How people write a setting, a card, a model or a release in a sentence."""
+    return re.compile(read_data("evidence.json")["prose"][name])
 
 
 def pasted_command(text: str, failure_line: int | None, release: Release | None) -> tuple[str | None, ServeArgs]:
@@ -91,7 +80,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     """Settings named outside log lines and commands; a sentence counts only where it names one value."""
     typed: dict[str, str] = {}
     said: dict[str, set[str]] = {}
-    plain = "\n".join(line for line in lines if not _LOGGED.search(line))
+    plain = prose("advice").sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
         if name not in _SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
@@ -103,50 +92,46 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     for name, values in said.items():
         if len(values) == 1:
             typed.setdefault(name, *values)
-    args, model = _bare_flags(plain.split("\n"), release), _MODEL.search(plain)
+    args, model = _bare_flags(plain.split("\n"), release), prose("model").search(plain)
     for name, value in typed.items():
         if getattr(args, name) is None:
             args = _with_setting(args, name, value, release)
-    if args.tensor_parallel_size is None and len(ranks := set(_RANKS.findall(plain))) == 1:
+    if args.tensor_parallel_size is None and len(ranks := set(prose("ranks").findall(plain))) == 1:
         args = replace(args, tensor_parallel_size=int(*ranks))
-    shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in _SHARE.findall(plain)}
+    shares = {float(one or other or int(per_cent) / 100) for one, other, per_cent in prose("share").findall(plain)}
+    if (repeated := prose("repeated_share").search(plain)) and args.gpu_memory_utilization is None:
+        args = replace(args, gpu_memory_utilization=float(repeated[1]))  # the last of two equal flags counts
     if args.gpu_memory_utilization is None and len(shares) == 1:
         args = replace(args, gpu_memory_utilization=shares.pop())
-    known = {name for name in _HUB_ID.findall(plain) if find(name)}
-    known = known or {name for name in _MODEL_NAME.findall(plain) if find(name)}
+    if args.max_model_len is None and len(lengths := set(prose("length").findall(plain))) == 1:
+        args = replace(args, max_model_len=int(*lengths) * 1024)
+    known = {name for name in prose("hub_id").findall(plain) if find(name)}
+    known = known or {name for name in prose("model_name").findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
 
 
 @cache
 def _card_names() -> re.Pattern[str]:
-    """Names of all cards as people write them; short ones in capitals only, and no bare numbers."""
+    """Names of all cards as people write them; short ones in capitals only, and numbers behind a count: `4x3090`."""
     names = {
         name.replace("-", " ")
         for name, aliases in gpu_names().items()
         for name in (name.removeprefix("NVIDIA "), *aliases)
     }
     names |= {str(name) for name in read_data("gpus.json")["ambiguous"]}
+    numbers = "|".join(name for name in names if name.isdigit())
     names = {name.upper() if len(name) < 4 else f"(?i:{re.escape(name)})" for name in names if not name.isdigit()}
     words = "|".join(sorted(names - {"A2"}, key=len, reverse=True)).replace("\\ ", "[ _-]?")
-    return re.compile(rf"(?<![\w.-])({words})s?(?!\w|[.-]\w|[ _-]?(?i:laptop|mobile))")
-
-
-@cache
-def _counted_cards() -> re.Pattern[str]:
-    """Names of cards that are mere numbers, behind a word that counts things: `a 5090`, `4x3090`."""
-    numbers = "|".join(name for aliases in gpu_names().values() for name in aliases if name.isdigit())
-    counts = r"an?|my|one|single|two|three|four|eight|dual|quad|the|\d{1,2} ?[x×*]|[2-9]"
-    return re.compile(
-        rf"(?i)(?<![\w.])(?:{counts})[ -]?({numbers})s?(?!\w|[.-]\w| ?(?:ti|super|d|laptop|mobile|tokens)\b)"
-    )
+    counts = r"(?i:an?|my|one|single|two|three|four|eight|dual|quad|the|\d{1,2} ?[x×*]|[2-9])[ -]?"
+    return re.compile(rf"(?<![\w.-])(?:({words})|{counts}({numbers}))s?(?!\w|[.-]\w|[ _-]?(?i:ti\b|laptop|mobile))")
 
 
 def named_card(text: str) -> str | None:
     """The only card, or else size of a card, that the text names outside of logged lines; None otherwise."""
     plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line))
-    names = _counted_cards().findall(plain) + _card_names().findall(plain)
+    names = sorted((name or number for name, number in _card_names().findall(plain)), key=len)
     cards = {gpu(name.replace("_", " ")).name: name for name in names}
-    sizes = {size for match in _CARD_SIZE.finditer(plain) for size in match.groups() if size}
+    sizes = {size for match in prose("card_size").finditer(plain) for size in match.groups() if size}
     if not cards and len(sizes) == 1:
         return f"{sizes.pop()}GiB"
     return cards.popitem()[1] if len(cards) == 1 else None

@@ -19,6 +19,7 @@ from legroom.diagnosis.wanted_tensor import computed_site, lever_of, tensor_sent
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import other_engine_text, other_engines
 from legroom.facts.known_bugs import KnownBug, bugs_with
+from legroom.memory.layout import Layout
 from legroom.memory.tensors import Tensor
 from legroom.records import dataclass, field
 from legroom.regex import compiled
@@ -106,8 +107,13 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     if findings and findings[0].fixes and (gap := unexplained_bytes(case, findings[0].fixes[0])):
         why = f"{findings[0].why} The plan does not explain {gib(gap)} of what was in use."
         findings = (replace(findings[0], why=why), *findings[1:])
-    if findings and case.has("no_cache_blocks") and (part := _weights_sentence(case, planner)):
-        findings = (replace(findings[0], why=f"{findings[0].why} {part}"), *findings[1:])
+    if findings and case.has("no_cache_blocks") and planner.failed_plan and not case.startup.weights_bytes:
+        why = f"{findings[0].why} {_planned_parts(planner.failed_plan.layout)}"
+        findings = (replace(findings[0], why=why), *findings[1:])
+    if findings and (contrast := case.first("contrast_told")):
+        how = " ".join(str(contrast.facts.get(name, "")) for name in ("how", "what"))
+        why = f"{findings[0].why} The text says that it works {how}: look at what differs there."
+        findings = (replace(findings[0], why=why), *findings[1:])
     expected = expected_ledgers(planner.failed_plan.layout) if case.oom and planner.failed_plan is not None else {}
     notes = (*(_assumed_card_notes(planner) if findings else ()), *_imported_record_notes(case))
     return Diagnosis(case, verdict, findings, notes, wanted, expected, kind)
@@ -155,43 +161,31 @@ def _likely_causes(case: Case, planner: FixPlanner) -> list[tuple[Cause, Assessm
         if (assessment := cause.examine(case)) and not cause.is_ruled_out(planner)
     ]
     if planned := _planned_failure(case, planner):
-        assessed = [planned, *(pair for pair in assessed if pair[0] is not planned[0])]
+        others = [pair for pair in assessed if pair[0] is not planned[0]]
+        weight = max((pair[1].weight for pair in others), default=0.0)  # a place told in prose gives way to the plan
+        assessed = [(planned[0], replace(planned[1], weight=max(weight, _PLANNED_WEIGHT))), *others]
     assessed.sort(key=lambda pair: -pair[1].weight)
     return [pair for pair in assessed if pair[1].weight >= _MIN_WEIGHT][:MAX_FINDINGS]
 
 
-def _weights_sentence(case: Case, planner: FixPlanner) -> str:
-    """What of the budget the model's weights take, where the log does not print it; empty where not known."""
-    if planner.failed_plan is None or case.startup.weights_bytes is not None or case.black_box is not None:
-        return ""
-    layout = planner.failed_plan.layout
-    return (
-        f"Of the {gib(layout.budget_bytes)} that it may use of a GPU the weights take {gib(layout.weights.bytes)} and "
-        f"the profile run about {gib(layout.activation.bytes)}."
-    )
+def _planned_parts(layout: Layout) -> str:
+    """What the weights and the profile run take of the budget, in a sentence."""
+    parts = f"the weights take {gib(layout.weights.bytes)} and the profile run about {gib(layout.activation.bytes)}."
+    return f"Of {gib(layout.budget_bytes)}, the budget on a card of {gib(layout.total_bytes)}, {parts}"
 
 
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
-    if not _oom_without_site(case) or case.oom is not None or case.platform.trainer or not planner.known.ranks_known:
+    is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
+    plan = planner.failed_plan if is_open and not case.has_site_frame and case.oom is None else None
+    if plan is None or plan.verdict == "fits" or case.platform.trainer or not planner.known.ranks_known:
         return None
-    plan = planner.failed_plan
-    if plan is None or plan.verdict == "fits":
-        return None
-    layout, failure = plan.layout, plan.memory.failure
-    is_full = layout.weights.bytes > _FULL_OF_WEIGHTS * layout.total_bytes
-    label = "weights_too_big" if is_full else failure.id if failure is not None else ""
+    is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
+    label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
-    if cause is None:
-        return None
-    why = (
-        "The text does not show where memory ran out; this is where the plan of the same command does. The budget of "
-        f"a GPU is {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}; the weights take "
-        f"{gib(layout.weights.bytes)} and the profile run {gib(layout.activation.bytes)} of it."
-    )
-    if failure is not None and failure.needed_bytes:
-        why += f" {gib(failure.needed_bytes)} are needed and {gib(max(failure.available_bytes, 0))} are there."
-    return cause, Assessment(_PLANNED_WEIGHT, proof(case.first_failure), why)
+    why = "The text does not show where memory ran out; this is where the plan of the same command does."
+    proven = Assessment(_PLANNED_WEIGHT, proof(case.first_failure), f"{why} {_planned_parts(plan.layout)}")
+    return None if cause is None else (cause, proven)
 
 
 def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
@@ -260,8 +254,7 @@ def _verdict(case: Case, likely: list[tuple[Cause, Assessment]]) -> Verdict:
         return "cause above"
     if case.was_ready and not case.has("failure_told"):
         return "no problem found"
-    is_vllm = case.was_ready or case.startup.vllm or case.startup.args_known
-    return "cause above" if is_vllm else "not understood"
+    return "cause above" if case.was_ready or case.startup.vllm or case.startup.args_known else "not understood"
 
 
 def _oom_without_site(case: Case) -> bool:

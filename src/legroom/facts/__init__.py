@@ -13,12 +13,14 @@ DATA_FOLDER = Path(__file__).with_name("data")
 @cache
 def read_data(name: str) -> Any:
     """The parsed content of `data/NAME`; by path, because importing `importlib.resources` takes a tenth of a plan."""
-    return json.loads(DATA_FOLDER.joinpath(name).read_text(encoding="utf-8"))
+    path = DATA_FOLDER / name
+    return json.loads(path.read_text(encoding="utf-8") if path.exists() else read_texts(path.parent)[path.stem])
 
 
+@cache
 def read_texts(folder: Path) -> dict[str, str]:
     """The text of each JSON file in a folder, by stem; a wheel has one file FOLDER.packed (`hatch_build.py`)."""
-    packed = folder.with_suffix(".packed")
+    packed = folder.with_name(f"{folder.name}.packed")
     if packed.exists():
         files = (file.partition("\n") for file in packed.read_text(encoding="utf-8").split("\f")[1:])
         return {name: text for name, _, text in files}

@@ -364,13 +364,7 @@ def _numbers_in_spans(spans: str) -> list[int]:
 @cache
 def _texts() -> dict[str, str]:
     """The JSON text of each model family's data file, by family."""
-    return {family: text for family, text in _files().items() if family != "schemes"}
-
-
-@cache
-def _files() -> dict[str, str]:
-    """The text of each file in `data/models`, by its stem."""
-    return read_texts(FOLDER)
+    return {family: text for family, text in read_texts(FOLDER).items() if family != "schemes"}
 
 
 @cache
@@ -413,7 +407,7 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 @cache
 def _shared_values() -> Mapping[str, Any]:
     """The parsed schemes.json: quantization schemes and name patterns that model files share."""
-    return dict(json.loads(_files()["schemes"]))
+    return dict(json.loads(read_texts(FOLDER)["schemes"]))
 
 
 @cache
@@ -456,10 +450,11 @@ def _without_role(repo: str) -> str:
 def _bundled_of(key: str) -> Bundled:
     """The bundled model of an entry's key."""
     entry = _entry_of_key(key)
+    ids = tuple(entry.get("ids", ()))
     return Bundled(
         name=key,
-        ids=tuple(entry.get("ids", ())),
-        source=entry["source"],
+        ids=ids,
+        source=_shared_values()["sources"].get(entry["source"], entry["source"]).format((ids or (key,))[0]),
         parameters=entry.get("parameters", 0),
         base=entry.get("base"),
         entry=entry,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts import DATA_FOLDER, read_data
+from legroom.facts import DATA_FOLDER, read_data, read_texts
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 
@@ -14,8 +14,7 @@ from legroom.records import dataclass
 @cache
 def _recorded_releases() -> tuple[str, ...]:
     """The releases whose config classes are in the data file, the oldest first."""
-    names = (path.stem for path in DATA_FOLDER.joinpath("vllm").glob("*.json"))
-    return tuple(sorted(names, key=lambda name: [int(number) for number in name.split(".")]))
+    return tuple(sorted(read_texts(DATA_FOLDER / "vllm"), key=lambda name: [int(number) for number in name.split(".")]))
 
 
 @cache

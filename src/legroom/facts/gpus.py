@@ -64,6 +64,8 @@ class Gpu:
     """It has display outputs, so a desktop may use some of its memory."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
+    clock_hz: float = 0.0
+    """The highest boost clock."""
     source: str = ""
     total_source: str = "given"
     """logged | nvidia-smi (less the usual reserve) | derived | given (by the user)."""
@@ -74,6 +76,8 @@ class Gpu:
     """nvlink | pcie | xgmi | xelink | none"""
     link_bytes_s: float = 0.0
     """Bandwidth to the other cards of its node in one direction; 0: unknown, or not the same for all pairs."""
+    pcie_bytes_s: float = 0.0
+    """Sixteen lanes of its PCIe generation in one direction; the network port of a GB10."""
     note: str = ""
     """How an ambiguous name was read."""
     larger: str = ""
@@ -261,12 +265,14 @@ def _gpu_of_entry(entry: Mapping[str, Any], note: str = "", larger: str = "") ->
         screen=entry.get("screen", False),
         bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
         fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
+        clock_hz=entry["clock_ghz"] * 1e9,
         source=entry["source"],
         total_source=entry["total_source"],
         total_low_bytes=int(entry["total_low_gib"] * GIB),
         total_high_bytes=int(entry["total_high_gib"] * GIB),
         interconnect=entry["interconnect"],
         link_bytes_s=entry.get("link_gb_s", 0) * 1e9,
+        pcie_bytes_s=(entry.get("pcie_gb_s") or read_data("gpus.json")["pcie_gb_s"].get(str(major), 32)) * 1e9,
         note=note or entry.get("note", ""),
         larger=larger,
     )

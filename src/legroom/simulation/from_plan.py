@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from legroom.simulation.trace import Trace
 
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
+_MEASURED_CLOCK_HZ = 1.98e9
+"""Of the H200 on which the latency of kernels was measured."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,15 @@ def hardware(plan: Plan) -> Hardware:
         weights_bytes=weights_bytes,
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
+        is_other_maker=gpu.vendor != "nvidia",
+        latency_ratio=_MEASURED_CLOCK_HZ / gpu.clock_hz if gpu.clock_hz else 1.0,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
         is_fp8=is_fp8,
         is_block_scaled=is_fp8 and scheme is not None and scheme.block is not None,
         expert_bytes=expert_bytes,
         expert_share=expert_share,
-        has_quantized_experts=expert_bytes < 1.5 * expert_elements,  # 8 bits and their scales, or fewer
+        # 8 bits and their scales, or fewer.
+        has_quantized_experts=expert_bytes < 1.5 * expert_elements and not _has_fused_experts(plan),
         expert_flops_per_token=2.0 * expert_elements * expert_share,
         # The activation reads two widths and writes one, a sum reads what the second GEMM wrote; 16 bits each.
         routed_bytes_per_token=sum(
@@ -172,6 +177,7 @@ def hardware(plan: Plan) -> Hardware:
         attention_flops_s=gpu.bf16_flops,
         layers=(len(mixers) + len(blocks)) / 2,
         expert_layers=len(experts),
+        latent_layers=len(latent(mixers)),
         state_layers=len(states),
         mixers=len(mixers),
         kv_groups=max(1, len(plan.memory.kv.shape.groups)),
@@ -179,9 +185,22 @@ def hardware(plan: Plan) -> Hardware:
         # A ring all-reduce sends each element twice, in 16 bits.
         sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * 2,
         link_bytes_s=gpu.link_bytes_s,
+        pcie_bytes_s=gpu.pcie_bytes_s,
+        ring_hops=split - 1,
+        is_networked=gpu.interconnect == "none",
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
         is_async=settings.async_scheduling,
     )
+
+
+def _has_fused_experts(plan: Plan) -> bool:
+    """Whether no kernel beside the grouped GEMMs quantizes activations: Marlin's 4-bit integers, or FlashInfer's MXFP4
+    on data-center Blackwell."""
+    scheme, gpu = plan.target.model.quantization, plan.target.gpu
+    if scheme is None or plan.target.release.before("0.11.0"):
+        return False
+    is_blackwell = gpu.vendor == "nvidia" and gpu.compute_capability[0] == 10
+    return (scheme.number == "int" and scheme.weight_bits == 4) or (scheme.method == "mxfp4" and is_blackwell)
 
 
 def _kv_read_bytes(plan: Plan) -> dict[str, float]:

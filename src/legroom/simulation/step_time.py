@@ -40,7 +40,7 @@ class StepBand:
 
 def class_of(work: Hardware) -> str:
     """The kind of model whose errors are alike."""
-    if work.state_layers or work.decode_flops_per_pair:
+    if work.state_layers or work.latent_layers:
         return "state-space" if work.state_layers else "latent attention"
     return "experts" if work.expert_layers else "dense"
 
@@ -59,7 +59,7 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
     is_measured = not why and all(each in known for each, known in zip(asked, places, strict=True))
     # A family that was left out may have taken less in every step; with it in the fit, 1 is possible too.
     bands = [(1.0, 1.0), on_gpu if is_measured else published["unknown" if why else "known"]["took"]]
-    if not is_measured and (reason := why_elsewhere(plan, work)):
+    if not is_measured and (reason := why_elsewhere(plan)):
         bands.append(data["elsewhere"]["took"])
         why.append(reason)
     if _waits_for_host(roofline(work, server=ServerEfficiency()), settings.max_num_batched_tokens):
@@ -84,11 +84,9 @@ def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
     return [reason for reason, applies in reasons.items() if applies]
 
 
-def why_elsewhere(plan: Plan, work: Hardware) -> str:
+def why_elsewhere(plan: Plan) -> str:
     """Why too little is published of such servers for a range of their own, as a clause; else empty."""
-    if not plan.target.gpu.name.startswith("NVIDIA "):
-        return "few runs on cards of other makers than NVIDIA are known"
-    return "few loads of models with latent attention are published" if class_of(work) == "latent attention" else ""
+    return "" if plan.target.gpu.vendor == "nvidia" else "few runs on cards of other makers than NVIDIA are known"
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
@@ -105,7 +103,9 @@ def why_untrusted(work: Hardware) -> str:
 def _weight_format(plan: Plan, work: Hardware) -> str:
     """The number format of the weights: fp8, the quantization method, or 16-bit."""
     checkpoint = plan.target.model.quantization
-    return "fp8" if work.is_fp8 else plan.settings.quantization or (checkpoint.method if checkpoint else "16-bit")
+    if work.is_fp8 and not (checkpoint and checkpoint.rules):
+        return "fp8"
+    return plan.settings.quantization or (checkpoint.method if checkpoint else "16-bit")
 
 
 @cache
@@ -166,11 +166,15 @@ class Hardware:
     bandwidth_bytes_s: float
     flops_s: float
     """At the precision that the linear layers compute in."""
+    is_other_maker: bool = False
+    latency_ratio: float = 1.0
+    """Of its kernels' latency to the measured card's: their clocks, the other way round."""
     is_fp8: bool = False
     is_block_scaled: bool = False
     expert_bytes: float = 0.0
     """All routed experts."""
     has_quantized_experts: bool = False
+    """In 8 bits or fewer, beside kernels that quantize activations."""
     expert_share: float = 1.0
     """Of the routed experts, those that one token chooses."""
     expert_flops_per_token: float = 0.0
@@ -190,6 +194,7 @@ class Hardware:
     layers: float = 0
     """Mixers and feed-forward blocks, two a layer."""
     expert_layers: int = 0
+    latent_layers: int = 0
     state_layers: int = 0
     mixers: int = 0
     """Attention and recurrent layers: none of them is in a piecewise CUDA graph."""
@@ -202,6 +207,12 @@ class Hardware:
     sent_bytes_per_token: float = 0.0
     """What a card sends in them."""
     link_bytes_s: float = 0.0
+    pcie_bytes_s: float = 0.0
+    """Of cards without a known link."""
+    ring_hops: int = 0
+    """From the first of the cards that share layers to the last."""
+    is_networked: bool = False
+    """Each of them is a machine of its own."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +221,20 @@ class ServerEfficiency:
 
     all_reduce_s: float = 0.0
     bandwidth_ratio: float = 1.0
-    pcie_all_reduce_s: float = 0.0
-    pcie_bytes_s: float = 32e9
+    pcie_hop_s: float = 0.0
+    """NCCL's rings pass every all-reduce from card to card; `network_hop_s` between machines."""
+    pcie_ratio: float = 1.0
     sync_s: float = 0.0
     """The GPU waits for a scheduler that is not asynchronous, `sync_request_s` longer for every request."""
     sync_request_s: float = 0.0
     host_ratio: float = 1.0
     choice_exponent: float = 1.0
     """Tokens of real text choose as many experts as tokens ** choice_exponent independent ones."""
+    network_hop_s: float = 0.0
+    expert_launch_ratio: float = 1.0
+    """What starting the kernels of routed experts takes, beside `host_ratio`."""
+    other_maker_ratio: float = 1.0
+    """Of a step on cards of other makers than NVIDIA to what their data sheets let expect."""
 
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None, server: ServerEfficiency | None = None) -> StepCost:
@@ -228,28 +245,29 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
         )
-    bandwidth = hardware.bandwidth_bytes_s
+    slower = server.other_maker_ratio if hardware.is_other_maker else 1.0
+    bandwidth, latency_ratio = hardware.bandwidth_bytes_s / slower, hardware.latency_ratio * slower
     ratio = reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio
-    rate = hardware.flops_s * (reached.fp8_block_flops_ratio if hardware.is_block_scaled else ratio)
-    attention = (hardware.attention_flops_s or hardware.flops_s) * reached.attention_ratio or math.inf
+    rate = hardware.flops_s / slower * (reached.fp8_block_flops_ratio if hardware.is_block_scaled else ratio)
+    attention = (hardware.attention_flops_s or hardware.flops_s) / slower * reached.attention_ratio or math.inf
     launch = (
         reached.launch_s
         + reached.launch_layer_s * hardware.layers
-        + reached.expert_launch_layer_s * hardware.expert_layers
+        + reached.expert_launch_layer_s * hardware.expert_layers * server.expert_launch_ratio
         + reached.state_launch_layer_s * hardware.state_layers
     )
     host = reached.host_s + reached.host_group_s * (hardware.kv_groups - 1)
     host_request = reached.host_request_s + reached.host_group_request_s * (hardware.kv_groups - 1)
     sync, sync_request = (0.0, 0.0) if hardware.is_async else (server.sync_s, server.sync_request_s)
-    all_reduce_s = server.all_reduce_s if hardware.link_bytes_s else server.pcie_all_reduce_s
-    link = hardware.link_bytes_s * server.bandwidth_ratio or server.pcie_bytes_s
+    hop_s = server.network_hop_s if hardware.is_networked else server.pcie_hop_s
+    all_reduce_s = server.all_reduce_s if hardware.link_bytes_s else hop_s * hardware.ring_hops
+    link = hardware.link_bytes_s * server.bandwidth_ratio or hardware.pcie_bytes_s * server.pcie_ratio or math.inf
     flops = hardware.flops_per_token + hardware.expert_flops_per_token / reached.expert_flops_factor
     state_bytes = 4 * hardware.state_elements  # 16 bits, read and written
     kv_read = bandwidth * reached.kv_bandwidth_ratio
     expert_layer_s = reached.expert_layer_s + reached.quantized_expert_layer_s * hardware.has_quantized_experts
     return StepCost(
-        overhead=reached.layer_s * hardware.layers
-        + expert_layer_s * hardware.expert_layers
+        overhead=(reached.layer_s * hardware.layers + expert_layer_s * hardware.expert_layers) * latency_ratio
         + all_reduce_s * hardware.all_reduces
         + sync,
         token=flops / (rate or math.inf)
@@ -260,7 +278,9 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None, server: Serv
         experts=hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio),
         idle=1.0 - hardware.expert_share,
         pair=hardware.flops_per_pair / attention,
-        request=reached.request_s + state_bytes / (bandwidth * reached.state_bandwidth_ratio) + sync_request,
+        request=reached.request_s * latency_ratio
+        + state_bytes / (bandwidth * reached.state_bandwidth_ratio)
+        + sync_request,
         host=server.host_ratio * (host if hardware.captured_tokens else launch) + sync,
         host_request=server.host_ratio * host_request + sync_request,
         launch=server.host_ratio * launch + sync,

@@ -37,6 +37,7 @@ _QUOTING = re.compile(r"^Dumping |\bFAILED \S+::")
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4
+_NEGATED = re.compile(r"(?i)\b(?:no|not|without|never|any) (?:\w+ )?(?:OOM|out[- ]of[- ]memory|hang)")
 _QUOTES_CAUSE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
 
 
@@ -58,6 +59,8 @@ class Evidence:
     at: str = ""
     is_warning: bool = False
     """Logged as a warning, so the server continued."""
+    is_told: bool = False
+    """A failure told in prose, which stands before or after the log that it is about."""
     window: str = ""
     """The text from the match on, with the lines that follow, for a message that is wrapped over several lines."""
 
@@ -96,8 +99,10 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
             continue
         if is_informational and message.role in ("failure", "host", "exception"):
             continue
-        if line.at and (message.role == "told" or message.id.endswith("_told")):
+        if (is_told := message.role == "told" or message.id.endswith("_told")) and line.at:
             continue  # a logger's line is no prose
+        if is_told and _NEGATED.search(window[max(match.start() - 12, 0) : match.end()]):
+            continue
         facts = typed_groups({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
@@ -113,6 +118,7 @@ def evidence_in(passage: LogPassage) -> list[Evidence]:
                 line.time,
                 line.at,
                 is_warning,
+                message.role == "told",
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )
@@ -201,6 +207,8 @@ class TorchOom:
     unallocated_bytes: int | None = None
     """Reserved by torch but not allocated."""
     allowed_bytes: int | None = None
+    other_pids: tuple[int, ...] = ()
+    """Of the processes of `others_bytes`, in the same order; empty where not all are printed."""
 
 
 def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
@@ -219,7 +227,9 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
             for name, value in typed_groups(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
-    others = sizes_bytes(match["used_size"] for match in compiled(oom_parts().process).finditer(window))
+    listed = tuple(compiled(oom_parts().process).finditer(window))
+    others = sizes_bytes(match["used_size"] for match in listed)
+    pids = tuple(int(match["pid"]) for match in listed) if len(others) == len(listed) and all(others) else ()
     reserved, torch = numbers.get("reserved_bytes"), numbers.get("torch_bytes")
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:
@@ -237,4 +247,5 @@ def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
         numbers.get("pools_bytes", 0),
         unallocated,
         numbers.get("allowed_bytes"),
+        pids,
     )

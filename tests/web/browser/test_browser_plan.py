@@ -190,11 +190,11 @@ def test_models_follow_the_card_and_the_language(served, open_page):
     page.get_by_role("combobox", name="GPU").fill("h200")
     page.keyboard.press("Enter")
     page.get_by_role("link", name="qwen3-32b", exact=True).wait_for()
-    page.get_by_role("combobox", name="GPU").fill("l40s")
+    page.get_by_role("combobox", name="GPU").fill("rtx3090")
     page.keyboard.press("Enter")
-    page.get_by_text("another checkpoint").first.wait_for()
+    page.get_by_text("a lower cap on running requests").first.wait_for()
     page.get_by_role("button", name="中文").click()
-    page.get_by_text("换用权重").first.wait_for()
+    page.get_by_text("同时运行的请求上限更低").first.wait_for()
 
 
 def test_the_table_of_models_scrolls_inside_its_box_on_a_phone(served, open_page):
@@ -202,6 +202,7 @@ def test_the_table_of_models_scrolls_inside_its_box_on_a_phone(served, open_page
     page.wait_for_selector(".models-area tbody tr")
     assert page.locator(".models-area .scroll-x").first.evaluate("box => box.scrollWidth > box.clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.locator(".top nav").evaluate("menu => menu.scrollWidth <= menu.clientWidth")
 
 
 def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.ledger import own_process_bytes
 from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.units import GIB, MIB, gib
 
@@ -68,11 +69,10 @@ def _assess_startup_check(case: Case) -> Assessment | None:
 def is_ruled_out(planner: FixPlanner) -> bool:
     """Whether the weights take most of the budget, so that an empty pool needs no neighbour, and none is shown."""
     case, plan = planner.case, planner.failed_plan
-    if plan is None or not case.has("no_cache_blocks") or case.oom is not None or case.first_failure is None:
-        return False
     is_shown = case.has("used_before", "free_below_desired", "killed_by_hand", "several_servers", "profiling_error")
-    is_shown = is_shown or case.other_processes_bytes is not None or _assess_unequal_ranks(case) is not None
-    return not is_shown and plan.layout.weights.low * 2 > plan.layout.budget_bytes
+    if is_shown or case.oom or case.other_processes_bytes is not None or _assess_unequal_ranks(case):
+        return False
+    return plan is not None and case.has("no_cache_blocks") and plan.layout.weights.low * 2 > plan.layout.budget_bytes
 
 
 def _assess_orphans(case: Case) -> Assessment | None:
@@ -143,9 +143,12 @@ def _assess_torch_process_list(case: Case) -> Assessment | None:
     others = case.ledger.other_processes_bytes or 0
     if others < 512 * MIB or others < oom.wanted_bytes:
         return None
-    own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"
+    own = oom.own_bytes or (own_process_bytes(oom) if oom.others_bytes else 0)
+    named = [f"process {pid} {gib(size)}" for pid, size in zip(oom.other_pids, oom.others_bytes, strict=False)]
+    named = [text for text in named if oom.own_bytes or not text.endswith(f" {gib(own)}")]
     why = (
-        f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({own}). Without them the "
+        f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({', '.join(named[:3]) or 'unnamed'}; "
+        f"this one {gib(own) if own else 'the rest'}). Without them the "
         f"{gib(oom.wanted_bytes)} that failed would have fitted."
     )
     confidence = 0.9

@@ -62,14 +62,15 @@ def _was_running(case: Case) -> bool:
 def _explanation(case: Case) -> str:
     """What a step asked for while serving, and what was free."""
     oom = case.oom
-    if oom is None:
-        return "A model step of real traffic needed more than what was left beside the KV cache."
-    free = f"{gib(oom.free_bytes)} were free" if oom.free_bytes is not None else "less was free"
     logits = (
-        " The traceback goes through logits or log-probabilities, which grow with tokens x vocabulary."
+        " It goes through logits or log-probabilities of the prompt, which take tokens x vocabulary x 4 bytes and are "
+        "not part of the profile run."
         if case.frames & {"frame_logits"}
         else ""
     )
+    if oom is None:
+        return f"A model step of real traffic needed more than what was left beside the KV cache.{logits}"
+    free = f"{gib(oom.free_bytes)} were free" if oom.free_bytes is not None else "less was free"
     return (
         f"While serving, a step asked for {gib(oom.wanted_bytes)} for a moment and {free}. The pool keeps its size, so "
         f"what a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"

@@ -64,10 +64,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield smaller
     if smaller is None:
         yield planner.pull_lever("online quantization", "Rounded to 8 bits while they load, the weights fit.")
+    hardware = other_hardware(planner)
     if smaller is None and more is None:
-        yield other_hardware(planner)
-    elif smaller is None and more is not None:
-        hardware = other_hardware(planner)
+        yield hardware
+    elif smaller is None and more is not None and len(hardware.steps) > 1:
         is_first = planner.known.ranks == 1 and planner.known.ranks_known
         smaller_step = hardware.steps[0] if is_first else hardware.steps[1].removeprefix("or ")
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
+from legroom.facts.flags import flags_ever
 
 _REFUSED = (
     "unrecognized_arguments",
@@ -67,7 +69,12 @@ def _explanation(id_: str, facts: dict[str, object]) -> str:
             "Without chunked prefill a whole prompt must fit into one step, "
             "so max_num_batched_tokens may not be below max_model_len."
         )
+    if id_ == "shape_not_divisible":
+        return "The ranks split a dimension of the model into parts that this kernel or quantization does not take."
     if id_ == "unexpected_keyword":
+        dests = {flag.dest for flag in flags_ever().values()} - {facts.get("name")}
+        if near := get_close_matches(str(facts.get("name")), dests, 1, 0.9):
+            return f"{facts.get('name')!r} is misspelt: the setting is {near[0]}."
         return (
             f"{facts.get('callee')} does not take {facts.get('name')!r}: "
             "the parts of this installation are of different releases."
