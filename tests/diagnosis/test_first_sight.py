@@ -6,7 +6,9 @@ import pytest
 
 from legroom.diagnosis.finding import Finding
 from legroom.diagnosis.log_diagnosis import read_log
+from legroom.diagnosis.pasted_command import pasted_command
 from legroom.diagnosis.verdict import Diagnosis
+from legroom.facts.releases import release
 
 
 def diagnosis(log: str) -> Diagnosis:
@@ -258,6 +260,18 @@ def test_pieces_that_hardly_cover_a_request_are_joined_and_the_pool_shrinks() ->
 def test_the_start_up_check_is_known_by_its_core() -> None:
     found = first("Free memory on device (18.0/31.4 GiB) is less than desired (22.0 GiB)")
     assert found.cause == "gpu_shared_or_not_free" and "0.7 x 31.4" in found.why
+    among_others = first("Free memory on device (18.0-18.2 / 31.4 GiB) on startup is less than desired")
+    assert among_others.cause == "gpu_shared_or_not_free"
+    cut = first(
+        "vllm serve m --gpu-memory-utilization 0.985\nValueError: Free memory on device cuda:0 (22.78/23.48 GiB)"
+    )
+    assert cut.fixes[0].flags == {"gpu_memory_utilization": 0.94} and "0.985 x 23.48" in cut.why
+
+
+def test_prose_that_begins_with_a_flag_is_no_command() -> None:
+    told = "--gpu-memory-utilization to 0.8389. To disable it, set VLLM_X=0.\n--attention-backend FLASH_ATTN"
+    _, args = pasted_command(f"vllm\n{told}", None, release("0.21.0"))
+    assert (args.gpu_memory_utilization, args.attention_backend) == (None, "FLASH_ATTN")
 
 
 def test_an_intel_gpu_has_its_own_tool() -> None:
@@ -366,6 +380,19 @@ def test_an_image_names_its_engine() -> None:
             "vllm serve Qwen/Qwen2.5-72B-Instruct --tensor-parallel-size 2\non two A6000, but OOM happened",
             "weights_too_big",
         ),
+        ("vllm: dies mid-request\nRuntimeError: Triton Error [CUDA]: out of memory", "runtime_activation_burst"),
+        (
+            "vLLM is up. Then you send your first request and it crashes:\nTriton Error [CUDA]: out of memory",
+            "runtime_activation_burst",
+        ),
+        (
+            "vLLM on WSL dies mid-request\ntorch.OutOfMemoryError: HIP out of memory. Tried to allocate 700.00 MiB. "
+            "GPU 0 has a total capacity of 15.87 GiB of which 800.00 MiB is free. 12.8 GiB is allocated by PyTorch, "
+            "and 1.80 GiB is reserved by PyTorch but unallocated.",
+            "runtime_activation_burst",
+        ),
+        ("vllm: max seq len (65536) ... available KV cache memory (0.75 GiB)", "kv_too_small_for_max_len"),
+        ("vllm: OutOfResources: shared memory, Required: 66000, Hardware limit: 65536", "not_memory"),
         (
             "vllm 0.7.3, 16 gpu (90G memory) but OOM happened\npython -m vllm.entrypoints.openai.api_server --model "
             "/models/DeepSeek-R1-BF16 --tensor-parallel-size 16 --gpu-memory-utilization 0.975 --max-model-len 80000",
@@ -548,6 +575,13 @@ def test_a_setting_that_the_message_names_is_taken_out() -> None:
     assert first("ValueError: moe_backend='triton' is not supported for NvFP4 MoE").fixes[0].flags == {
         "moe_backend": None
     }
+
+
+def test_a_request_of_the_size_of_a_whole_weight_is_one_of_loading() -> None:
+    log = "vLLM v0.19.1 on an RTX 4090 with Qwen/Qwen3-14B\ntorch.OutOfMemoryError: Tried to allocate {}."
+    whole, other = (first(log.format(size)) for size in ("1.45 GiB", "1.30 GiB"))
+    assert whole.cause == "weights_too_big" and "lm_head (151,936 x 5,120 x 2 bytes)" in whole.why
+    assert other.cause != "weights_too_big"
 
 
 @pytest.mark.parametrize("word", ["a.", "a-", "a_"])

@@ -12,7 +12,7 @@ from functools import cache
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
 from legroom.facts import read_data
-from legroom.facts.bundled import find
+from legroom.facts.bundled import derived, find
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.facts.gpus import gpu, gpu_names
 from legroom.facts.log_messages import size_bytes
@@ -34,7 +34,9 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
-_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )")
+_GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
+_BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
+"""A line of flags; where a sentence ends in it, it is prose."""
 _ELIDED = re.compile(r"(?<!\S)(?:\.{2,}|…|<\w[\w -]*>)(?!\S)")
 
 
@@ -105,7 +107,7 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
         args = replace(args, gpu_memory_utilization=shares.pop())
     if args.max_model_len is None and len(lengths := set(prose("length").findall(plain))) == 1:
         args = replace(args, max_model_len=int(*lengths) * 1024)
-    known = {name for name in prose("hub_id").findall(plain) if find(name)}
+    known = {name for name in prose("hub_id").findall(plain) if find(name) or derived(name)}
     known = known or {name for name in prose("model_name").findall(plain) if find(name)}
     return replace(args, model=model["model"] if model else args.model or (known.pop() if len(known) == 1 else ""))
 
@@ -159,5 +161,5 @@ def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> S
     if _SIZED.fullmatch(value):
         value = str(size_bytes(value))
     is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
-    words = [flag.name] if is_switch else [flag.name, value.rstrip(".").replace("_", "")]
+    words = [flag.name] if is_switch else [flag.name, _GROUPED_DIGITS.sub("", value.rstrip("."))]
     return replace(args, **{name: getattr(parse_flags(words, release).args, name)})

@@ -7,6 +7,7 @@ from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.ledger import possible_moments
 from legroom.facts.flags import flag_name
 from legroom.memory.tensors import Tensor, printed_request, tensors, tensors_of_size
+from legroom.units import GIB
 
 _SITES = {
     "load": ("build", "load", "quant", "lora", "device"),
@@ -23,7 +24,7 @@ _ORDER = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "ser
 def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
     """The planned run's tensors whose size, as torch prints it, is that of the failed allocation; empty if no plan."""
     case, plan = planner.case, planner.failed_plan
-    if case.oom is None or plan is None or not planner.known.ranks_known:
+    if case.oom is None or plan is None:
         return ()
     settings, kv = plan.settings, plan.memory.kv
     is_exact = settings.num_gpu_blocks_override or settings.kv_cache_memory_bytes or case.startup.blocks
@@ -32,13 +33,15 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
     except NOT_PLANNABLE:
         return ()
     same = tensors_of_size(case.oom.wanted_bytes, iter(every))
+    if not planner.known.ranks_known and any(tensor.moment != "load" or tensor.bytes < GIB for tensor in same):
+        return ()  # a whole weight of more than a GiB is on one rank; other sizes may be of several
     return tuple(tensor for tensor in same if not case.has_site_frame or case.site in _SITES[tensor.moment])
 
 
 def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:
     """Where the allocation failed, implied by its sizes where no traceback shows it; empty where ambiguous."""
     case, plan = planner.case, planner.failed_plan
-    if case.oom is None or plan is None or case.has_site_frame or not planner.known.ranks_known:
+    if case.oom is None or plan is None or case.has_site_frame or not (planner.known.ranks_known or wanted):
         return ""
     if plan.layout.weights.low > plan.layout.total_bytes and case.phase_reached in (None, "startup_load"):
         return "build"

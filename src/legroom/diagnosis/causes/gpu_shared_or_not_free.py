@@ -47,17 +47,16 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
-    total, free, desired = (check.number(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
-    confidence, asked = 0.9, case.startup.args.gpu_memory_utilization
-    if desired is None and asked and total:
-        desired = round(asked * total)  # the line was cut
+    confidence, desired = 0.9, _desired_bytes(case)
+    total, free = check.number("total_bytes"), check.number("free_bytes")
     if free is None or total is None or desired is None:
         return Assessment(
             0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
         )
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used
-    share = check.facts.get("utilization_ratio") or round(desired / max(total, 1), 2)
+    cut = None if check.number("desired_bytes") else case.startup.args.gpu_memory_utilization
+    share = check.facts.get("utilization_ratio") or cut or round(desired / max(total, 1), 2)
     why = (
         f"At start-up {gib(free)} of {gib(total)} were free, but {share} x {gib(total)} "
         f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
@@ -255,9 +254,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield in_turn
 
 
+def _desired_bytes(case: Case) -> int | None:
+    """The budget that the start-up check compares with; where its line was cut, utilization x total."""
+    total, asked = case.number("free_below_desired", "total_bytes"), case.startup.args.gpu_memory_utilization
+    return case.number("free_below_desired", "desired_bytes") or (round(asked * total) if asked and total else None)
+
+
 def can_start_with_lower_utilization(case: Case) -> bool:
     """Whether 3/4 of the requested budget is free, so that a lower utilization starts."""
-    free, desired = (case.number("free_below_desired", name) for name in ("free_bytes", "desired_bytes"))
+    free, desired = case.number("free_below_desired", "free_bytes"), _desired_bytes(case)
     return free is not None and desired is not None and 4 * free >= 3 * desired
 
 

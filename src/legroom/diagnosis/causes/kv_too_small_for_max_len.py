@@ -100,6 +100,9 @@ def _explanation(case: Case) -> str:
         return f"One request may be {longest:,} tokens long, and the pool holds {fits:,}."
     if needed is not None and has is not None:
         return f"One request of max_model_len needs {gib(needed)} of KV cache and {gib(has)} are left."
+    if has is not None and not longest_fitting_len(case):
+        length = f"{wanted:,} tokens" if wanted else "max_model_len"
+        return f"{gib(has)} are left for the KV cache, and one request of {length} needs more."
     return f"The pool holds one request of {longest_fitting_len(case) or 0:,} tokens, which is less than max_model_len."
 
 
@@ -194,10 +197,14 @@ def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
 
 
 def _shorter_share_fix(planner: FixPlanner) -> Fix | None:
-    """The part of max_model_len that fits, where the text gives the bytes and not the length."""
+    """The part of max_model_len that fits, where the text gives bytes and not both length and need."""
     wanted, needed, has = _printed_shortage(planner.case)
-    if wanted is not None or needed is None or has is None or has <= 0 or planner.failed_plan is not None:
+    if has is None or has <= 0 or planner.failed_plan is not None or (wanted is not None and needed is not None):
         return None
+    if needed is None:
+        step = "lower --max-model-len to the longest request that you serve; vLLM's whole message names what fits"
+        why, trades = f"A shorter request fits into {gib(has)}.", "requests longer than this are refused"
+        return Fix("max_model_len", why, steps=(step,), trades=trades)
     part = math.floor((has - _ROUNDED) / (needed + _ROUNDED) * 100) / 100
     return Fix(
         "max_model_len",

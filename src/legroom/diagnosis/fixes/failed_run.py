@@ -175,7 +175,8 @@ def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
             seen = replace(seen, weights_bytes=None)  # of one stage; another may hold more
         target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, seen, _neighbours_bytes(case))
         made, pool = plan_on_named_card(target, known.args), pool_bytes(case)
-        if (pool is not None and pool <= 0 and made.verdict == "fits") or _is_far_below(made, case):
+        is_loaded = (case.was_ready or case.phase == "serving") and made.layout.weights.low > made.layout.total_bytes
+        if (pool is not None and pool <= 0 and made.verdict == "fits") or is_loaded or _is_far_below(made, case):
             return None  # flags, model or card are not what the text lets one think
         return plan(_with_logged_pool(made, case), known.args)
     except NOT_PLANNABLE:
