@@ -577,6 +577,11 @@ def test_a_setting_that_the_message_names_is_taken_out() -> None:
     }
 
 
+def test_a_place_without_its_usual_cause_is_not_sure() -> None:
+    told = "vLLM ends with `XPU out of memory` while initializing the KV cache, --enforce-eager is on"
+    assert first(told).confidence < 0.7
+
+
 def test_a_request_of_the_size_of_a_whole_weight_is_one_of_loading() -> None:
     log = "vLLM v0.19.1 on an RTX 4090 with Qwen/Qwen3-14B\ntorch.OutOfMemoryError: Tried to allocate {}."
     whole, other = (first(log.format(size)) for size in ("1.45 GiB", "1.30 GiB"))

@@ -25,6 +25,7 @@ KV_BYTES = (
     "needed, which is larger than the available KV cache memory ({has} GiB). Based on the available memory, the "
     "estimated maximum model length is {fits}."
 )
+BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
 CUMEM = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62\n"
 WAKE = 'File "vllm/entrypoints/llm.py", line 9, in wake_up\n'
 MLA = 'ERROR 01-02 03:04:05 worker_base.py:581]   File "vllm/attention/backends/mla/utils.py", line 3, in {}\n'
@@ -80,6 +81,37 @@ FIRST_FIX: dict[str, tuple[str, Callable[[Fix], bool]]] = {
     "the switch of a second copy of MLA weights": (
         MLA.format("process_weights_after_loading") + "torch.OutOfMemoryError: CUDA out of memory.",
         lambda fix: fix.env == {"VLLM_MLA_PERFORM_MATRIX_ABSORPTION": "0"},
+    ),
+    "smaller steps where a pool below zero is printed as 0": (
+        "(Worker_TP0 pid=7) INFO 01-02 03:04:05 [worker_v1.py:259] Available memory: 0, total memory: 65452113920\n"
+        "(EngineCore_DP0 pid=1) ERROR 01-02 03:04:09 [core.py:708] EngineCore failed to start.\n",
+        lambda fix: fix.flags == {"max_num_batched_tokens": 1024, "max_num_seqs": 64},
+    ),
+    "what the text says worked": (
+        "CUDA out of memory while serving. I have to lower max_num_seqs to 4 to avoid it.\n" + LOGITS,
+        lambda fix: fix.flags == {"max_num_seqs": 4} and fix.kind == "max_num_seqs" and fix.confidence > 0.6,
+    ),
+    "a share below the one that the text says failed": (
+        f"colocated Megatron policy: lowering gpu_memory_utilization to 0.3 still fails\n{CUMEM}{WAKE}",
+        lambda fix: not fix.flags,
+    ),
+    "fewer sequences where 1,024 are the default": (
+        "vLLM 0.8.1 on two RTX 3090\n$ vllm serve Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8 --tensor-parallel-size 2 "
+        f"--gpu-memory-utilization 0.9 --max-model-len 4096 --enforce-eager\nERROR 01-02 03:04:05 [core.py:3] {BLOCKS}",
+        lambda fix: fix.flags["max_num_seqs"] <= 256,
+    ),
+    "fewer bits before a second card": (
+        f"one RTX 5090\n$ vllm serve Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8 --max-model-len 16384\n{BLOCKS}",
+        lambda fix: fix.kind == "checkpoint_format",
+    ),
+    "more than the share that was set, not the one that vLLM compares it with": (
+        "0.07 GiB are left for the KV cache at mem_util=0.92, which fails the KV-cache check for 8K on a 24 GB card.\n"
+        "vLLM prints: --gpu-memory-utilization=0.95 is equivalent to 0.9325 without CUDA graph profiling.\n",
+        lambda fix: fix.flags == {"gpu_memory_utilization": 0.95},
+    ),
+    "no graphs where the capture failed": (
+        COMMAND.format("--gpu-memory-utilization 0.98") + trace("capture_model", error=PROFILE.replace("4.00", "9.00")),
+        lambda fix: "enforce_eager" in fix.flags or fix.flags["gpu_memory_utilization"] < 0.98,
     ),
 }
 

@@ -12,7 +12,7 @@ from recorded_runs import H200
 
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.planning.plan import Plan, Target, plan
+from legroom.planning.plan import Plan, Target, cold_start, plan
 from legroom.vllm.args import ServeArgs
 
 RECORDED = Path(__file__).parent.parent / "fixtures/h200_0.32.jsonl"
@@ -72,12 +72,30 @@ def test_the_kv_cache_is_within_a_quarter_percent_of_what_was_recorded(name: str
         ("V-whisper", "a decoder that keeps six hidden states"),
         ("T-olmo-2-7b", "code of the Transformers library"),
         ("P-qwen3-embedding-0.6b", "no sampler, so no tables for one"),
+        ("S-mimo-mtp", "hidden states that wait while the checkpoint's own layers draft"),
+        ("S-glm-4.5-air-l6-mtp", "the experts' workspace is kept while its own layers draft"),
+        ("Q-mixtral-l6-fp8", "inputs of experts in 8 bits"),
+        ("H-falcon-mamba-7b", "Mamba-1 returns after its convolution"),
     ],
 )
 def test_the_kv_cache_is_within_a_thousandth_of_what_was_recorded(name: str, why: str, tmp_path: Path) -> None:
     assert planned(name, tmp_path).layout.kv_cache.bytes == pytest.approx(run(name)["available_kv_bytes"], rel=1e-3), (
         why
     )
+
+
+@pytest.mark.parametrize("name", ["H-granite-h-micro", "H-falcon-h1-0.5b", "H-nemotron-nano-12b-v2"])
+def test_a_first_start_of_a_state_space_tunes_its_kernels(name: str, tmp_path: Path) -> None:
+    seen, warm = run(name)["peak_activation"], planned(name, tmp_path)
+    assert cold_start(warm).layout.activation.bytes == pytest.approx(seen, rel=0.05)
+    assert warm.layout.activation.bytes < seen <= warm.layout.activation.high * 1.05
+
+
+@pytest.mark.parametrize("name", ["H-granite-h-tiny", "L-olmoe-8x8", "V-qwen2-vl-2b", "H-lfm2-8b-a1b", "S-mimo-mtp"])
+def test_rests_of_segments_follow_from_the_allocations_of_loading(name: str, tmp_path: Path) -> None:
+    seen, layout = run(name), planned(name, tmp_path).layout
+    beside = seen["requested_memory"] - seen["available_kv_bytes"] - seen["weights_bytes"] - seen["peak_activation"]
+    assert layout.non_torch.bytes == pytest.approx(beside, abs=3 * MIB)
 
 
 @pytest.mark.parametrize("name", ["V-internvl3", "V-glm-4.1v", "V-llama-4-scout", "V-minicpm-v-image", "V-phi-4-mm"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.ledger import Ledger, ledger_of
@@ -52,6 +52,8 @@ class Case:
     """The line that names the black box."""
     recorded_frames: frozenset[str] = frozenset()
     """Known functions in the stack of the black box, which is complete where the log's traceback may not be."""
+    reported: tuple[tuple[str, Any, bool], ...] = ()
+    """Settings, their values and whether the server started with them, as the writer of the text says."""
     computed_site: str = ""
     """The site that the sizes of the failed allocation imply; empty where they fit several."""
 

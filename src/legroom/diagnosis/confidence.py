@@ -15,6 +15,8 @@ EvidenceKind = Literal[
 
 _KILLS = ("sigkill", "killed_word", "core_killed")
 """SIGKILL, of which the text does not say who sent it."""
+_WEAK = 0.3
+"""The weight of the usual cause at a place, where nothing but the place speaks for it."""
 _DISPUTED_MARGIN = 0.25
 """A second cause with nearly the weight of the first; of the answers of diagnosis_confidence.json none lies between
 0.16 and 0.3."""
@@ -25,7 +27,9 @@ def evidence_kind(case: Case, weights: list[float], *, is_memory: bool, is_incom
     if case.black_box is not None:
         return "black_box"
     if case.is_oom:
-        return "placed_oom" if case.site else "unplaced_oom"
+        is_told = case.first_failure is not None and case.first_failure.is_told and not case.has_site_frame
+        is_weak = bool(weights) and weights[0] < _WEAK  # no cause is usual at this place
+        return "placed_oom" if case.site and not is_told and not is_weak else "unplaced_oom"
     if is_incomplete or (case.first_failure is None and case.secondary_failure is not None and is_memory):
         return "broken_off"
     if case.first_failure is not None and case.first_failure.id.endswith("_told"):

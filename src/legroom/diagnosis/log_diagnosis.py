@@ -10,7 +10,7 @@ from pathlib import Path
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import FAILING, Case, detect_engine, detect_platform
 from legroom.diagnosis.fixes.failed_run import Hints, merge_args
-from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose
+from legroom.diagnosis.pasted_command import command_lines, named_card, pasted_command, prose, reported_settings
 from legroom.diagnosis.recorded_memory import (
     detect_record,
     named_records,
@@ -21,7 +21,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
-from legroom.facts.releases import logged_release
+from legroom.facts.releases import latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in
@@ -170,7 +170,8 @@ def _with_pasted_command(
     command, args = pasted_command(text, last.first_failure.line if last.first_failure else None, release)
     if command and not any(case.startup.args_known for case in cases):
         hints = replace(hints or Hints(), command=command)
-    card = named_card(text)
+    card, reported = named_card(text), tuple(reported_settings(text, release or latest()))
+    cases = tuple(replace(case, reported=reported) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
 
 

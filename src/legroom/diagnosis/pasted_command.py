@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
@@ -34,6 +35,8 @@ _SETTING = re.compile(
     r"""(?:\s*[=:]\s*|["']?,?\s+(?:-\s+)?)?["']?(?P<value>-?\d[\d_]*(?:\.\d+)?(?:\x20?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[\w./{][^\s"',)]*)?"""
 )
 _SIZED = re.compile(r"\d[\d.]* ?[KMGT]i?B")
+_OFF = "--no-"
+"""The value of a switch that is named with `--no-`."""
 _GROUPED_DIGITS = re.compile(r"(?<=\d)_(?=\d)")
 _BARE_FLAGS = re.compile(r"\s*[$#>]?\s*-(?:-[a-z]|[a-z]{1,3} )(?!.*[a-z\d]\.(?:\s|$))")
 """A line of flags; where a sentence ends in it, it is prose."""
@@ -85,6 +88,8 @@ def _settings_outside_commands(lines: list[str], release: Release) -> ServeArgs:
     plain = prose("advice").sub("", "\n".join(line for line in lines if not _LOGGED.search(line)))
     for match in _SETTING.finditer(plain):
         name, value = (match["flag"] or match["name"]).replace("-", "_"), match["value"] or ""
+        if name.startswith("no_") and name[3:] in _SETTINGS and match["dashes"]:
+            typed[name[3:]] = _OFF
         if name not in _SETTINGS or (not match["dashes"] and not re.fullmatch(r"[\d._]+|[Tt]rue|fp8\w*|auto", value)):
             continue
         start = plain.rfind("\n", 0, match.start()) + 1
@@ -156,10 +161,40 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
 def _with_setting(args: ServeArgs, name: str, value: str, release: Release) -> ServeArgs:
     """The arguments with one pasted value; unchanged where no release takes it."""
     flag = flags_ever().get(flag_name(name))
+    if value == _OFF:
+        words = [flag_name(f"no_{name}")]
+        return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
     if flag is None or value in ("False", "false"):
         return args
     if _SIZED.fullmatch(value):
         value = str(size_bytes(value))
     is_switch = value in ("True", "true", "") or flag.kind in ("switch", "bool", "optbool")
-    words = [flag.name] if is_switch else [flag.name, _GROUPED_DIGITS.sub("", value.rstrip("."))]
+    # "262K" in prose is 262,144 cut short: 262,000 is not above what was meant.
+    value = re.sub(r"(?<=\d)K$", "k", _GROUPED_DIGITS.sub("", value.rstrip(".")))
+    words = [flag.name] if is_switch else [flag.name, value]
     return replace(args, **{name: getattr(parse_flags(words, release).args, name)})
+
+
+_SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;,])\s+|\n|\bbut\b")
+_WORKED = re.compile(
+    r"(?i)\b(?:works?|worked|solve[sd]|fixe[sd]|resolve[sd]|help(?:s|ed)|(?:loads?|starts?|runs?) (?:fine|ok)|"
+    r"disappears?|goes away|to avoid (?:it|this|the (?:oom|error)))\b"
+)
+_FAILED = re.compile(
+    r"(?i)\bstill\b|\beven (?:with|at|when)\b|\bno (?:effect|luck|matter)\b|\bsame (?:error|problem|oom)\b|"
+    r"(?:\bnot|n't|\bnever|\bnothing)\b.{0,20}\b(?:work|help|solve|fix|start|load|run)"
+)
+_MENTION = re.compile(
+    r"(?<!\w)(?:--?(?:vllm[_-])?)?(tp|[a-z]+(?:[_-][a-z]+)+)[`'\"\]]*(?:\s?[=:]\s?| (?:to |of |at )?)(\d[\d.]*[KMG]?)"
+)
+
+
+def reported_settings(text: str, release: Release) -> Iterator[tuple[str, Any, bool]]:
+    """Settings, their values and whether the server started, as sentences outside of logs and commands tell."""
+    plain = "\n".join(line for line in text.split("\n") if not _LOGGED.search(line) and not _START.search(line))
+    for sentence in _SENTENCE.split(plain):
+        is_failed = bool(_FAILED.search(sentence))
+        for word, value in _MENTION.findall(sentence) if is_failed or _WORKED.search(sentence) else ():
+            name = "tensor_parallel_size" if word == "tp" else word.replace("-", "_")
+            if name in _SETTINGS:
+                yield name, getattr(_with_setting(ServeArgs(), name, value, release), name), not is_failed

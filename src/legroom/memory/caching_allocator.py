@@ -212,6 +212,11 @@ class CachingAllocator:
         return max((pool.free[-1][0] for pool in self._pools.values() if pool.free), default=0)
 
     @property
+    def free_blocks(self) -> tuple[int, ...]:
+        """Bytes of every free block."""
+        return tuple(size for pool in self._pools.values() for size, _, _ in pool.free)
+
+    @property
     def large_segments(self) -> list[int]:
         """Bytes of every reserved segment of the large pools."""
         return [size for pool in self._pools.values() if not pool.is_small for size in pool.segments.values()]

@@ -24,9 +24,10 @@ from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.activation.profile_run import element_bytes, forward_bytes, is_compiled
 from legroom.memory.attention_workspace import flashinfer_workspace, largest_split_buffers, split_buffers
 from legroom.memory.caching_allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
+from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.figure_cache import ALL_PARTS, cached, cached_by_model
 from legroom.units import MIB, cdiv
-from legroom.vllm.args import EngineSettings, is_given
+from legroom.vllm.args import EngineSettings, draft_name, is_given
 
 _CUSTOM_RANKS = (2, 4, 6, 8)
 """World sizes of vLLM's custom all-reduce kernel."""
@@ -101,7 +102,16 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
         terms = _trial_terms(model, settings, gpu)
     guess = sum(term.bytes for term in terms)
     spread = int(guess * constants()["graphs"]["estimate"]["relative_band"])
-    return estimated(guess, guess - spread, guess + spread, terms)
+    return estimated(guess, guess - spread, guess + spread + _draft_logits(model, settings), terms)
+
+
+def _draft_logits(model: Model, settings: EngineSettings) -> int:
+    """The most that a draft's own graphs may hold: logits of every drafted token, in both precisions."""
+    if not draft_name(settings.given.speculative_config) and not model.draft_layers:
+        return 0
+    rows = min(settings.max_num_seqs, max(settings.cudagraph_capture_sizes, default=0))
+    each = element_bytes(settings) + FLOAT32_BYTES
+    return settings.num_speculative_tokens * rows * cdiv(model.vocab_size, settings.tensor_parallel_size) * each
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER, Gpu
-from legroom.facts.model import Model, latent
+from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, measured
-from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
+from legroom.memory.activation.layer_peaks import expert_scratch
 from legroom.memory.activation.profile_run import (
     activation,
     cublas_workspace,
@@ -23,7 +23,7 @@ from legroom.memory.activation.profile_run import (
 from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate, is_fused, is_nvlink_server
 from legroom.memory.dtypes import FLOAT32_BYTES
-from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached, cached_by_model
+from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
 from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
 from legroom.memory.weights.loaded import loaded_weights
@@ -104,16 +104,12 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
         terms.append(Term("communication", communication, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
         terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
-    newer = known_release(settings.release).at_least(fit["latent"]["since"])
-    if newer and _like_hopper(gpu) and latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model)):
-        terms.append(Term("latent attention", int(fit["latent"]["mib"] * MIB), "its kernels, as measured in 0.32"))
     if shared := charged_to_vllm(gpu):
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):
         terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
-        terms.append(
-            Term("rests of segments", segment_rests(model, settings), "reserved by torch, counted from 0.27 on")
-        )
+        rests = segment_rests(model, settings, gpu, pp_rank)
+        terms.append(Term("rests of segments", rests, "reserved by torch, counted from 0.27 on"))
     size = sum(term.bytes for term in terms)
     spread = int(fit["fixed_band_mib"] * MIB) + int(fit["relative_band"] * (size - base))
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))

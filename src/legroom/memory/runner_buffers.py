@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.facts.fit import constants
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Experts, Model, latent
+from legroom.facts.model import Model, latent
 from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layer_peaks import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
@@ -12,8 +12,9 @@ from legroom.memory.figure_cache import cached_by_model
 from legroom.memory.kv.attention_backend import attention_backend
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
+from legroom.memory.weights.loaded import segment_rests as rests_beside
 from legroom.units import KIB, MIB, cdiv
-from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling, traits
 
 _KERNEL_BLOCK = 16
@@ -29,20 +30,29 @@ def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
     """Bytes of V2's token counts, bit masks and sampling parameters per sequence; of V1's input embeddings."""
+    parameters = settings.runner == "V2" and settings.engine == "V1" and not is_pooling(settings.given, model)
+    return sum(_large_tables(model, settings)) + (settings.max_num_seqs * 19 * KIB if parameters else 0)
+
+
+def _large_tables(model: Model, settings: EngineSettings) -> list[int]:
+    """Bytes of every table of the runner that grows with the vocabulary, the context or the batch."""
     if settings.engine == "V0":
-        return 0
+        return []
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
-    if settings.runner != "V2":
-        return inputs
-    if is_pooling(settings.given, model):
-        return inputs if _embeds_inputs(model, settings) else 0
-    mask = cdiv(model.vocab_size, 8)
+    embeds = settings.runner != "V2" or _embeds_inputs(model, settings)
+    tables = [inputs] if embeds else []
+    if settings.runner != "V2" or is_pooling(settings.given, model):
+        return tables
+    sequences, mask = settings.max_num_seqs, cdiv(model.vocab_size, 8)
     # The grammar bitmask has a row for every token that a sequence may verify at once.
-    masks = (2 + settings.num_speculative_tokens) * mask
-    tables = settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
-    if (settings.given.speculative_config or {}).get("method") == "ngram":
-        tables += settings.max_num_seqs * settings.max_model_len * INT32_BYTES  # the token ids of all sequences
-    return tables + (inputs if _embeds_inputs(model, settings) else 0)
+    rows = 1 + settings.num_speculative_tokens
+    tables += [sequences * model.vocab_size * INT32_BYTES, sequences * mask, sequences * rows * mask]
+    method = draft_method(settings.given.speculative_config)
+    if method in HEADS or predicts_itself(method):
+        tables.append(inputs)  # the hidden states that the draft reads
+    if method == "ngram":
+        tables.append(sequences * settings.max_model_len * INT32_BYTES)  # the token ids of all sequences
+    return tables
 
 
 def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
@@ -50,21 +60,14 @@ def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
     return bool(model.modalities) and builds_encoders(settings.given, model, known_release(settings.release))
 
 
-def segment_rests(model: Model, settings: EngineSettings) -> int:
-    """Bytes that torch holds reserved but unallocated after the profile run, by kind of model (fitted)."""
-    return int(constants()["segment_rests"][_segment_rests_key(model, settings)] * MIB)
-
-
-def _segment_rests_key(model: Model, settings: EngineSettings) -> str:
-    """The fitted constant for this kind of model: mxfp4, encoder-decoder, multimodal, experts, or plain."""
+def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """Bytes that torch holds reserved but unallocated after the profile run."""
+    measured = constants()["segment_rests"]
     if settings.quantization == "mxfp4":
-        return "mxfp4_mib"
+        return int(measured["mxfp4_mib"] * MIB)
     if is_encoder_decoder(model):
-        return "encoder_decoder_mib"
-    if _embeds_inputs(model, settings):
-        return "encoder_mib"
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
-    return "experts_mib" if experts else "mib"
+        return int(measured["encoder_decoder_mib"] * MIB)
+    return rests_beside(model, settings, gpu, _large_tables(model, settings), pp_rank)
 
 
 def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:

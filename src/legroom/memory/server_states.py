@@ -32,7 +32,7 @@ from legroom.memory.overhead import (
     non_torch,
 )
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
-from legroom.memory.weights.loaded import buffer_bytes, weight_segments
+from legroom.memory.weights.loaded import buffer_bytes, segment_rests, weight_segments
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
 
@@ -125,7 +125,9 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     rules = sleep_rules(settings.release)
     charged = non_torch(model, settings, gpu, stage)
     context = held_at_start(settings, gpu)
-    tables = sampler_tables(model, settings) if counts_runner_buffers(settings) else 0
+    # The tables are counted below, and the rests of the weights' segments sleep with the weights.
+    elsewhere = sampler_tables(model, settings) + segment_rests(model, settings, gpu, (), stage)
+    tables = elsewhere if counts_runner_buffers(settings) else 0
     # Device-wide accounting has the context in the charged part already.
     outside = 0 if charges_device_wide(settings) else context.bytes
     terms = [

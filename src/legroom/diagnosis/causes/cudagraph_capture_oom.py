@@ -66,11 +66,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if _captured_anyway(case):
         yield known_fix("eager_did_not_arrive")
     room = planner.lower_utilization(need, "Graphs are captured beside the pool: a smaller pool leaves room for them.")
-    eager = planner.plan_change(
-        "eager_or_fewer_graphs",
-        {"enforce_eager": True},
-        "Without graphs nothing is captured.",
-        trades="slower decoding, most of all for small batches",
+    flags, why, trades = {"enforce_eager": True}, "Without graphs nothing is captured.", "slower decoding"
+    # Every check before the capture was passed, whatever the plan says of it.
+    eager = planner.plan_change("eager_or_fewer_graphs", flags, why, trades=trades) or Fix(
+        "eager_or_fewer_graphs", why, flags, trades=trades, proven=case.site == "graph" and case.has_site_frame
     )
     if planner.failed_plan is None and 0 < (planner.accounting.pool_bytes or 0) < 2 * need:
         yield eager  # half of the pool would go

@@ -169,6 +169,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _smaller_cpu_pool_fix(planner, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
         yield known_fix("larger_shm")
+        return
     elif case.has("mmap_failed"):
         yield _mmap_fix(case)
     elif case.has("lmcache_no_memory"):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION
 from legroom.diagnosis.fixes.flag_repair import has_given_pool, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import smaller_weights_fix
@@ -117,13 +116,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if is_limit:
         yield larger
     short = _pool_shortage_bytes(planner)
-    if _is_hardly_usable(planner.case):
+    if _is_hardly_usable(planner.case) or (planner.failed_plan is None and _length_independent_bytes(planner.case)):
         yield from _fixes_that_keep_the_length(planner, fits, short or 0)
-    if planner.failed_plan is None and short and (fixed := _length_independent_bytes(planner.case)):
-        why = f"{gib(fixed)} do not depend on the length; {gib(short)} more of pool hold the whole request."
-        share = {"gpu_memory_utilization": max(MAX_UTILIZATION, planner.utilization)}
-        yield planner.raise_utilization(short, why) or planner.plan_change("raise_util", share, why)
+    share = {"gpu_memory_utilization": MAX_UTILIZATION}
+    if not fits and short is None and planner.utilization_known and planner.utilization < MAX_UTILIZATION:
+        why = "How much is missing is not printed; a small part is in what the share leaves of the card."
+        yield planner.plan_change("raise_util", share, why) if planner.failed_plan is None else None
     yield _shorter_len_fix(planner) or _shorter_share_fix(planner)
+    if not fits and planner.failed_plan is None:
+        yield known_fix("length_that_fits")
     if not is_limit:
         yield larger
     if short is not None:
@@ -160,7 +161,6 @@ def _is_hardly_usable(case: Case) -> bool:
 def _fixes_that_keep_the_length(planner: FixPlanner, fits: int, short: int) -> Iterator[Fix | None]:
     """More of the card, smaller steps and smaller weights, where the length that fits is hardly usable."""
     why = _TOO_SHORT.format(fits) if fits else f"Only a small part of the length fits; {gib(short)} are missing."
-    yield _raise_utilization_for_length(planner, fits)
     for lever in ("raise utilization", "smaller batches", "fewer sequences"):
         yield planner.pull_lever(lever, why)
     yield planner.pull_combined_levers("raise_util", why, keep=("max_model_len",))
@@ -175,25 +175,6 @@ def checked_len(case: Case) -> int:
     """The max_model_len in tokens that vLLM's KV cache check used; 0 where it is not printed."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     return (error.number("max_model_len_count") if error else None) or 0
-
-
-def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
-    """A higher utilization with the max_model_len it holds, where that is several times `fits` tokens; else None."""
-    accounting, total, max_len = planner.accounting, planner.total_bytes, checked_len(planner.case)
-    for share in (planner.default_utilization, MAX_UTILIZATION):
-        length = accounting.longest_at(share)
-        if length is None or total is None or share <= planner.utilization or length < fits * _MIN_LENGTH_GAIN:
-            continue
-        if (1 - share) * total < GIB // 2 + (planner.case.startup.graph_bytes or 0):
-            continue
-        flags: dict[str, Any] = {"gpu_memory_utilization": share}
-        if length < max_len // 256 * 256:
-            flags["max_model_len"] = length
-        trades = "less of the card is left for what vLLM does not count"
-        fix = planner.plan_change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades)
-        if fix is not None:
-            return fix
-    return None
 
 
 def _shorter_share_fix(planner: FixPlanner) -> Fix | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
@@ -86,6 +87,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             else f"The encoder cache is sized from it, and the item has more than {size} tokens.",
             trades="a larger activation peak",
         )
+        if larger is not None:
+            larger = replace(larger, proven="item_tokens_count" in cache.facts)
         yield from (newer, limit, larger) if size == 0 else (larger, limit)
         return
     kernel = Fix(

@@ -25,6 +25,8 @@ from legroom.diagnosis.fixes.step_savings import (
 from legroom.units import GIB, MIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
+_FEW_SEQUENCES = 64
+"""Logits of so many sequences take 64 x 150,000 x 4 bytes, 37 MiB."""
 _WORKSTATION_BYTES = 33 * GIB
 """Above the largest GeForce, 32 GiB; cards above it are sold for servers with several."""
 
@@ -196,7 +198,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     yield combined
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
-    else:
+    elif not any(single) and combined is None:
         yield other_hardware(planner)
 
 
@@ -229,13 +231,13 @@ def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterato
 
 
 def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Fixes where the log prints no memory figures: fewer tokens per step; in V0 also a shorter max_model_len."""
-    yield planner.plan_change(
-        "max_num_batched_tokens",
-        smaller_step_flags(planner, smaller_step_tokens(planner)),
-        "The peak of the profile run follows the tokens of a step.",
-        trades="long prompts take more steps",
-    )
+    """Fixes where the log prints no memory figures: smaller steps; in V0 also a shorter max_model_len."""
+    flags = smaller_step_flags(planner, smaller_step_tokens(planner), _FEW_SEQUENCES)
+    if (planner.known.args.max_num_seqs or _FEW_SEQUENCES + 1) > _FEW_SEQUENCES:
+        flags["max_num_seqs"] = _FEW_SEQUENCES
+    why = "The peak of the profile run follows the tokens of a step."
+    trades = "fewer requests run at once; long prompts take more steps"
+    yield planner.plan_change("max_num_batched_tokens", flags, why, trades=trades)
     if planner.case.engine.generation == "V0":
         yield known_fix("shorter_dummy_batch")
 
@@ -256,6 +258,10 @@ def _larger_cpu_share_fix(planner: FixPlanner, failed_check: Evidence) -> Fix | 
 def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
     """gpu_memory_utilization raised by the missing bytes; where utilization or pool is unknown, the usual maximum."""
     pool, total = planner.case.startup.available_kv_bytes, planner.accounting.likely_total_bytes
+    if pool == 0:
+        why = "A pool below zero is printed as 0: how much is missing is not known."
+        is_low = planner.utilization_known and planner.utilization < MAX_UTILIZATION - 0.1
+        return planner.plan_change("raise_util", {"gpu_memory_utilization": MAX_UTILIZATION}, why) if is_low else None
     missing = max(-(pool or 0), 0)
     why = f"The pool is {gib(missing)} below zero{planner.at_share}."
     one_request = max(GIB, planner.one_request_bytes + GIB // 4)  # the next check asks for it

@@ -105,7 +105,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _trainer_offload_fix(case: Case) -> Fix:
     """The trainer's own part leaves the card while the engine is awake."""
-    why = "Weights, gradients and optimizer of the trainer stay on the card beside the engine unless they are told off."
+    why = (
+        "Weights, gradients and optimizer of the trainer stay on the card beside the engine unless they are moved off."
+    )
     steps = tuple(step.removeprefix("and ") for step in _trainer_steps(case, None))
     return Fix("sequence_starts_or_wait", why, steps=steps, trades="copies over the bus between the phases")
 

@@ -68,8 +68,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if smaller is None and more is None:
         yield hardware
     elif smaller is None and more is not None and len(hardware.steps) > 1:
-        is_first = planner.known.ranks == 1 and planner.known.ranks_known
-        smaller_step = hardware.steps[0] if is_first else hardware.steps[1].removeprefix("or ")
+        smaller_step = hardware.steps[not planner.known.ranks_known].removeprefix("or ")
         yield replace(more, why=f"{hardware.why} {more.why}", steps=(f"or {smaller_step}", *hardware.steps[2:]))
     else:
         yield more

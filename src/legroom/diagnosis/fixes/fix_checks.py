@@ -10,18 +10,21 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
 
 _KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
-_NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
+_LAST = {"more_or_fewer_gpus_tp_pp": 1, "cpu_offload": 2}
 """Kinds that are never moved to the front: extra GPUs may not exist, and offloaded weights slow every step."""
 _NEEDS_KERNEL = frozenset({"kv_cache_dtype", "quantization"})
 """Settings that not every card and backend supports: only a plan tells."""
 _PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager"})
 """Settings whose effect in bytes only a plan or a measured peak tells."""
+_FULL_CARD = 0.97
+"""Above it less than what every process needs outside the budget is left of a card of 24 GiB."""
+_BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _AFTER_POOL = ("sampler", "warmup", "graph")
 _KIND_OF_FLAG: dict[str, FixKind] = {
     "max_model_len": "max_model_len",
@@ -42,21 +45,37 @@ _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 def checked_fixes(
     planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = ()
 ) -> tuple[Fix, ...]:
-    """The fixes that pass, the certain ones before a tight first one; more GPUs come last for a server on one."""
+    """The fixes that pass, a certain one before a tight first one; more GPUs last where their number is known."""
     forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
-    for fix in fixes:
-        if fix is None or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
+    for fix in (_reported_fix(planner), *fixes):
+        if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
         checked = _check_fix(planner, fix)
         if checked and not any(_is_same_change(checked, other) for other in passed):
             passed.append(checked)
-    if planner.known.ranks == 1 and planner.known.ranks_known:
-        passed.sort(key=lambda fix: (fix.kind == "more_or_fewer_gpus_tp_pp") + 2 * (fix.kind == "cpu_offload"))
+    if planner.known.ranks_known:
+        passed.sort(key=lambda fix: 0 if fix.proven else _LAST.get(fix.kind, 0))
     if passed and _is_tight(passed[0]):
         certain = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [certain, *(fix for fix in passed if fix is not certain)] if certain else passed
     return tuple(passed)
+
+
+def _reported_fix(planner: FixPlanner) -> Fix | None:
+    """The first setting with which the server started by the text's own words; None without one."""
+    flags = next(({name: value} for name, value, worked in planner.case.reported if worked), None)
+    why = "The text itself says that this worked."
+    return Fix("other_engine_feature_off", why, flags, proven=True) if flags and planner.case.is_oom else None
+
+
+def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether the text says that the server failed with this too; a lower share has to be below a share that failed."""
+    failed = {name: value for name, value, worked in planner.case.reported if not worked}
+    share = failed.get("gpu_memory_utilization")
+    if fix.kind == "lower_util" and share is not None and fix.flags.keys() == {"gpu_memory_utilization"}:
+        return bool(fix.flags["gpu_memory_utilization"] >= share)
+    return bool(fix.flags) and all(name in failed and failed[name] == value for name, value in fix.flags.items())
 
 
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
@@ -85,9 +104,7 @@ def _is_tight(fix: Fix) -> bool:
 
 def _certainly_starts(fix: Fix) -> bool:
     """Whether the fixed server starts at both ends of the plan's uncertainty band, or the fix is proven."""
-    if fix.kind in _NEVER_MOVED_FIRST:
-        return False
-    return fix.proven or (fix.plan is not None and not _is_tight(fix))
+    return fix.kind not in _LAST and (fix.proven or (fix.plan is not None and not _is_tight(fix)))
 
 
 def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
@@ -104,7 +121,7 @@ def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
     planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
     if planned is None:
         return None
-    planned = _with_room_for_graphs(planner, planned)
+    planned = _past_the_next_step(planner, planned)
     line = planned.command or planner.command(planned.flags, planned.env)
     return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
 
@@ -143,7 +160,7 @@ def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
     kinds: list[FixKind] = [_KIND_OF_FLAG[name] for name in fix.flags if name in _KIND_OF_FLAG]
     if (share := fix.flags.get("gpu_memory_utilization")) is not None:
         kinds.append("raise_util" if share > planner.utilization else "lower_util")
-    is_flag_kind = fix.kind in {*_KIND_OF_FLAG.values(), "raise_util", "lower_util"}
+    is_flag_kind = fix.proven or fix.kind in {*_KIND_OF_FLAG.values(), "raise_util", "lower_util"}
     return kinds[0] if kinds and is_flag_kind and fix.kind not in kinds else fix.kind
 
 
@@ -158,9 +175,13 @@ def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
     return None if planner.accounting.refuses(memory_flags) else fix
 
 
-def _with_room_for_graphs(planner: FixPlanner, fix: Fix) -> Fix:
-    """The fix with eager mode, where it passes the check of the pool and the card has no room for CUDA graphs then."""
+def _past_the_next_step(planner: FixPlanner, fix: Fix) -> Fix:
+    """The fix with eager mode, where the card has no room for CUDA graphs after it, or with a share below the card."""
     total, share = planner.total_bytes, fix.flags.get("gpu_memory_utilization", planner.utilization)
+    if fix.plan is None and fix.flags.keys() & _BATCH_FLAGS and planner.utilization_known and share > _FULL_CARD:
+        why = f"{fix.why} {share:g} of the card leaves nothing for what vLLM does not count."
+        flags = {**fix.flags, "gpu_memory_utilization": MAX_UTILIZATION}
+        return replace(fix, flags=flags, why=why, command=())
     is_checked = fix.kind in ("max_model_len", "raise_util", "kv_cache_dtype") and fix.plan is None
     if not is_checked or not total or not planner.captures_outside_budget or not planner.utilization_known:
         return fix

@@ -290,13 +290,21 @@ class FixPlanner:
             made = plan(target, args)
         except NOT_PLANNABLE:
             return None
-        won = made.layout.headroom_bytes - self.failed_plan.layout.headroom_bytes
-        is_no_start = self.case.phase in (None, "serving") and won >= GIB
-        if made.verdict == "tight" and self.failed_plan.verdict == "tight" and not is_no_start:
+        if (
+            made.verdict == "tight"
+            and self.failed_plan.verdict == "tight"
+            and not self._is_cured(made, self.failed_plan)
+        ):
             return None  # a tight plan has just failed
         if not made.starts or not self._frees_enough(made) or _is_same_start(made, self.failed_plan):
             return None
         return made
+
+    def _is_cured(self, made: Plan, failed: Plan) -> bool:
+        """Whether the pool that was expected too small holds a request for sure; while serving, a GiB more is free."""
+        if self.case.phase in (None, "serving"):
+            return made.layout.headroom_bytes - failed.layout.headroom_bytes >= GIB
+        return made.layout.kv_cache.low >= made.memory.kv.needed_bytes > failed.layout.kv_cache.bytes
 
     def _frees_enough(self, made: Plan) -> bool:
         """Whether the change frees at least what was missing, where the model had predicted no failure."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fixes.log_accounting import BESIDE_BYTES
 from legroom.units import GIB, gib
 
@@ -148,9 +148,10 @@ def other_hardware(planner: FixPlanner) -> Fix:
     if is_4_bit(planner):
         smaller = "a smaller model: this checkpoint is in 4 bits already"
     choices = [f"{more}, or {larger}", smaller]
-    if ranks == 1 and planner.known.ranks_known:
-        choices.reverse()  # a second card may not exist
+    if planner.known.ranks_known:
+        choices.reverse()  # more cards may not exist
     steps = [choices[0], f"or {choices[1]}"]
     model = planner.known.args.model or "MODEL"
     steps.append(f"legroom size {model} says which GPUs hold it, and how many")
-    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), trades="other hardware")
+    kind: FixKind = "checkpoint_format" if planner.known.ranks_known else "more_or_fewer_gpus_tp_pp"
+    return Fix(kind, why, steps=tuple(steps), trades="other hardware")

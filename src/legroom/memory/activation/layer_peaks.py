@@ -21,6 +21,8 @@ from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 from legroom.vllm.args import EngineSettings
 
+TUNING = "kernel tuning"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPeak:
@@ -47,6 +49,8 @@ class Execution:
     """In eager mode too, the feed-forward product is written in 8 bits by a fused kernel."""
     float32_rotary: bool = False
     """In eager mode, queries and keys are rotated in float32."""
+    fused_gated_norm: bool = False
+    """In eager mode, one kernel norms and rotates queries and keys, and copies an attention's output gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,12 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
     mixers = [layer.mixer for layer, _ in kinds]
     kept = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
-    result = []
+    result = [
+        replace(_tuning(first, layer, hidden, how.ranks), after_experts=after)
+        for layer, after in kinds
+        for first in recurrent([layer.mixer])
+        if first.kind == "mamba2"
+    ][:1]
     for layer, after in kinds:
         own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else kept
         block = feedforward_peak(layer, Widths(hidden, model_type, how, own))
@@ -155,6 +164,9 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     if at.compiled:
         elements = at.held + 2 * at.hidden + projected + gate + query + key + output
         return LayerPeak("attention", elements, "last output + 2 x hidden + qkv + rotated q, k + output")
+    if gate and mixer.qk_norm and at.execution.fused_gated_norm:
+        elements = 4 * at.hidden + projected + query + key + 3 * gate + output
+        return LayerPeak("attention", elements, "4 x hidden + qkv + rotated q, k + gates + output")
     if mixer.qk_norm and at.model_type.startswith(tuple(constants()["eager"]["float32_norms"])):
         elements = 2 * at.hidden + projected + 6 * query + 2 * gate
         return LayerPeak("attention", elements, "2 x hidden + qkv + q normed in float32")
@@ -195,10 +207,20 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
         return LayerPeak(
             name, at.held + 3 * at.hidden + projected + inner, "last mixer's tensors + 3 x hidden + projections"
         )
+    if mixer.kind == "mamba2" and at.model_type in constants()["eager"]["float32_gates"]:
+        return LayerPeak(name, 4 * at.hidden + projected + 5 * inner, "4 x hidden + projection + gate in float32")
     if mixer.kind == "mamba2" and dict(mixer.config).get("n_groups", 1) > 1:
         # The gated norm over several groups runs in plain torch, in float32.
         return LayerPeak(name, 2 * at.hidden + projected + 5 * inner, "2 x hidden + projection + norm in float32")
-    return LayerPeak(name, 4 * at.hidden + projected + 2 * inner, "4 x hidden + projection + output")
+    # The profile run of Mamba-1 returns after its convolution.
+    copies = 1 if mixer.kind == "mamba1" else 2
+    return LayerPeak(name, 4 * at.hidden + projected + copies * inner, "4 x hidden + projection + output")
+
+
+def _tuning(mixer: StateSpace, layer: Layer, hidden: int, ranks: int) -> LayerPeak:
+    """Live elements while the first Mamba-2 layer tunes its kernels, which later starts find in Triton's cache."""
+    elements = (2 + 2 * len(layer.also)) * hidden + sum(state_space_widths(mixer, ranks))
+    return LayerPeak(TUNING, elements, "hidden states + projection + output")
 
 
 def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
@@ -255,6 +277,8 @@ class ExpertScratch:
     """Persistent workspace: live in all later layers and while sampling."""
     passing_elements: int = 0
     """Live inside the experts only."""
+    quantized_elements: int = 0
+    """Inputs of both products in 8 bits, live inside the experts only (Triton kernel)."""
 
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
@@ -303,6 +327,15 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
     return "0" not in switches and aligned and known_release(settings.release).at_least("0.20.0")
 
 
+def _quantizes_inputs(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether the inputs of the experts' products are written in 8 bits; cards before Ada multiply in 16 bits."""
+    scheme = model.quantization
+    if scheme is None:
+        return settings.quantization == "fp8" and gpu.compute_capability >= (8, 9)
+    activations = scheme.dynamic_activations or scheme.static_activations
+    return bool(activations) and (scheme.experts_bits or scheme.weight_bits) == 8 and gpu.compute_capability >= (8, 9)
+
+
 def _scratch_of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     """The fused-experts buffers of one MoE block on one rank, by release and kernel."""
     release = known_release(settings.release)
@@ -319,13 +352,15 @@ def _scratch_of_block(block: Experts, model: Model, settings: EngineSettings, gp
         # One persistent workspace of two buffers, each wide enough for both products.
         chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
         rows = chunk * top_k
-        first = max(inner, width)
+        first, quantized = max(inner, width), 0
         if _uses_deep_gemm(model, settings, gpu, inner, width):
             if release.at_least("0.32.0"):
                 first = cdiv(first, 2)  # only ever holds FP8, and is sized by bytes now
             local = cdiv(block.num_experts, settings.expert_ranks if settings.enable_expert_parallel else 1)
             rows = round_up(rows + min(rows, local) * (_DEEP_GEMM_ROWS - 1), _DEEP_GEMM_ROWS)
-        return ExpertScratch(kept_elements=rows * (first + max(gate_up, width)), passing_elements=gathered)
+        elif _quantizes_inputs(model, settings, gpu):
+            quantized = (rows * inner + chunk * width) // dtype_bytes(settings.dtype)
+        return ExpertScratch(rows * (first + max(gate_up, width)), gathered, quantized)
     chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
     if release.before("0.8.0"):
         return ExpertScratch(passing_elements=chunk * top_k * (gate_up + inner + width))

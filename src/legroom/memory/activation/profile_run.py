@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from legroom.facts.fit import constants, runs_on_transformers
 from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
 from legroom.facts.model import Experts, Model, latent, recurrent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.encoder_profile import encoder_profile
-from legroom.memory.activation.layer_peaks import Execution, LayerPeak, expert_scratch, layer_kinds, layer_peaks
+from legroom.memory.activation.layer_peaks import (
+    TUNING,
+    Execution,
+    ExpertScratch,
+    LayerPeak,
+    expert_scratch,
+    layer_kinds,
+    layer_peaks,
+)
 from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import latent_workspace_tokens
@@ -16,23 +26,43 @@ from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import EAGLE3_STATES
 from legroom.records import dataclass
 from legroom.units import KIB, MIB, cdiv
-from legroom.vllm.args import EngineSettings, draft_method
+from legroom.vllm.args import EngineSettings, draft_method, predicts_itself
 from legroom.vllm.traits import built_encoders, is_pooling
 
 
 @cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The activation peak of a first start, where torch.compile autotunes on a copy of the embedding."""
+    """The activation peak of a first start, where torch.compile and Triton tune their kernels."""
     warm = activation(model, settings, gpu, pp_rank)
     encoders = built_encoders(settings.given, model, known_release(settings.release))
-    if not is_compiled(settings) or pp_rank or encoders:
+    copied = 0 if not is_compiled(settings) or pp_rank or encoders else _peak_on_copy(model, settings, gpu)
+    tuning = _tuning_peak(model, settings, gpu, pp_rank)
+    if not copied and tuning <= warm.bytes:
         return warm
+    cold = max(warm.bytes, copied, tuning)
+    how = "tuning kernels of the state space" if cold == tuning else "compiling, on a copy of the embedding"
+    return estimated(cold, cold - _half_band(cold), cold + _half_band(cold), (Term("first start", cold, how),))
+
+
+def _peak_on_copy(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """Bytes alive while torch.compile tunes the first piece of the model, or of its draft, on a copy of its table."""
     width = element_bytes(settings)
     table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
-    beside = 2 * settings.max_num_batched_tokens * model.hidden_size * width
-    cold = max(warm.bytes, table + beside)
-    how = "compiling: a copy of the embedding + 2 x hidden of every token"
-    return estimated(cold, cold - _half_band(cold), cold + _half_band(cold), (Term("first start", cold, how),))
+    hidden = settings.max_num_batched_tokens * model.hidden_size * width
+    if draft_method(settings.given.speculative_config) != "eagle3":
+        return table + 2 * hidden
+    # Beside what the model left for the EAGLE-3 head, and what the head's first piece reads and writes.
+    return table + (EAGLE3_STATES + 7) * hidden + cublas_workspace(gpu)
+
+
+def _tuning_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
+    """Bytes alive while Triton tunes the kernels of the first Mamba-2 layer (0.22+, `_warmup_ssd_kernels`)."""
+    moments = [moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where == TUNING]
+    if not moments or known_release(settings.release).before("0.22.0"):
+        return 0
+    elements = moments[0].elements * settings.max_num_batched_tokens
+    elements += expert_scratch(model, settings, gpu).kept_elements if moments[0].after_experts else 0
+    return elements * element_bytes(settings) + _TUNING_BYTES + cublas_workspace(gpu)
 
 
 def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
@@ -46,9 +76,9 @@ def pinned_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
 @cached(PROFILE_RUN)
 def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """The peak of temporary tensors in the forward pass of a full batch, without persistent workspaces."""
-    passing = expert_scratch(model, settings, gpu).passing_elements
-    peaks = (_peak_bytes(m, model, settings, gpu, passing) for m in _stage_peaks(model, settings, pp_rank))
-    return max(peaks, default=0)
+    scratch = expert_scratch(model, settings, gpu)
+    moments = (moment for moment in _stage_peaks(model, settings, pp_rank) if moment.where != TUNING)
+    return max((_peak_bytes(moment, model, settings, gpu, scratch) for moment in moments), default=0)
 
 
 def is_compiled(settings: EngineSettings) -> bool:
@@ -106,7 +136,7 @@ def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 
     saved_by_flashinfer = sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
     least = max(at_forward - buffered, at_sampling + kept - saved_by_flashinfer) + images
     low = min(peak, max(least, in_tower)) + slack - spread
-    high = peak + slack + spread
+    high = max(peak + slack + spread, _tuning_peak(model, settings, gpu, pp_rank))
     if encoder and encoder.scores_bytes:
         high = max(high, min(in_tower + encoder.scores_bytes, gpu.total_bytes))
     if encoder and _peaks_may_add_up(model, gpu):
@@ -133,8 +163,17 @@ def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
+_TUNING_BYTES = 256 * MIB
+"""What Triton's autotuner writes before each try, so that the L2 cache is cold (`get_empty_cache_for_benchmark`)."""
+
+
 def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
     """The peaks of the layers on one pipeline stage, in elements per token."""
+    return _peaks_of(model, stage_range(len(model.layers), settings, pp_rank), settings)
+
+
+def _peaks_of(model: Model, indices: range, settings: EngineSettings) -> tuple[LayerPeak, ...]:
+    """The peaks of these layers, in elements per token."""
     scheme, fused = model.quantization, constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
@@ -146,8 +185,8 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
         fuses_product,
         runs_on_transformers(model.model_type, settings.release),
+        known_release(settings.release).at_least(constants()["eager"]["fused_gated_norm"]["since"]),
     )
-    indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
 
 
@@ -157,20 +196,23 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
     scratch = expert_scratch(model, settings, gpu)
     best = 0
     best_terms: tuple[Term, ...] = ()
-    for moment in _stage_peaks(model, settings, pp_rank):
-        live = _peak_bytes(moment, model, settings, gpu, scratch.passing_elements)
-        kept = scratch.kept_elements * width if moment.after_experts else 0
+    draft, states = _draft(model, settings)
+    of_target = EAGLE3_STATES if draft_method(settings.given.speculative_config) == "eagle3" else 0
+    passes = [(model, of_target, moment) for moment in _stage_peaks(model, settings, pp_rank)]
+    if passes and draft and pp_rank == settings.pipeline_parallel_size - 1:
+        passes += [(draft, states, moment) for moment in _peaks_of(draft, range(len(draft.layers)), settings)]
+    for running, waiting, moment in passes:
+        if moment.where == TUNING:
+            continue
+        live = _peak_bytes(moment, running, settings, gpu, scratch)
+        live += waiting * tokens * model.hidden_size * width
+        kept = scratch.kept_elements * width if moment.after_experts or running is not model else 0
         if live + kept > best:
             best = live + kept
             label = f"{tokens} tokens x {width} bytes x ({moment.how})"
             best_terms = (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
+            label += f" + {waiting} x hidden for the draft" if waiting else ""
             best_terms += (Term(moment.where, live, label),)
-    if best and (states := _states_for_draft(settings)):
-        waiting = states * tokens * model.hidden_size * width
-        best, best_terms = (
-            best + waiting,
-            (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
-        )
     # Quantized dense models, mxfp4 aside, reach their peak before the first cuBLAS product, the one of the output head.
     scheme = model.quantization
     experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
@@ -179,18 +221,25 @@ def _forward_peak(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
 
 
-def _states_for_draft(settings: EngineSettings) -> int:
-    """How many hidden states per token the model keeps for an EAGLE head; the minimum where compiled."""
-    method = draft_method(settings.given.speculative_config)
-    states: int = constants()["eager"]["draft_states"].get(method, 0)
-    return min(states, EAGLE3_STATES) if is_compiled(settings) else states
+def _draft(model: Model, settings: EngineSettings) -> tuple[Model | None, int]:
+    """The layers that draft behind the model, and the hidden states of every token that live beside them."""
+    method, fit = draft_method(settings.given.speculative_config), constants()["eager"]["draft_states"]
+    if predicts_itself(method) and model.draft_layers:
+        fuses = model.model_type.startswith(tuple(constants()["eager"]["mtp_without_states"]))
+        states = 0 if fuses else fit["mtp"]
+        drafting = replace(model, layers=model.draft_layers)
+    elif method in fit:
+        states, drafting = fit[method], model.draft or model
+    else:
+        return None, 0
+    return drafting, min(states, EAGLE3_STATES) if is_compiled(settings) else states
 
 
-def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
-    """Live bytes at one layer's peak for max_num_batched_tokens; `passing`: elements live inside the experts only."""
+def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, scratch: ExpertScratch) -> int:
+    """Live bytes at one layer's peak for max_num_batched_tokens, without the experts' workspace."""
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
-        elements += passing
+        elements += scratch.passing_elements + scratch.quantized_elements
     if moment.where == "latent attention":
         elements += _expanded_prefill(model, settings, gpu)
         return elements * element_bytes(settings) + _indexer_logits(model, settings)

@@ -13,7 +13,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Experts, Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
-from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
+from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, segment_bytes
 from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
 from legroom.memory.weights.module import Module
@@ -44,6 +44,8 @@ class LoadedWeights:
     peak_bytes: int
     why: str
     """Why the peak exceeds the weights; empty where it does not."""
+    free_blocks: tuple[int, ...]
+    """Bytes of every free block in the segments that hold weights."""
 
 
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -92,7 +94,21 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     figure = _weights_figure(model, settings, gpu, total, terms, _doubt(model, settings, stored))
     staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
-    return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes))
+    allocator.empty_cache()
+    return LoadedWeights(figure, peak, _loading_peak_reason(stored, staged, peak - figure.bytes), allocator.free_blocks)
+
+
+def segment_rests(model: Model, settings: EngineSettings, gpu: Gpu, requests: Iterable[int], pp_rank: int = 0) -> int:
+    """Bytes that torch holds reserved but unused once these requests found room in and beside the weights' segments."""
+    free = list(loaded_weights(model, settings, gpu, pp_rank).free_blocks)
+    for request in requests:
+        block = min((size for size in free if size >= request), default=0)
+        if block and _allocator_settings(settings, gpu).may_serve(block, request):
+            free.remove(block)
+        else:
+            block = segment_bytes(request)
+        free.append(block - request)
+    return sum(free)
 
 
 _loaded_by_batched_tokens = cached(Inputs(*_UNUSED))(_loaded)
