@@ -140,7 +140,7 @@ def test_a_name_that_two_cards_share_reaches_up_to_the_larger() -> None:
 def stored_as(method: dict[str, Any] | None, **fields: Any) -> tuple[str, ...]:
     config = LLAMA_8B | fields | ({"quantization_config": method} if method else {})
     read = planned().target
-    return band_class(model(config), planned().settings, read.gpu).weights_path
+    return band_class(model(config), planned().settings, read.gpu).weights_class
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

@@ -86,7 +86,7 @@ def test_the_words_of_a_plan_are_chinese_with_the_same_numbers():
         answer("plan", {"model": "llama-3.1-8b", "gpu": "l4", "language": language})["words"]
         for language in ("en", "zh")
     )
-    assert chinese["short"] == "需要 16.00 GiB，现有 4.38 GiB：缺 11.62 GiB"
+    assert chinese["short"] == "需要 16.00 GiB，现有 4.37 GiB：缺 11.63 GiB"
     assert chinese["to_run"] == english["to_run"]
     assert all(one["text"] != other["text"] for one, other in zip(english["pool"], chinese["pool"], strict=True))
 

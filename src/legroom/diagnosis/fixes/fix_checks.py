@@ -213,7 +213,8 @@ def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
     accounting, oom = planner.accounting, planner.case.oom
     has_sizes = accounting.pool_bytes is not None or oom is not None or planner.case.has("free_below_desired")
     is_sized = has_sizes and not (fix.flags.keys() & _PEAK_FLAGS and accounting.peak_bytes is None)
-    if not fix.flags or fix.flags.keys() & _NEEDS_KERNEL or not is_sized:
+    needs_sizes = fix.flags.keys() & {"gpu_memory_utilization", *_PEAK_FLAGS}
+    if not (fix.flags or fix.env) or fix.flags.keys() & _NEEDS_KERNEL or (needs_sizes and not is_sized):
         return "experience"
     known = planner.known.args
     are_known = planner.flags_known or all(getattr(known, name, None) is not None for name in fix.flags)
