@@ -177,16 +177,16 @@ def test_the_desktop_that_a_tight_plan_names_can_be_taken_out(served, open_page)
 
 def test_the_models_of_a_card_open_as_plans(served, open_page, keep_screenshot):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b")
-    best = page.get_by_role("link", name="qwen3-32b-w4a16")
+    best = page.get_by_role("link", name="qwen3-32b-awq")
     best.wait_for()
     keep_screenshot(page)
     best.click()
-    assert "Qwen3-32B-quantized.w4a16" in verdict(page)
+    assert "Qwen3-32B-AWQ" in verdict(page)
 
 
 def test_models_follow_the_card_and_the_language(served, open_page):
     page = open_page(f"{served.url}#/models?gpu=rtx4090&words=qwen3-32b")
-    page.get_by_role("link", name="qwen3-32b-w4a16").wait_for()
+    page.get_by_role("link", name="qwen3-32b-awq").wait_for()
     page.get_by_role("combobox", name="GPU").fill("h200")
     page.keyboard.press("Enter")
     page.get_by_role("link", name="qwen3-32b", exact=True).wait_for()
