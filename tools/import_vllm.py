@@ -89,12 +89,15 @@ _PARTS = {
 
 def _update(folder: Path, release: str, part: str, answers: dict[str, Any]) -> None:
     """Set one part of a release's facts; of all releases but the newest the difference to the next one is written."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # vLLM's interpreter has no legroom
+    from legroom.facts.config_classes import with_difference
+
     documents: dict[str, dict[str, Any]] = {}
     names = sorted({release, *(path.stem for path in folder.glob("*.json"))}, key=_numbers, reverse=True)
     for newer, name in zip([None, *names], names, strict=False):
         path = folder / f"{name}.json"
         own = json.loads(path.read_text()) if path.exists() else {}
-        documents[name] = patched(documents[newer], own) if newer and own else own
+        documents[name] = dict(with_difference(documents[newer], own)) if newer and own else own
     documents[release] |= {"source": f"the code of vLLM {release}, asked by tools/import_vllm.py", part: answers}
     for newer, name in zip([None, *names], names, strict=False):
         write(folder / f"{name}.json", difference(documents[newer], documents[name]) if newer else documents[name])
@@ -102,16 +105,6 @@ def _update(folder: Path, release: str, part: str, answers: dict[str, Any]) -> N
 
 def _numbers(release: str) -> list[int]:
     return [int(number) for number in release.split(".")]
-
-
-def patched(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What `difference` was made of, as `facts/config_classes.py` reads it."""
-    whole = {key: value for key, value in base.items() if key not in own.get("without", ())}
-    for key, value in own.items():
-        inside = isinstance(value, dict) and isinstance(whole.get(key), dict)
-        whole[key] = patched(whole[key], value) if inside else value
-    whole.pop("without", None)
-    return whole
 
 
 def difference(base: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from legroom.records import dataclass
 from legroom.recover.machine_snapshot import MachineSnapshot, read_link, read_machine
 from legroom.units import human_bytes
 from legroom.verify.node_preflight import NodeState, preflight, read_node_state, shm_bytes
-from legroom.vllm.args import other_value
+from legroom.vllm.args import served_port
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
@@ -29,8 +29,6 @@ _RANKS: tuple[Rank, ...] = ("wrong", "watch", "not read")
 _SERVER = re.compile(r"(\S*/)?(python[\d.]*( -[^m]\S*)* (-m vllm\.entrypoints\.|(\S*/)?vllm serve )|vllm serve )")
 """The command line of a server: vLLM's program, or an interpreter with it or with its API server's module."""
 _MOST_LINES = 10
-_DEFAULT_PORT = "8000"
-"""vLLM's --port."""
 _SCRAPE_GAP_S = 0.2
 """Three scrapes of a server take less than half a second."""
 
@@ -162,7 +160,7 @@ def _checkup_of_server(
     except LegroomError as error:
         found.append(DoctorFinding("not read", about, f"its command line: {error.message}"))
         return ServerCheckup(pid, "a model", "(not known)", "(not known)", "not read", log)
-    address = f"127.0.0.1:{other_value(deployment.args, '--port') or _DEFAULT_PORT}"
+    address = f"127.0.0.1:{served_port(deployment.args)}"
     view, version = _view_and_version(address, pid)
     if version := version or _installed_release(pid, words[0]):
         deployment = deployment_from_command(line, release(version))

@@ -29,15 +29,15 @@ def _recorded_facts(name: str) -> Mapping[str, Any]:
     """The facts of a recorded release; its file says how it differs from the next one, the newest one's is whole."""
     newer = _recorded_releases()[_recorded_releases().index(name) + 1 :]
     own: Mapping[str, Any] = read_data(f"vllm/{name}.json")
-    return _with_difference(_recorded_facts(newer[0]), own) if newer else own
+    return with_difference(_recorded_facts(newer[0]), own) if newer else own
 
 
-def _with_difference(base: Mapping[str, Any], difference: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_difference(base: Mapping[str, Any], difference: Mapping[str, Any]) -> Mapping[str, Any]:
     """The base without the keys that a difference lists in `without`, and with its values, merged map by map."""
     facts = {key: value for key, value in base.items() if key not in difference.get("without", ())}
     for key, value in difference.items():
         inside = isinstance(value, Mapping) and isinstance(facts.get(key), Mapping)
-        facts[key] = _with_difference(facts[key], value) if inside else value
+        facts[key] = with_difference(facts[key], value) if inside else value
     facts.pop("without", None)
     return facts
 

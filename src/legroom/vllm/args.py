@@ -165,6 +165,11 @@ def other_value(args: ServeArgs, name: str) -> str | None:
     return values[0] if values else None
 
 
+def served_port(args: ServeArgs) -> str:
+    """The port that the server listens on, as written; vLLM's default is 8000."""
+    return other_value(args, "--port") or "8000"
+
+
 def json_value(args: ServeArgs, name: str) -> Mapping[str, Any] | None:
     """The JSON object that a flag in `others` holds; None where it is not given or no object."""
     text = other_value(args, name)

@@ -8,7 +8,7 @@ from legroom.deployments.container_images import is_for_other_hardware, is_other
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.model_sources import is_hub_id
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_open_words
-from legroom.vllm.args import other_value
+from legroom.vllm.args import other_value, served_port
 
 _WHY_COMMAND = (
     "vLLM's image runs `vllm serve` with its arguments, and takes a program among them for the model. It has python3, "
@@ -19,7 +19,6 @@ _WHY_PORT = "The probe is never answered: the server is restarted or called unhe
 PORT = Rule("probe-port", "error", "A probe of another port than the server's", _WHY_PORT)
 _WHY_PROBE = "A Service sends requests to a pod without a readiness probe while the model is still loading."
 PROBE = Rule("probe-missing", "note", "A server without any probe", _WHY_PROBE)
-DEFAULT_PORT = "8000"
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _SERVED_KINDS = ("Kubernetes Deployment", "Kubernetes StatefulSet")
 
@@ -69,7 +68,7 @@ def weights_outside_volumes(server: StartedServer, context: Context) -> Findings
 def probes_of_server(server: StartedServer, context: Context) -> Findings:
     """Probes that ask another port, and a Deployment without any."""
     args = context.parsed_args(server).args
-    port = other_value(args, "--port") or DEFAULT_PORT
+    port = served_port(args)
     for probe in server.probes:
         if probe.port.isdecimal() and port.isdecimal() and probe.port != port and not server.launcher:
             message = f"the {probe.kind} probe asks port {probe.port}, and the server listens on {port}"

@@ -12,8 +12,7 @@ from legroom.drawing.text import plural
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.lint.linted_parts import UnclaimedFlags
 from legroom.lint.rule import Context, Findings, Rule, checks, finding, has_same_words, similarity
-from legroom.lint.rules.container_start import DEFAULT_PORT
-from legroom.vllm.args import ServeArgs, other_value, other_values
+from legroom.vllm.args import ServeArgs, other_values, served_port
 
 _WHY_MODULE = "Python's names are case-sensitive: the command ends with 'No module named ...'."
 MODULE = Rule("module-unknown", "error", "A module of vLLM that does not exist", _WHY_MODULE)
@@ -53,7 +52,7 @@ MEANT = Rule("env-meaning", "warning", "A variable that does not do what it is s
 
 def _meant_otherwise(name: str, value: str, args: ServeArgs) -> str:
     """What vLLM does with a variable that was meant for something else; empty for other variables."""
-    if name == "VLLM_PORT" and value == (other_value(args, "--port") or DEFAULT_PORT):
+    if name == "VLLM_PORT" and value == served_port(args):
         return f"VLLM_PORT={value} is the first port of vLLM's own processes, and the API listens there already"
     if name == "VLLM_ALLOW_LONG_MAX_MODEL_LEN" and value in ("1", "true", "True"):
         return "it lifts the check of --max-model-len: past the model's own length answers are wrong, or CUDA fails"
