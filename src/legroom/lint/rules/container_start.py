@@ -19,6 +19,7 @@ from legroom.vllm.args import other_values, served_port
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _SERVED_KINDS = ("Kubernetes Deployment", "Kubernetes StatefulSet")
 _KEY_VARIABLE = "VLLM_API_KEY"
+_OF_IMAGE = (*_SERVED_KINDS, "Kubernetes Pod", "Kubernetes Job", "compose service", "a docker", "a podman")
 
 
 def runs_plain_image(server: StartedServer) -> bool:
@@ -57,7 +58,8 @@ def command_of_container(server: StartedServer, context: Context) -> Findings:
 
 def _positional_model(server: StartedServer, context: Context) -> Findings:
     """A model without --model for an image whose entry point is the API server's module, which does not read it."""
-    is_entry_point = len({word.offset for word in server.words[:2]}) == 1  # `vllm serve` is the image's own
+    # `vllm serve` is the image's own, and not of a chart or a controller.
+    is_entry_point = server.read_as.startswith(_OF_IMAGE) and len({word.offset for word in server.words[:2]}) == 1
     model, release = server.words[2] if len(server.words) > 2 else None, context.release_of(server)
     is_old = release.before(_image_facts("serve_is_entry_point_from")) and bool(server.named_release)
     if model is None or not is_entry_point or not is_old or model.text.startswith("-") or flag_word(server, "--model"):
