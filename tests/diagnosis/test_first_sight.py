@@ -603,7 +603,7 @@ def test_a_neighbour_that_torch_does_not_name_bounds_the_share_beside_it() -> No
     ("text", "cause"),
     [
         ("On a DGX Spark the engine dies with\n`TimeoutError: RPC call to sample_tokens timed out`", "not_memory"),
-        ("It says `ValueError: Unknown quantization method: exl9. Must be one of ['awq']`", "not_memory"),
+        ("vllm says\n- `ValueError: Unknown quantization method: exl9. Must be one of ['awq']`", "not_memory"),
         ('vllm pod crashes with `assert t.is_pinned(), "CPU tensor must be pinned"`', "not_memory"),
         ('ERROR   File "vllm/worker/worker.py", line 9, in check_if_supports_dtype', "driver_or_cuda_mismatch"),
         ("vllm 0.26.0: the cold start fills 52 GB of RAM and gets OOM-killed", "host_ram_oom"),
