@@ -88,7 +88,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom gate`: serves the Kubernetes admission webhook until it is stopped; returns the exit status."""
     from legroom.facts.gpus import gpu
 
     if not 0.1 <= args.deadline <= 30:
@@ -117,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_verdicts(args: argparse.Namespace) -> int:
-    """Prints the verdicts on the objects of a file."""
     from pathlib import Path
 
     from legroom.deployments.source_text import Text, read_text

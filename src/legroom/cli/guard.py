@@ -57,7 +57,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom guard`: runs the admission proxy in front of a server; returns the exit status."""
     if args.check is not None or args.print_policy:
         from dataclasses import asdict
 

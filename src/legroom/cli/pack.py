@@ -95,7 +95,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom pack`: places several servers on shared GPUs; returns the exit status."""
     request = _pack_request(args)
     result = meet_goals(pack(request))
     changes = changes_that_fit(result)

@@ -81,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom plan`: predicts a server's memory and whether it starts; returns the exit status."""
     from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
@@ -122,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _enable_sleep_mode(args: ServeArgs) -> ServeArgs:
-    """The arguments with --enable-sleep-mode on, for `--sleep`."""
     from legroom.facts.release_support import FLAG
     from legroom.vllm.args import is_given
 

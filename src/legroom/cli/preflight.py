@@ -48,7 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom preflight`: checks this machine against the plan of a server; returns the exit status."""
     from legroom.verify.node_preflight import preflight, read_node_state
 
     args.vllm = args.vllm or _installed_release()
@@ -70,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _installed_release() -> str | None:
-    """The vLLM release installed beside legroom."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -95,7 +95,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom run`: starts and supervises a vLLM server; returns the exit status."""
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 

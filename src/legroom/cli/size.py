@@ -96,7 +96,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom size`: says which GPUs, and how many, serve a load; returns the exit status."""
     import os
 
     from legroom.api.size_report import SizeReport

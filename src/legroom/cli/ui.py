@@ -68,7 +68,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom ui`: serves the web page and API, or writes a static page; returns the exit status."""
     if args.static is not None:
         # Write the web page as static files and print what was written; returns the exit code.
         from legroom.web.static_edition import write_static

@@ -81,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom watch`: watches running servers and reports incidents; returns the exit status."""
     if args.record:
         # Raise where --record goes with a sidecar option or would overwrite the file of --replay.
         if args.daemon or args.rehearse:
@@ -251,7 +250,6 @@ def _open_journal_or_none(config: SidecarConfig) -> Journal | None:
 
 
 def _watch_config(args: argparse.Namespace) -> SidecarConfig:
-    """The configuration from watch.toml and the command line."""
     from legroom.live.metrics.endpoint import endpoint
     from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_config import (
