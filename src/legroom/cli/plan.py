@@ -60,10 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
     compared.add_argument(
-        "--diff",
-        nargs=2,
-        metavar=("OLD", "NEW"),
-        help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git",
+        "--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; a file, or REVISION:FILE of git"
     )
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     goal = parser.add_argument_group("wishes (search for flags instead)")

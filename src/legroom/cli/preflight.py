@@ -37,10 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host-memory", metavar="SIZE", help="the server's memory limit (default: this container's own)"
     )
     parser.add_argument(
-        "--termination-log",
-        metavar="FILE",
-        default=_LOG,
-        help=f"where the reason goes (default: {_LOG}, where there is one)",
+        "--termination-log", metavar="FILE", default=_LOG, help=f"where the reason goes (default: {_LOG}, if it exists)"
     )
     parser.add_argument("--warn-only", action="store_true", help="say it, and exit with 0 all the same")
     add_source_options(parser)
