@@ -104,6 +104,9 @@ def test_a_faster_disk_shortens_the_startup_probe():
 def test_memory_covers_what_the_flags_put_on_the_host():
     offloaded, without = container("8b-offload")["resources"], container("8b-l4-fp8-kv")["resources"]
     assert amount(offloaded["requests"]["memory"]) - amount(without["requests"]["memory"]) >= 4 * GIB
+    made = planned_server(planned("8b-offload"))
+    assert made.host.checkpoint_bytes == planned("8b-offload").host.checkpoint_bytes > 14.9 * GIB
+    assert made.host.held_bytes == planned("8b-offload").host.held_bytes
     swapping = planned_server(planned("v0-0.6.3")).host
     assert any("swap space (8 x 1)" in share.what and share.bytes == 8 * GIB for share in swapping.shares)
 

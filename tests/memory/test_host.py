@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from legroom import plan
 from legroom.facts.releases import release
 from legroom.memory.host_needs import HostSettings, host_failure, host_needs, pinned_bytes
 from legroom.units import GIB
@@ -60,3 +61,12 @@ def test_a_limit_below_the_least_is_a_failure_and_one_above_is_none():
 def test_the_least_is_not_more_than_what_is_held():
     for others in ((), ("--kv-offloading-size", "16"), ("--enable-sleep-mode",)):
         assert needs(others=others).least_bytes <= needs(others=others).held_bytes
+
+
+@pytest.mark.parametrize("offload_gb", [0, 4, 16, 64])
+def test_the_checkpoint_is_read_whole_and_no_more_is_offloaded_than_the_layers_have(offload_gb):
+    host = plan("llama-3.1-8b", "h100", cpu_offload_gb=offload_gb, advice=False).json()["host"]
+    offloaded = sum(each["bytes"] for each in host["shares"] if "offloaded weights" in each["what"])
+    assert 14.9 * GIB < host["checkpoint_bytes"] < 15.1 * GIB
+    # 13 GiB of layers, in tensors whose pinned memory comes in powers of two.
+    assert min(offload_gb, 13) * GIB <= offloaded <= min(offload_gb + 1, 15.01) * GIB * (offload_gb > 0)

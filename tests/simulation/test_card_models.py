@@ -8,10 +8,13 @@ from legroom.cli.main import main
 from legroom.facts.bundled import find
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import latest
+from legroom.planning.plan import Target, plan
 from legroom.planning.search_space import CapacityGoal
-from legroom.simulation.card_models import CardModels, CardQuestion, models_on_card
+from legroom.simulation.card_models import CardModels, CardQuestion, decode_rate, models_on_card
 from legroom.sweeps import ProcessExecutor
+from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import served_model
 
 NAMES = ("llama-3.1-8b", "llama-3.1-8b-nvidia-fp8", "qwen3-0.6b", "qwen3-14b", "bge-large-en-v1.5", "deepseek-v3")
 
@@ -59,3 +62,17 @@ def test_the_command_lists_what_the_gpu_serves(capsys: pytest.CaptureFixture[str
     assert document["models"][0]["command"][:2] == ["vllm", "serve"]
     assert main(["models", "deepseek-v3", "--gpu", "t4"]) == 1
     assert main(["models", "qwen3-0.6b", "--gpu", "t4", "--users", "0"]) == 2
+
+
+@pytest.mark.parametrize(("model", "card"), [("llama-3.1-8b", "h100"), ("llama-3.1-8b", "rtx4090"), ("qwen3-4b", "l4")])
+def test_every_step_reads_offloaded_weights_over_pcie(model: str, card: str) -> None:
+    offloaded_gb, speeds = 4, []
+    for size in (0, offloaded_gb):
+        args = ServeArgs(model=model, max_model_len=8192, cpu_offload_gb=float(size))
+        made = plan(Target(served_model(args), gpu(card), 1, latest()), args)
+        rate = decode_rate(made, 8192)
+        assert rate is not None
+        speeds.append(rate.estimate)
+    added_s = 1 / speeds[1] - 1 / speeds[0]
+    assert added_s > 0.9 * offloaded_gb * GIB * (1 / gpu(card).pcie_bytes_s - 1 / gpu(card).bandwidth_bytes_s)
+    assert speeds[1] < gpu(card).pcie_bytes_s / (offloaded_gb * GIB)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.gpus import Gpu
@@ -64,8 +64,8 @@ class HostSettings:
     swap_tensors: int = 1
     asleep_bytes: int = 0
     """Pinned memory of a sleeping rank; 0: that of its weights."""
-    offloaded_tensors: Sequence[int] = ()
-    """Bytes of the parameters of one rank that --cpu-offload-gb keeps on the host."""
+    offloaded_bytes: int = 0
+    """Pinned memory of a rank's parameters that --cpu-offload-gb keeps on the host; 0: the flag's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,8 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     """Bytes read from disk at start-up: the checkpoint's, else the weights' without any parallelism."""
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
-    if traits(model).moe and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
+    is_shared = traits(model).moe and settings.data_parallel_size * settings.prefill_context_parallel_size > 1
+    if is_shared or settings.given.cpu_offload_gb:
         return weights(model, on_one_card(settings), gpu).bytes
     return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
 
@@ -142,7 +143,7 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
             kv_tensors=1 if single else max(layers, default=1),
             swap_tensors=max(len(model.layers) // settings.pipeline_parallel_size, 1),
             asleep_bytes=sum(map(pinned_bytes, weight_segments(model, settings, gpu))) if sleeps else 0,
-            offloaded_tensors=offloaded_tensors(model, settings, gpu) if settings.given.cpu_offload_gb else (),
+            offloaded_bytes=sum(map(pinned_bytes, offloaded_tensors(model, settings, gpu))),
         )
     )
 
@@ -237,9 +238,8 @@ def _pinned_parts(settings: HostSettings) -> Iterator[HostShare]:
     """Page-locked host memory: offloaded weights, swap space, offloaded KV cache, and weights in sleep mode."""
     args, gpus = settings.args, settings.gpus
     if args.cpu_offload_gb:
-        exact = sum(pinned_bytes(size) for size in settings.offloaded_tensors)
-        each = exact or int(args.cpu_offload_gb * GIB)
-        yield HostShare(f"offloaded weights ({args.cpu_offload_gb:g} x {gpus})", each * gpus)
+        each = settings.offloaded_bytes or int(args.cpu_offload_gb * GIB)
+        yield HostShare(f"offloaded weights ({each / GIB:.3g} x {gpus})", each * gpus)
     if settings.swaps:
         swap = 4.0 if args.swap_space is None else args.swap_space
         each = settings.swap_tensors * pinned_bytes(swap * GIB / settings.swap_tensors)

@@ -80,6 +80,7 @@ class CardModel:
             "max_concurrency": self.fit.holds if plan else None,
             "longest_len": self.longest_len or None,
             "tokens_per_s": rate.as_json() if rate else None,
+            "pooling": is_pooling(plan.args, plan.target.model) if plan else None,
             "gives_up": list(self.fit.losses),
             "limiting": self.fit.limiting,
             "short_bytes": self.fit.short_bytes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts.model import Experts, latent, recurrent
 from legroom.memory.kv.layer_specs import state_elements
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
-from legroom.memory.weights.loaded import stored_modules
+from legroom.memory.weights.loaded import offload_marks, stored_modules
 from legroom.simulation.scheduler_settings import LayerGroup
 from legroom.simulation.step_time import Hardware
 from legroom.units import cdiv
@@ -120,18 +120,23 @@ def _settings_note(flags: dict[str, Any]) -> str:
 def hardware(plan: Plan) -> Hardware:
     """What one tensor-parallel rank reads and computes per step (bytes, FLOPs), with its GPU's speed."""
     model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
-    weights_bytes = expert_bytes = expert_elements = flops = 0.0
+    # --cpu-offload-gb: every step reads what it moved over PCIe, at a fraction of the card's bandwidth.
+    pcie_ratio = 1.0 if gpu.unified or not gpu.pcie_bytes_s else max(1.0, gpu.bandwidth_bytes_s / gpu.pcie_bytes_s)
+    weights_bytes = expert_bytes = expert_stored = expert_elements = flops = 0.0
     for stage in range(settings.pipeline_parallel_size):
-        for stored_module in stored_modules(model, settings, gpu, stage):
+        modules = stored_modules(model, settings, gpu, stage)
+        for stored_module, is_offloaded in zip(modules, offload_marks(modules, settings), strict=True):
             part, stored = stored_module.module.part, float(sum(stored_module.storage.kept))
+            slower = pcie_ratio if is_offloaded else 1.0
             # Tied embeddings are read once a step for the logits; others are only looked up.
             if part in _NOT_READ_BY_A_STEP and not (part == "embeddings" and model.tie_word_embeddings):
                 continue
             if part == "experts":
-                expert_bytes += stored
+                expert_bytes += stored * slower
+                expert_stored += stored
                 expert_elements += stored_module.module.elements
                 continue
-            weights_bytes += stored
+            weights_bytes += stored * slower
             # Logits are computed only for the last token of a prompt.
             if part not in ("embeddings", "lm_head"):
                 flops += 2.0 * stored_module.module.elements
@@ -159,7 +164,7 @@ def hardware(plan: Plan) -> Hardware:
         expert_bytes=expert_bytes,
         expert_share=expert_share,
         # 8 bits and their scales, or fewer.
-        has_quantized_experts=expert_bytes < 1.5 * expert_elements and not _has_fused_experts(plan),
+        has_quantized_experts=expert_stored < 1.5 * expert_elements and not _has_fused_experts(plan),
         expert_flops_per_token=2.0 * expert_elements * expert_share,
         # The activation reads two widths and writes one, a sum reads what the second GEMM wrote; 16 bits each.
         routed_bytes_per_token=sum(

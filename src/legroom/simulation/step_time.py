@@ -78,6 +78,7 @@ def why_unfamiliar(plan: Plan, work: Hardware) -> list[str]:
         ),
         "how fast its cards exchange data is not known, and PCIe is assumed": work.all_reduces > 0
         and not work.link_bytes_s,
+        "weights that every step reads over PCIe were not measured": bool(settings.given.cpu_offload_gb),
         "expert kernels of releases before 0.14 differ": work.expert_layers > 0
         and plan.target.release.before("0.14.0"),
     }

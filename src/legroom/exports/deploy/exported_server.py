@@ -33,7 +33,7 @@ from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
 from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
-from legroom.units import GIB, parse_speed
+from legroom.units import parse_speed
 from legroom.vllm.parse import parse_flags
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
@@ -257,21 +257,15 @@ def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
-    """Bytes read from disk: the checkpoint where the plan knows it, else the weights on the GPUs and on the host."""
+    """Bytes read from disk: the checkpoint where the plan knows it, else the weights of the whole model."""
     if plan.checkpoint_bytes:
         return plan.checkpoint_bytes
     ranks = int(plan.args.get("tensor_parallel_size") or 1)
     stages = [stage.layout for stage in plan.ranks] or [plan.layout]
-    on_cards = plan.host.checkpoint_bytes if plan.host else 0
-    if not on_cards:  # a document of an older legroom
-        on_cards = sum(layout.weights_bytes for layout in stages) * ranks
-    phrase = words.get("--cpu-offload-gb")
-    try:
-        on_host = int(float(phrase.value) * GIB) * ranks * len(stages) if phrase else 0
-    except ValueError:
-        on_host = 0
+    # A document of an older legroom has no host.
+    weights = plan.host.checkpoint_bytes if plan.host else sum(layout.weights_bytes for layout in stages) * ranks
     given = words.get("--quantization")
-    return (on_cards + on_host) * _READ_LARGER.get(given.value if given else "", 1)
+    return weights * _READ_LARGER.get(given.value if given else "", 1)
 
 
 def host_needs_of(
@@ -279,6 +273,8 @@ def host_needs_of(
 ) -> HostNeeds:
     """CPU cores and bytes of host memory that the server with so many GPUs and engines needs."""
     args = parse_flags(words.words(), plan.release).args
+    shares = plan.host.shares if plan.host else ()
+    offloaded = sum(int(share["bytes"]) for share in shares if share["what"].startswith("offloaded weights"))
     settings = HostSettings(
         args=replace(args, env={**args.env, **given}),
         release=plan.release,
@@ -288,6 +284,7 @@ def host_needs_of(
         swaps=plan.args.get("engine") == "V0",
         checkpoint_bytes=checkpoint_bytes,
         weights_bytes=plan.layout.weights_bytes,
+        offloaded_bytes=offloaded // max(gpus, 1),
     )
     return host_needs(settings)
 

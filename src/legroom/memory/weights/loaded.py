@@ -200,7 +200,7 @@ def _checkpoint_ratio(model: Model, settings: EngineSettings, gpu: Gpu) -> float
 
 
 def on_one_card(settings: EngineSettings) -> EngineSettings:
-    """The same server without any parallelism: its weights are the checkpoint's."""
+    """The same server without any parallelism or offloading: its weights are the checkpoint's."""
     return replace(
         settings,
         tensor_parallel_size=1,
@@ -208,6 +208,7 @@ def on_one_card(settings: EngineSettings) -> EngineSettings:
         data_parallel_size=1,
         prefill_context_parallel_size=1,
         enable_expert_parallel=False,
+        given=replace(settings.given, cpu_offload_gb=None),
     )
 
 
@@ -227,20 +228,26 @@ def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings
     return AllocatorSettings(expandable, 20 * MIB if limited else None)
 
 
+def offload_marks(stored: Sequence[StoredModule], settings: EngineSettings) -> list[bool]:
+    """Whether --cpu-offload-gb moves each module's parameters to the host: in order, up to its limit."""
+    limit, offloaded_bytes, marks = (settings.given.cpu_offload_gb or 0) * GIB, 0, []
+    for each in stored:
+        marks.append(each.in_layer and each.module.part != "buffers" and offloaded_bytes < limit)
+        offloaded_bytes += sum(each.storage.kept) * marks[-1]
+    return marks
+
+
 def _split_offloaded(stored: Sequence[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], list[int]]:
-    """The modules kept on the GPU, and sizes of parameters that --cpu-offload-gb moves, in order to the limit."""
-    limit = (settings.given.cpu_offload_gb or 0) * GIB
+    """The modules kept on the GPU, and sizes of the parameters that --cpu-offload-gb moves."""
     kept: list[StoredModule] = []
     offloaded: list[int] = []
-    offloaded_bytes = 0
-    for each in stored:
-        if each.in_layer and each.module.part != "buffers" and offloaded_bytes < limit:
-            offloaded += each.storage.kept
-            offloaded_bytes += sum(each.storage.kept)
-            if each.ropes:
-                kept.append(StoredModule(each.module, type(each.storage)(()), each.ropes))
+    for each, is_offloaded in zip(stored, offload_marks(stored, settings), strict=True):
+        if not is_offloaded:
+            kept.append(each)
             continue
-        kept.append(each)
+        offloaded += each.storage.kept
+        if each.ropes:
+            kept.append(StoredModule(each.module, type(each.storage)(()), each.ropes))
     return kept, offloaded
 
 
