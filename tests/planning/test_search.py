@@ -84,3 +84,10 @@ def test_looking_for_one_setting_alone_finds_the_best_of_many(target, card):
     one, many = (search_flags([target(card=card)], ServeArgs(), goal, max_answers=most) for most in (1, 4))
     assert one.best == many.best
     assert one.losses == many.losses
+
+
+@pytest.mark.parametrize(("context", "users"), [(32768, 4), (16384, 8), (8192, 16)])
+def test_a_setting_that_fits_is_preferred_to_a_tight_one_that_grants_the_same_wish(target, context, users):
+    found = search_flags([target("qwen3-14b-awq", "rtx 4090")], ServeArgs(), CapacityGoal(context, users)).best
+    assert found is not None and found.verdict == "fits"
+    assert found.memory.kv.max_concurrency >= users

@@ -105,7 +105,8 @@ def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal,
         # Another checkpoint is tried only where it saves GPUs, or has more room.
         gpus_enough = min([gpus_enough, *(option.gpus for option in state.options if not number or option.roomy)])
     state.options.sort(key=lambda option: option.cost)
-    plans = [(laid_out, option.losses) for option, laid_out in _starting_plans(state.options, base_args, max_answers)]
+    starting = _starting_plans(state.options, base_args, max_answers)
+    plans = [(_fitting_or_same(laid_out, base_args, goal), option.losses) for option, laid_out in starting]
     if not plans:
         if state.options:  # memory was not what stopped them
             # Why a candidate with enough memory does not start: a check that is not part of the search.
@@ -186,6 +187,20 @@ def _starting_plans(
         yield option, laid_out
         if len(paid) == max_answers:
             return
+
+
+def _fitting_or_same(laid_out: Plan, base_args: ServeArgs, goal: CapacityGoal) -> Plan:
+    """A tight plan with the nearest lower utilization at which it fits and still holds the goal; else as it is."""
+    given = base_args.gpu_memory_utilization is not None or base_args.kv_cache_memory_bytes is not None
+    if laid_out.verdict != "tight" or given:
+        return laid_out
+    for share in reversed([each for each in UTILIZATIONS if each < laid_out.settings.gpu_memory_utilization]):
+        lower = plan(laid_out.target, replace(laid_out.args, gpu_memory_utilization=share))
+        if lower.memory.kv.max_concurrency * lower.settings.data_parallel_size < goal.concurrency:
+            break
+        if lower.verdict == "fits":
+            return lower
+    return laid_out
 
 
 def _combinations(
