@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from diagnosis_logs import CAUSES, LOADED, TORCH, trace
 from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.causes import causes
+from legroom.diagnosis.diagnosis_json import readings_json
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import read_log
@@ -353,3 +355,59 @@ def test_a_length_of_little_use_is_not_offered_before_more_of_the_card() -> None
     first = finding(log).fixes[0]
     assert first.kind == "raise_util"
     assert first.flags.get("max_model_len", 32768) > 8192
+
+
+POD = """Containers:
+  vllm:
+    Image: vllm/vllm-openai:v0.11.0
+    Args:
+      serve
+      meta-llama/Llama-3.1-8B-Instruct
+      --max-model-len
+      {length}
+      --cpu-offload-gb
+      16
+      --swap-space
+      8
+    Last State: Terminated
+      Reason: OOMKilled
+      Exit Code: 137
+    Limits:
+      memory: {limit}Gi
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "length", "limit", "first", "offload_gb"),
+    [
+        ("h100", 131072, 24, "cpu_offload", 0),  # the card holds all of it
+        ("rtx4090", 16384, 24, "cpu_offload", 0),
+        ("rtx4090", 131072, 24, "more_host_ram_or_shm", 12),  # the card needs most of it elsewhere
+        ("rtx4090", 131072, 64, "cpu_offload", 12),
+        ("", 131072, 24, "cpu_offload", 8),
+    ],
+)
+def test_a_container_killed_beside_offloaded_weights_offloads_less_or_gets_the_planned_limit(
+    gpu: str, length: int, limit: int, first: str, offload_gb: float
+) -> None:
+    reading = read_log([POD.format(length=length, limit=limit).encode()], "log", Hints(gpu=gpu or None))
+    assert readings_json([reading])["deployment"]["host_limit_bytes"] == limit * GIB
+    found = reading.runs[0].findings[0]
+    less, more = fix_of("cpu_offload", found), fix_of("more_host_ram_or_shm", found)
+    assert (found.fixes[0].kind, less.flags) == (first, {"cpu_offload_gb": offload_gb})
+    assert less.command.count("--swap-space") == less.command.count("--max-model-len") == 1
+    assert "14.99 GiB" in more.why and ("38Gi" in more.steps[0]) == (limit < 38)
+    assert not any("--swap-space" in step for step in more.steps)
+
+
+@pytest.mark.parametrize(("printed", "told"), [("Capturing CUDA graphs (PIECEWISE): 40%| | 2/5\n", False), ("", True)])
+def test_an_allocation_is_told_to_be_a_weight_only_while_weights_are_loaded(printed: str, told: bool) -> None:
+    log = (
+        "(APIServer pid=1) INFO 01-02 03:04:05 [api_server.py:1977] vLLM API server version 0.11.2\n"
+        "(APIServer pid=1) INFO 01-02 03:04:05 [utils.py:253] non-default args: {'model': 'Qwen/Qwen3-14B'}\n"
+        + printed
+        + TORCH.format(
+            wanted="1.45 GiB", total="22.05 GiB", free="1.40 GiB", own="20.60 GiB", torch="20.21 GiB", unused="9.10 MiB"
+        )
+    )
+    assert ("embed_tokens" in finding(log).why) == told

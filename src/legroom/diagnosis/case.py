@@ -78,6 +78,11 @@ class Case:
         """Whether there is evidence with one of these ids."""
         return self.first(*ids) is not None
 
+    @property
+    def host_limit_bytes(self) -> int | None:
+        """The container's memory limit that the text names, in bytes: of limits and requests the larger."""
+        return max((item.number("limit_bytes") or 0 for item in self.all("memory_limit")), default=None)
+
     @cached_property
     def first_failure(self) -> Evidence | None:
         """The first failure in time over all ranks; later ones follow from it."""

@@ -14,6 +14,7 @@ from legroom.facts.releases import logged_release
 from legroom.vllm_logs.log_masking import mask_log_values, masked
 
 _LONGEST_TEXT = 1000
+_DEPLOYMENT = ("model", "vllm", "vllm_note", "engine", "gpu", "gpu_total_bytes", "host_limit_bytes")
 
 
 def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
@@ -24,8 +25,7 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
             "verdict": "not understood",
             "phase": None,
             "findings": [],
-            "deployment": dict.fromkeys(("model", "vllm", "vllm_note", "engine", "gpu", "gpu_total_bytes"))
-            | {"args": {}},
+            "deployment": dict.fromkeys(_DEPLOYMENT) | {"args": {}},
         }
     else:
         document = diagnosis_json(diagnoses[0][1])
@@ -112,6 +112,7 @@ def deployment_json(case: Case) -> dict[str, Any]:
         "engine": case.engine.generation or None,
         "gpu": startup.gpu_name,
         "gpu_total_bytes": startup.gpu_total_bytes,
+        "host_limit_bytes": case.host_limit_bytes,
         "args": args,
     }
 

@@ -152,7 +152,8 @@ def _bare_flags(lines: list[str], release: Release) -> ServeArgs:
     except ValueError:
         return ServeArgs()
     parsed, lost = parse_flags(words, release), []
-    for flag in {item.flag for item in parsed.problems if item.flag.startswith("--") and item.flag in words}:
+    refused = {item.flag for item in parsed.problems if item.kind not in ("bad_value", "ignored")}
+    for flag in {flag for flag in refused if flag.startswith("--") and flag in words}:
         at = words.index(flag)
         lost += [flag, *itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
     return replace(parsed.args, others=(*parsed.args.others, *lost), model="")

@@ -35,7 +35,10 @@ def wanted_tensors(planner: FixPlanner) -> tuple[Tensor, ...]:
     same = tensors_of_size(case.oom.wanted_bytes, iter(every))
     if not planner.known.ranks_known and any(tensor.moment != "load" or tensor.bytes < GIB for tensor in same):
         return ()  # a whole weight of more than a GiB is on one rank; other sizes may be of several
-    return tuple(tensor for tensor in same if not case.has_site_frame or case.site in _SITES[tensor.moment])
+    if case.has_site_frame:
+        return tuple(tensor for tensor in same if case.site in _SITES[tensor.moment])
+    is_loading = case.phase_reached in (None, "startup_load")
+    return tuple(tensor for tensor in same if is_loading or tensor.moment != "load")
 
 
 def computed_site(planner: FixPlanner, wanted: tuple[Tensor, ...]) -> str:

@@ -179,9 +179,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from _pinned_memory_fixes(planner)
         if case.has("sleep_enabled"):
             yield known_fix("sleep_without_backup")
+        offload = None if _is_bare_sigkill(case) else _less_offload_fix(planner)
+        if offload is not None and not offload.steps:
+            yield offload
         fixes = (_more_ram_fix(planner), _smaller_unified_memory_pool_fix(planner))
         # A pool in bytes is what users of machines with one memory give, where the share moves with the page cache.
         yield from reversed(fixes) if case.platform.unified or _is_of_machine(case) else fixes
+        yield offload if offload is not None and offload.steps else None
     if planner.known.ranks > 1:
         flags = {"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {}
         yield replace(known_fix("load_in_turn"), flags=flags)
@@ -194,15 +198,10 @@ def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     """Less pinned host memory: swap space in V0, offloaded weights and KV."""
     case, args = planner.case, planner.known.args
     pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
-    swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
-    if pinned and swaps:
+    if pinned and _swaps(planner):
         yield known_fix("less_swap")
-    if pinned and not swaps and not args.cpu_offload_gb:
+    if pinned and not _swaps(planner) and not args.cpu_offload_gb:
         yield known_fix("less_pinned_memory")
-    if args.cpu_offload_gb and pinned:
-        half = float(int(args.cpu_offload_gb // 2))
-        why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
-        yield planner.plan_change("cpu_offload", {"cpu_offload_gb": half or None}, why)
 
 
 def _mmap_fix(case: Case) -> Fix:
@@ -227,26 +226,68 @@ def _is_of_machine(case: Case) -> bool:
     return any(mark in item.text for item in case.all("killed_process", "oom_killer") for mark in marks)
 
 
+def _swaps(planner: FixPlanner) -> bool:
+    """Whether --swap-space pins host memory: in the V0 engine alone."""
+    return planner.case.engine.generation == "V0" or planner.known.release.before("0.8.0")
+
+
+def _is_bare_sigkill(case: Case) -> bool:
+    """Whether a SIGKILL without a word about memory is all that the text has."""
+    error = case.first("sigkill")
+    return error is not None and is_bare_kill((case.first(*_CERTAIN, *_LIKELY) or error,))
+
+
+def _less_offload_fix(planner: FixPlanner) -> Fix | None:
+    """Fix: the least --cpu-offload-gb with which the card holds the rest, else half; None where nothing less starts.
+
+    Steps remain where the limit found is too small for that, too."""
+    from legroom.planning.plan import plan
+
+    if not (offload_gb := planner.known.args.cpu_offload_gb):
+        return None
+    why = f"{offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
+    less = [{"cpu_offload_gb": float(int(offload_gb * part / 8))} for part in range(8)]
+    fix = planner.first_change_that_fits("cpu_offload", less, why, trades="a smaller KV pool")
+    fix = fix or planner.plan_change("cpu_offload", less[4], why, trades="a smaller KV pool")
+    if fix is None or (made := planner.failed_plan or planner.plan_by_config) is None:
+        return fix
+    after = plan(made.target, replace(made.args, **fix.flags)).host
+    why = f"{fix.why} It saves {gib(made.host.held_bytes - after.held_bytes)} of host memory."
+    if planner.failed_plan is None:
+        why += " The text does not name the card: legroom plan tells whether it holds the rest."
+    limit = planner.case.host_limit_bytes
+    is_enough = limit is None or limit >= after.request_bytes
+    return replace(fix, why=why, steps=() if is_enough else (_raise_limit(after.limit_bytes),))
+
+
+def _raise_limit(limit_bytes: int) -> str:
+    """The step that gives a container this memory limit."""
+    size = limit_bytes // GIB
+    return f"raise the container's memory limit to {size} GiB (resources.limits.memory: {size}Gi), or add RAM"
+
+
 def _more_ram_fix(planner: FixPlanner) -> Fix:
     """Fix: a higher memory limit or more RAM; on Ray, its memory monitor's threshold."""
+    case, made = planner.case, planner.failed_plan or planner.plan_by_config
+    limit = case.host_limit_bytes or 0
     steps = [
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
     ]
-    if _is_of_machine(planner.case):
+    if made is not None and limit < made.host.limit_bytes:
+        steps[0] = _raise_limit(made.host.limit_bytes)
+    if _is_of_machine(case):
         steps[0] = "add RAM or swap, or stop what else runs there: the machine's own RAM was used up, not a limit"
-    if planner.case.has("ray_node_memory"):
+    if case.has("ray_node_memory"):
         steps = list(known_fix("ray_node_ram").steps)
-    if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
-        steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")
-    why, made = "The host or the container needs more RAM than it has.", planner.failed_plan or planner.plan_by_config
-    error, sender = planner.case.first("sigkill"), known_fix("find_the_sender")
-    if error is not None and is_bare_kill((planner.case.first(*_CERTAIN, *_LIKELY) or error,)):
+    if planner.known.args.swap_space and _swaps(planner):
+        steps.append("lower what pins host memory: --swap-space")
+    why, sender = "The host or the container needs more RAM than it has.", known_fix("find_the_sender")
+    if _is_bare_sigkill(case):
         why, steps = sender.why, [*sender.steps, *steps]
     if made is not None:
-        limit = max((item.number("limit_bytes") or 0 for item in planner.case.all("memory_limit")), default=0)
         given = f" The limit found is {gib(limit)}." if limit else ""
-        why += f" The checkpoint alone is {gib(made.layout.weights.bytes * planner.known.ranks)}.{given}"
+        why += f" The checkpoint alone is {gib(made.host.checkpoint_bytes)}.{given}"
         held, wanted = gib(made.host.held_bytes), gib(made.host.limit_bytes)
         why += f" The plan holds {held} for good and recommends a limit of {wanted}."
         if limit >= made.host.limit_bytes:
