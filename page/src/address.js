@@ -16,6 +16,9 @@ function decode(text) {
   }
 }
 
+// A link to this very machine opens on one that runs `legroom ui` alone.
+export const isLoopback = () => /^(localhost|127\.[\d.]+|\[::1\])$/.test(location.hostname);
+
 export const addressOf = (area, params) => {
   const query = params?.toString();
   return `#/${area}${query ? `?${query}` : ""}`;

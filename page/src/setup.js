@@ -8,6 +8,7 @@ export const EMPTY = {
   gpus: null,
   gpu_memory: null,
   gpu_used: null,
+  host_memory: null,
   vllm: null,
   cold: false,
   env: {},
@@ -19,7 +20,7 @@ export const EMPTY = {
   before: null,
 };
 
-const OWN = ["model", "gpu", "gpus", "gpu_memory", "gpu_used", "vllm", "checkpoint_bytes", "want_context", "want_users"];
+const OWN = ["model", "gpu", "gpus", "gpu_memory", "gpu_used", "host_memory", "vllm", "checkpoint_bytes", "want_context", "want_users"];
 const MOST = { gpus: 4096, checkpoint_bytes: 2 ** 50, want_context: 100_000_000, want_users: 1_000_000 };
 
 const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -89,7 +90,7 @@ function objectOrNull(text) {
   }
 }
 
-export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, gpu_used, vllm, cold, env, flags }) => ({
+export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, gpu_used, host_memory, vllm, cold, env, flags }) => ({
   model: model || null,
   config,
   checkpoint_bytes: config ? checkpoint_bytes : null,
@@ -97,6 +98,7 @@ export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memo
   gpus,
   gpu_memory: gpu_memory || null,
   gpu_used: gpu_used || null,
+  host_memory: host_memory || null,
   vllm,
   cold,
   env,
@@ -105,7 +107,7 @@ export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memo
 
 // The same without the machine: what `size` looks for a home for.
 export const modelRequestOf = (setup) => {
-  const { gpu, gpus, gpu_memory, gpu_used, cold, ...request } = requestOf(setup);
+  const { gpu, gpus, gpu_memory, gpu_used, host_memory, cold, ...request } = requestOf(setup);
   return request;
 };
 

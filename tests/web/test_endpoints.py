@@ -222,6 +222,15 @@ def test_every_server_of_a_text_is_read_with_its_line():
     assert servers[1]["flags"]["enforce_eager"] is True
 
 
+def test_a_read_server_keeps_the_memory_limit_of_its_container():
+    text = "docker run --memory 24g vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B-Instruct"
+    limit = answer("read", {"text": text})["servers"][0]["host_memory"]
+    assert (
+        answer("plan", {"model": "llama-3.1-8b", "gpu": "h100", "host_memory": limit})["host"]["given_bytes"]
+        == 24 << 30
+    )
+
+
 def test_what_was_read_can_be_planned():
     text = "docker run --gpus 2 vllm/vllm-openai:v0.10.0 --model Qwen/Qwen3-8B --tensor-parallel-size 2 --port 9000"
     server = answer("read", {"text": text})["servers"][0]

@@ -96,7 +96,15 @@ def test_models_of_one_task_are_a_group_of_their_own():
         "models/special.js", f"{list(names)}.filter((name) => page.isSpecial({{ name, longest_len: 9 }}))"
     )
     assert special == ["whisper-large-v3", "qwen3-asr-1.7b", "glm-ocr"]
-    assert evaluated("models/special.js", "page.isSpecial({ name: 'bge-m3', longest_len: null })")
+    assert evaluated("models/special.js", "page.isSpecial({ name: 'bge-m3', longest_len: 9, pooling: true })")
+    rows = '[{ name: "qwen3-reranker-8b" }, { name: "bge-m3", pooling: true }, { name: "qwen3-asr-1.7b" }]'
+    assert evaluated("models/special.js", f"{rows}.map(page.generates)") == [False, False, True]
+
+
+def test_the_limit_of_host_memory_is_part_of_a_plan_and_of_its_address():
+    setup = "page.fromParams(page.toParams({ ...page.EMPTY, host_memory: '24GiB' }))"
+    assert evaluated("setup.js", f"page.requestOf({setup}).host_memory") == "24GiB"
+    assert "host_memory" not in evaluated("setup.js", f"page.modelRequestOf({setup})")
 
 
 def test_a_line_that_several_processes_print_is_shown_once():

@@ -1,9 +1,9 @@
 import { useEffect, useId, useRef, useState } from "preact/hooks";
-import { addressOf } from "../address.js";
+import { addressOf, isLoopback } from "../address.js";
 import { engine } from "../engine.js";
 import { CopyButton, DropArea, ErrorNote, Notes, Picker } from "../parts/controls.jsx";
 import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
-import { EMPTY, toParams } from "../setup.js";
+import { EMPTY, requestOf, toParams, withFix } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { bytesWords, count } from "../units.js";
 import { Finding } from "./finding.jsx";
@@ -34,7 +34,7 @@ function keptText() {
   }
 }
 
-const NOTHING = { log: null, answer: null, pictures: null, error: null, busy: false, stage: null };
+const NOTHING = { shared: false, log: null, answer: null, pictures: null, error: null, busy: false, stage: null };
 
 export function DiagnoseArea({ params }) {
   const t = useText();
@@ -46,8 +46,14 @@ export function DiagnoseArea({ params }) {
   const round = useRef(0);
   const abort = useRef(null);
   const last = useRef(null);
+  const result = useRef(null);
+  // On a narrow screen the answer is below what can be seen.
+  const show = () =>
+    requestAnimationFrame(() => {
+      if (result.current?.getBoundingClientRect().top > innerHeight / 2) result.current.scrollIntoView({ block: "start" });
+    });
 
-  const read = async (file, name, known = hints) => {
+  const read = async (file, name, known = hints, isAsked = true) => {
     const mine = ++round.current;
     abort.current?.abort();
     const { signal } = (abort.current = new AbortController());
@@ -62,6 +68,7 @@ export function DiagnoseArea({ params }) {
         onStage({ name: share < 1 ? "send" : "judge", share, size: log.size }),
       );
       put({ answer, busy: false, stage: null });
+      if (isAsked) show();
       const line = answer.findings?.[0]?.evidence?.[0]?.line;
       if (line && mine === round.current) setJump({ line });
       put({ pictures: await beforeAndAfter(answer, known) });
@@ -69,15 +76,16 @@ export function DiagnoseArea({ params }) {
       if (error.name === "AbortError") put(NOTHING);
       else
         put({
-          error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name ?? file.name }) } : error,
+          error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name || t("log.pasted") }) } : error,
           busy: false,
           stage: null,
         });
+      if (isAsked) show();
     }
   };
-  const readText = (written, known) => {
+  const readText = (written, known, isAsked = true) => {
     keepText(written);
-    read(new Blob([written]), t("log.pasted"), known);
+    read(new Blob([written]), "", known, isAsked);
   };
   const readSample = ({ log, gpu }) => {
     const known = { ...hints, gpu: hints.gpu || gpu || "" };
@@ -90,7 +98,10 @@ export function DiagnoseArea({ params }) {
     const report = params?.get("report");
     if (report) {
       unpacked(report).then(
-        (answer) => setState({ ...NOTHING, answer }),
+        (answer) => {
+          setState({ ...NOTHING, answer, shared: true });
+          show();
+        },
         () => setState({ ...NOTHING, error: { message: t("report.broken") } }),
       );
       return;
@@ -98,7 +109,7 @@ export function DiagnoseArea({ params }) {
     const kept = keptText();
     if (kept && !state.answer) {
       setText(kept.length <= MOST_TYPED ? kept : "");
-      readText(kept);
+      readText(kept, undefined, false);
     }
   }, [params]);
   // The sentences come from the engine: another language asks again.
@@ -106,7 +117,7 @@ export function DiagnoseArea({ params }) {
   useEffect(() => {
     if (spoken.current === t.language) return;
     spoken.current = t.language;
-    if (last.current && state.answer) read(last.current.file, last.current.name, last.current.known);
+    if (last.current && state.answer) read(last.current.file, last.current.name, last.current.known, false);
   }, [t.language]);
   const paste = (event) => {
     const pasted = event.clipboardData?.getData("text") ?? "";
@@ -151,7 +162,12 @@ export function DiagnoseArea({ params }) {
           </button>
         </div>
       </section>
-      <div class="diagnosis" aria-live="polite">
+      <div class="diagnosis" aria-live="polite" ref={result}>
+        {state.shared && (
+          <p class="note" role="status">
+            {t("report.opened")}
+          </p>
+        )}
         {state.stage && <Stage stage={state.stage} onCancel={() => abort.current?.abort()} />}
         <ErrorNote error={state.error} />
         {!state.busy && !state.answer && !state.error && <Examples onPick={readSample} />}
@@ -216,22 +232,31 @@ function Examples({ onPick }) {
   );
 }
 
-const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
-const SERVED = LOOPBACK.test(location.hostname) ? "diagnose.private" : "diagnose.private_elsewhere";
+const SERVED = isLoopback() ? "diagnose.private" : "diagnose.private_elsewhere";
 const privacy = engine.edition === "static" ? "diagnose.private_static" : SERVED;
+
+const inGib = (bytes) => (bytes ? `${(bytes / 2 ** 30).toFixed(2)}GiB` : null);
+
+// What failed, as a setup of Plan: on the card of the user or of the log, with the total that the log prints.
+function failedSetup(answer, hints) {
+  const { model, gpu, vllm, args = {}, gpu_total_bytes, host_limit_bytes } = answer.deployment ?? {};
+  const planned = answer.findings?.flatMap(({ fixes }) => fixes).find(({ layout }) => layout);
+  const printed = planned?.layout.total_bytes ?? (hints.gpu ? null : (gpu_total_bytes ?? answer.ledger?.seen?.total_bytes));
+  const [card, total] = [hints.gpu || gpu, inGib(printed)];
+  if (!model || !(card || total)) return null;
+  const given = Object.entries(args).filter(([name, value]) => name !== "env" && value !== null && value !== "");
+  const machine = { gpu: card || total, gpu_memory: card ? total : null, host_memory: inGib(host_limit_bytes) };
+  return { ...EMPTY, ...machine, model, vllm: vllm ?? null, env: {}, flags: Object.fromEntries(given) };
+}
 
 // The card of the command that failed and of the first fix, where the log (or the user) tells enough to draw them.
 async function beforeAndAfter(answer, hints) {
-  const { model, gpu, vllm, args = {} } = answer.deployment ?? {};
+  const failed = failedSetup(answer, hints);
   const fix = answer.findings?.[0]?.fixes?.[0];
-  if (!fix?.layout || !model || !(gpu || hints.gpu)) return null;
-  const request = { model, gpu: hints.gpu || gpu, vllm: vllm ?? null, flags: args, advice: false };
-  const { model: other, ...flags } = fix.flags;
+  if (!fix?.layout || !failed) return null;
+  const planOf = (setup) => engine.call("plan", { ...requestOf(setup), advice: false });
   try {
-    const [before, after] = await Promise.all([
-      engine.call("plan", request),
-      engine.call("plan", { ...request, model: other ?? model, flags: { ...args, ...flags } }),
-    ]);
+    const [before, after] = await Promise.all([planOf(failed), planOf(withFix(failed, fix.flags))]);
     return { before, after: { ...after, layout: fix.layout, confidence: {} } };
   } catch {
     return null;
@@ -292,18 +317,14 @@ function HintFields({ hints, setHints, lists }) {
   );
 }
 
-// The failed server with its fix, as a plan to look at and to change.
-function planAddress(answer, hints) {
-  const { model, gpu, vllm, args = {} } = answer.deployment ?? {};
-  const card = hints.gpu || gpu;
-  if (!model || !card) return null;
-  const fix = answer.findings?.[0]?.fixes?.find(({ layout }) => layout);
-  const { model: other, ...flags } = fix?.flags ?? {};
-  const given = Object.entries({ ...args, ...flags }).filter(
-    ([name, value]) => name !== "env" && value !== null && value !== "",
-  );
-  const setup = { ...EMPTY, model: other ?? model, gpu: card, vllm: vllm ?? null, env: {}, flags: Object.fromEntries(given) };
-  return addressOf("plan", toParams(setup));
+// The failed server as a plan to look at and to change: with its first fix, where that changes flags and was planned.
+function planLink(answer, hints) {
+  const failed = failedSetup(answer, hints);
+  if (!failed) return null;
+  const fix = answer.findings?.[0]?.fixes?.[0];
+  const isChanged = fix?.layout && Object.keys(fix.flags).length > 0;
+  const { found, before, ...setup } = isChanged ? withFix(failed, fix.flags) : failed;
+  return { label: isChanged ? "finding.open_plan" : "finding.open_failed", href: addressOf("plan", toParams(setup)) };
 }
 
 // As on the command line: a cause that is less likely than one in twenty is not mentioned.
@@ -322,7 +343,7 @@ function Answer({ answer, hints, pictures, onJump }) {
   const where = [about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ");
   const [first, ...rest] = answer.findings;
   const others = kind === "cause_above" ? answer.findings : rest.filter(isMentioned).slice(0, 3);
-  const plan = planAddress(answer, hints);
+  const plan = planLink(answer, hints);
   const link = async () => `${location.href.split("#")[0]}${addressOf("diagnose", new URLSearchParams({ report: await packed(answer) }))}`;
   return (
     <>
@@ -344,8 +365,8 @@ function Answer({ answer, hints, pictures, onJump }) {
       <Notes notes={answer.notes} />
       <div class="actions">
         {plan && (
-          <a class="button" href={plan}>
-            {t("finding.open_plan")}
+          <a class="button" href={plan.href}>
+            {t(plan.label)}
           </a>
         )}
         <CopyButton text={link} label={t("report.link")} />
@@ -353,7 +374,9 @@ function Answer({ answer, hints, pictures, onJump }) {
           {t("print")}
         </button>
       </div>
-      <p class="hint">{t("report.hint")}</p>
+      <p class="hint">
+        {t("report.hint")} {isLoopback() && t("share.local")}
+      </p>
     </>
   );
 }
@@ -384,7 +407,7 @@ function LogPanel({ log, answer, jump, onJump }) {
     <section class="log-panel" aria-label={t("log.title")}>
       <div class="row spread">
         <h2>
-          {log.name || t("log.title")}{" "}
+          {log.name || t("log.pasted")}{" "}
           <span class="soft">
             {bytesWords(log.size)}
             {log.lines ? ` · ${t(log.lines.count === 1 ? "log.one_line" : "log.lines", { count: count(log.lines.count) })}` : ""}

@@ -5,13 +5,15 @@ import { ErrorNote, Picker } from "../parts/controls.jsx";
 import { VERDICT_CLASS } from "../plan/result.jsx";
 import { gpuOptions, useLists } from "../plan/source.jsx";
 import { lastSetup } from "../last_setup.js";
-import { cardQuestionOf, readLength } from "../setup.js";
+import { EMPTY, cardQuestionOf, readLength, toParams } from "../setup.js";
 import { useText } from "../text/language.jsx";
 import { count, gib, rateRange } from "../units.js";
-import { isSpecial } from "./special.js";
+import { generates, isSpecial } from "./special.js";
 
-const ASKED = { gpu: "rtx4090", gpus: "1", context: "8k", users: "1", words: "" };
+const ASKED = { gpu: "", gpus: "1", context: "8k", users: "1", words: "" };
 const BATCH = 12;
+// As long as a pause in typing: every question plans hundreds of models.
+const REST_MS = 900;
 const SHOWN_MISSING = 8;
 
 // Whole families go together, so that each answer knows the best checkpoint of its models; the largest come first.
@@ -37,6 +39,9 @@ function batches(groups) {
   return all;
 }
 
+// The card of the plan that Plan shows before anybody asked is nobody's.
+const isExample = (setup) => toParams(setup).toString() === toParams(EMPTY).toString();
+
 const askedBy = (params) => ({
   ...ASKED,
   ...Object.fromEntries([...(params ?? [])].filter(([name]) => name in ASKED)),
@@ -52,10 +57,10 @@ export function ModelsArea({ params, active }) {
     if (!active) return;
     const setup = lastSetup.current;
     if (params?.size) setAsked(askedBy(params));
-    else if (setup && setup !== carried.current) setAsked((now) => ({ ...now, ...cardQuestionOf(setup) }));
+    else if (setup && setup !== carried.current && !isExample(setup)) setAsked((now) => ({ ...now, ...cardQuestionOf(setup) }));
     carried.current = setup;
   }, [params, active]);
-  const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, error: null, for: null });
+  const [state, setState] = useState({ rows: [], missing: [], done: 0, all: 0, models: 0, error: null, for: null });
   const abort = useRef(null);
   useEffect(() => {
     if (active) keepAddress(addressOf("models", new URLSearchParams(asked)));
@@ -63,21 +68,27 @@ export function ModelsArea({ params, active }) {
   const context = readLength(asked.context);
   const whole = (text) => (/^[1-9]\d{0,5}$/.test(text.trim()) ? Number(text) : null);
   const [users, gpus] = [whole(asked.users), whole(asked.gpus)];
-  const ready = context && users && gpus && lists.models.length > 0;
+  const ready = asked.gpu && context && users && gpus && lists.models.length > 0;
   const stop = () => abort.current?.abort();
   const run = async () => {
     const mine = (abort.current = new AbortController());
     const groups = families(lists.models, asked.words);
-    const all = groups.flat().length;
+    const order = new Map(groups.flat().map((name, at) => [name, at]));
     const question = { gpu: asked.gpu, gpus, context, users, language: t.language };
-    setState({ rows: [], missing: [], done: 0, all, error: null, for: asked });
+    // Each row of the last answer for this card stays in sight, greyed, until its model is planned again.
+    const isKept = (row) => row.asked.gpu === asked.gpu && row.asked.gpus === asked.gpus && order.has(row.name);
+    const begun = { missing: [], done: 0, all: order.size, models: groups.length, error: null, for: asked };
+    setState((now) => ({ ...begun, rows: now.rows.filter(isKept) }));
     try {
       for (const names of batches(groups)) {
         const answer = await engine.call("card", { ...question, names }, mine.signal);
         if (mine.signal.aborted) return;
+        const planned = answer.models.map((row) => ({ ...row, asked }));
         setState((now) => ({
           ...now,
-          rows: [...now.rows, ...answer.models],
+          rows: [...now.rows.filter(({ name }) => !names.includes(name)), ...planned].sort(
+            (a, b) => order.get(a.name) - order.get(b.name),
+          ),
           missing: [...now.missing, ...answer.too_large].sort((a, b) => a.short_bytes - b.short_bytes),
           done: now.done + names.length,
         }));
@@ -93,7 +104,7 @@ export function ModelsArea({ params, active }) {
   const answered = useRef("");
   useEffect(() => {
     if (!key || key === answered.current) return undefined;
-    const timer = setTimeout(run, 500);
+    const timer = setTimeout(run, REST_MS);
     return () => {
       clearTimeout(timer);
       stop();
@@ -150,6 +161,10 @@ export function ModelsArea({ params, active }) {
           </div>
         )}
         <ErrorNote error={state.error} />
+        {!asked.gpu && <p class="note">{t("models.choose")}</p>}
+        {!busy && state.rows.length > 0 && (
+          <p role="status">{t("models.count", { fit: state.rows.length, all: state.models })}</p>
+        )}
       </form>
       {fitting.length > 0 && <Fitting rows={fitting} asked={state.for} label={t("models.title")} />}
       {special.length > 0 && (
@@ -196,17 +211,17 @@ function Fitting({ rows, asked, label }) {
         </thead>
         <tbody>
           {rows.map((row) => (
-            <tr key={row.name}>
+            <tr key={row.name} class={row.asked === asked ? undefined : "soft"}>
               <td>
-                <a href={planOf(row, asked)}>{row.name}</a>{" "}
+                <a href={planOf(row, row.asked)}>{row.name}</a>{" "}
                 {row.verdict !== "fits" && (
                   <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
                 )}
               </td>
               <td class="figure">{gib(row.weights_bytes, 1)}</td>
-              <td class="figure">{row.longest_len ? row.max_concurrency.toFixed(1) : "–"}</td>
+              <td class="figure">{row.max_concurrency ? row.max_concurrency.toFixed(1) : "–"}</td>
               <td class="figure">{row.longest_len ? count(row.longest_len) : "–"}</td>
-              <td class="figure">{rateRange(row.tokens_per_s)}</td>
+              <td class="figure">{generates(row) ? rateRange(row.tokens_per_s) : "–"}</td>
               <td class="soft">{row.gives_up.map((loss) => loss.split(/[:：]/)[0]).join(t.language === "zh" ? "；" : ", ")}</td>
             </tr>
           ))}

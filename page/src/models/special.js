@@ -1,4 +1,7 @@
-// Models that do one task and are no chat: pooling models have no longest request; the others go by their name.
-const TASK = /ocr|(^|[-_/])asr([-_]|$)|whisper|voxtral|speech|audio|embed|rerank/i;
+// Models that do one task and are no chat: pooling models, and others that go by their name.
+const SCORES = /embed|rerank/i;
+const TASK = /ocr|(^|[-_/])asr([-_]|$)|whisper|voxtral|speech|audio/i;
 
-export const isSpecial = (row) => !row.longest_len || TASK.test(row.name);
+// These answer in one step: there is no stream of tokens whose speed could be told.
+export const generates = (row) => !row.pooling && !SCORES.test(row.name);
+export const isSpecial = (row) => !generates(row) || !row.longest_len || TASK.test(row.name);

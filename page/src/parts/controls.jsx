@@ -102,10 +102,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint }) {
     } else if (event.key === "Enter") {
       event.preventDefault();
       pick(at >= 0 && shown[at] ? shown[at].value : text);
-    } else if (event.key === "Escape") {
-      setOpen(false);
-      setText(value);
-    }
+    } else if (event.key === "Escape") setOpen(false);
   };
   return (
     <div class="field picker">

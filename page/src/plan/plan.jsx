@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { addressOf, flushAddress, keepAddress } from "../address.js";
+import { addressOf, flushAddress, isLoopback, keepAddress } from "../address.js";
 import { Tabs, CopyButton, ErrorNote } from "../parts/controls.jsx";
 import { scaleOf } from "../parts/layout.js";
 import { EMPTY, fromParams, toParams } from "../setup.js";
@@ -156,6 +156,7 @@ function PlanActions({ plan, comparing, onCompare }) {
       <button type="button" class="button" onClick={() => print()}>
         {t("print")}
       </button>
+      {isLoopback() && <p class="hint">{t("share.local")}</p>}
     </div>
   );
 }

@@ -227,6 +227,7 @@ export const withServer = (setup, server) => ({
   ...EMPTY,
   gpu: server.gpu ?? setup.gpu,
   gpus: server.gpus ?? null,
+  host_memory: server.host_memory ?? null,
   vllm: server.vllm_named === false ? setup.vllm : server.vllm,
   model: server.model,
   env: { ...server.env },
@@ -242,6 +243,7 @@ function Machine({ setup, onChange, lists }) {
   const release = useId();
   const number = useId();
   const memory = useId();
+  const host = useId();
   return (
     <div class="machine">
       <Picker
@@ -289,6 +291,16 @@ function Machine({ setup, onChange, lists }) {
           value={setup.gpu_memory ?? ""}
           placeholder={memoryOf(lists.gpus, setup.gpu)}
           onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })}
+        />
+      </div>
+      <div class="field">
+        <label for={host}>{t("host_memory")}</label>
+        <input
+          id={host}
+          type="text"
+          value={setup.host_memory ?? ""}
+          placeholder={t("auto")}
+          onChange={(event) => onChange({ ...setup, host_memory: event.target.value.trim() || null })}
         />
       </div>
     </div>

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -66,6 +67,7 @@ def _server_document(deployment: Deployment) -> dict[str, Any]:
         "vllm": deployment.release.version,
         "vllm_named": deployment.release_hint is not None,
         "gpus": deployment.gpu_count,
+        "host_memory": human_bytes(limit) if (limit := deployment.memory_limit_bytes) else None,
         "flags": _given_flags(deployment),
         "env": dict(deployment.args.env),
         "command": list(without_secrets(command(deployment.args, deployment.release))),
