@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from legroom.deployments.container_images import docker_bytes, mount_of, published_port, repeated_entry
-from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_command
+from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_words
 from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, split_words, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
@@ -282,7 +282,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
     words = [item.scalar or "" for item in test.list()][1:] or split_words(test.scalar or "")
     if len(words) == 1:  # ["CMD-SHELL", "curl ..."]
         words = ["sh", "-c", *words]
-    return (probe_of_command("health", words, test),)
+    return (probe_of_words("health", words, test.source.place(test.offset)),)
 
 
 def _health_limit(service: Node) -> TimeLimit | None:

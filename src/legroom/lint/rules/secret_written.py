@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, Findings, checks, finding, flag_value, flag_word
@@ -16,16 +17,21 @@ _PLACEHOLDER = re.compile(
 )
 """A value that is clearly no secret."""
 
+_LEFT_OPEN = re.compile(r"<[^>]+>|your.*|changeme", re.IGNORECASE)
+_FROM_STORE = "take it from a secret store"
+
 
 @checks(StartedServer, "secret-written")
 def secret_written_in_file(server: StartedServer, context: Context) -> Findings:
     """An API key or token written as plain text in a command or environment."""
     for name in _NAMES:
         word = server.env.get(name)
-        if word is not None and not _PLACEHOLDER.search(word.text):
-            yield finding(
-                "secret-written", server.place_of(word), f"{name} is written down here", "take it from a secret store"
-            )
+        if word is not None and server.runs in ("kubernetes", "compose") and _LEFT_OPEN.fullmatch(word.text):
+            message = f"{name} waits for a secret in this file"
+            found = finding("secret-written", server.place_of(word), message, _FROM_STORE)
+            yield replace(found, severity="note")
+        elif word is not None and not _PLACEHOLDER.search(word.text):
+            yield finding("secret-written", server.place_of(word), f"{name} is written down here", _FROM_STORE)
     for flag, name in SECRET_FLAGS.items():
         word = flag_word(server, flag)
         value = flag_value(server, word) if word else ""
