@@ -232,8 +232,8 @@ def test_an_autoscaler_by_the_processor_is_noted():
 
 
 def test_a_script_that_names_its_port_vllm_port_is_noted():
-    assert ("env-meaning", "note") in found(f"vllm serve {MODEL} --port $VLLM_PORT", "a.sh")
-    assert found(f"vllm serve {MODEL} --port $PORT", "a.sh") == set()
+    assert ("env-meaning", "note") in found(f"vllm serve {MODEL} --port ${{VLLM_PORT:-8000}}", "a.sh")
+    assert found(f"vllm serve {MODEL} --port ${{PORT:-8000}}", "a.sh") == set()
 
 
 def test_the_health_check_of_a_dockerfile_asks_the_server():

@@ -44,9 +44,8 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
             yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
-        elif made is not None and made.plan.memory.tightest.weights.bytes > _COMMON_CARD_BYTES and not server.launcher:
-            held = human_bytes(made.plan.memory.tightest.weights.bytes)
-            message = f"one GPU holds {held} of weights: no card of 80 GB does"
+        elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
+            message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
             yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
         return
     # Another rule is about the host's memory.
