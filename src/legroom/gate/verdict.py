@@ -42,8 +42,6 @@ _RESTART_LOOP_RULES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer for one object."""
-
     outcome: Outcome
     sentences: tuple[str, ...] = ()
     is_searched: bool = True
