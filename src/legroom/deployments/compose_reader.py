@@ -152,7 +152,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             gpus=gpus,
             gpu_ids=_gpu_ids(service, known, gpus, shown),
             memory_limit_bytes=docker_bytes(memory),
-            mounts=tuple(_mounts(service)) if service.get("ports") or service.get("expose") else None,
+            mounts=_mounts(service),
             published=tuple(_published(service, known)),
             other_env=_other_variables(service),
             has_no_gpu=_has_no_gpu(service) and folder.is_only_compose_file,
@@ -209,11 +209,15 @@ def compose_env(node: Node | None) -> dict[str, Word]:
     return env
 
 
-def _mounts(service: Node) -> Iterator[Mount]:
-    """The volumes of a service."""
-    for item in service.list("volumes"):
-        target, is_host = item.text("target"), item.text("type") == "bind"
-        yield Mount(target, "host" if is_host else "volume") if target else mount_of(item.scalar or "")
+def _mounts(service: Node) -> tuple[Mount, ...] | None:
+    """The volumes of a service; None for an excerpt without ports, and where others add to them."""
+    if not (service.get("ports") or service.get("expose")) or service.get("configs") or service.get("volumes_from"):
+        return None
+    items = [(item, item.text("target"), item.text("type") == "bind") for item in service.list("volumes")]
+    return tuple(
+        Mount(target, "host" if is_host else "volume") if target else mount_of(item.scalar or "")
+        for item, target, is_host in items
+    )
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:

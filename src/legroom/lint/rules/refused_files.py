@@ -38,7 +38,7 @@ def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
     wanted = dict(document.items("spec", "selector", "matchLabels"))
     labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
     for key, value in wanted.items() if labels else ():
-        if labels.get(key) != value.scalar:
+        if labels.get(key) != value.scalar and "$" not in f"{labels.get(key)}{value.scalar}":
             message = f"the selector asks for {key}: {value.scalar}, which the pods are not labelled with"
             yield value, message, "write the same label in spec.template.metadata.labels"
     for pod in document.walk():

@@ -6,16 +6,12 @@ import re
 from dataclasses import replace
 
 from legroom.deployments.subjects import StartedServer
+from legroom.facts import pattern
 from legroom.lint.rule import Context, Findings, checks, finding, flag_value, flag_word
 from legroom.masking import SECRET_FLAGS
 
 _NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "VLLM_API_KEY", "LEGROOM_GUARD_TOKEN")
-_PLACEHOLDER = re.compile(
-    r"\$|\{\{|<|^$|\.\.\.|…|(?<![a-z0-9])(x{3,}|your(?![a-z])|your(hf|api|token|key|secret)|token-abc"
-    r"|((token|key|secret)[-_]here|change[-_]?me|change[-_]this|example|empty|placeholder|dummy|fake|test([-_]?(key|token))?)(?![a-z0-9]))",
-    re.IGNORECASE,
-)
-"""A value that is clearly no secret."""
+_PLACEHOLDER = pattern("secret_written.placeholder")
 
 _LEFT_OPEN = re.compile(r"<[^>]+>|your.*|changeme", re.IGNORECASE)
 _FROM_STORE = "take it from a secret store"
