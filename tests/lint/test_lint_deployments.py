@@ -181,6 +181,12 @@ def test_a_unit_has_no_shell(start):
     )
 
 
+def test_a_unit_does_not_expand_variables_of_its_environment():
+    unit = f"[Service]\nEnvironment=PATH=VALUE:/opt/bin\nExecStart=/usr/bin/vllm serve {MODEL}\n"
+    assert ("env-meaning", "warning") in found(unit.replace("VALUE", "$PATH"), "a.service")
+    assert found(unit.replace("VALUE", "/usr/bin"), "a.service") == set()
+
+
 NOTES = {
     "an image that moves": (deployment(more=PORTS, image="vllm/vllm-openai:latest"), "image-moving"),
     "an update that needs a GPU more": (deployment().replace("{type: Recreate}", "{}"), "rollout-stuck"),

@@ -113,7 +113,7 @@ def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
 @checks(StartedServer, "image-moving")
 def image_without_release(server: StartedServer, context: Context) -> Findings:
     """An image of vLLM whose tag moves to the next release."""
-    is_excerpt = server.mounts is None and not server.probes
+    is_excerpt = server.mounts is None and not server.probes and server.start_limit is None
     if (
         not is_excerpt
         and is_server_image(server.image)
