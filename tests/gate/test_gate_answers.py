@@ -241,8 +241,8 @@ def test_what_no_api_server_sends_is_refused_and_does_no_harm(gate, body):
     assert gate.ask(deployment(*FITS))["allowed"] is True
 
 
-def test_an_object_of_a_hundred_thousand_words_is_let_through_in_time(gate):
-    wide = deployment(*(["--model", "x"] * 50_000))
+def test_an_object_of_ten_thousand_words_is_let_through_in_time(gate):
+    wide = deployment(*(["--model", "x"] * 5_000))
     assert gate.ask(wide)["allowed"] is True
 
 
