@@ -66,7 +66,8 @@ def _with_time_limits(source: Text, server: StartedServer, settings: dict[str, W
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
     start = _time_limit(source, settings, "TimeoutStartSec", server) if waits else None
     stop = _time_limit(source, settings, "TimeoutStopSec", server)
-    return replace(server, start_limit=start, stop_limit=stop, read_as="a systemd unit")
+    other = frozenset({"*"} if "EnvironmentFile" in settings or "PassEnvironment" in settings else ())
+    return replace(server, start_limit=start, stop_limit=stop, other_env=other, read_as="a systemd unit")
 
 
 def _time_limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
