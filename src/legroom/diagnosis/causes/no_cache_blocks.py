@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.causes import Assessment, Case, Cause, Fix, FixPlanner, Localized, known_fix, proof
-from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES
+from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, UNKNOWN_CARD_BYTES, advised_share_fix
 from legroom.diagnosis.fixes.flag_repair import LARGEST_DEFAULT_TOKENS, larger_pool_fix
 from legroom.diagnosis.fixes.hardware_fixes import (
     budget_for_weights,
@@ -121,6 +121,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
         return
     yield larger_pool_fix(planner)
+    yield advised_share_fix(planner, -(planner.accounting.pool_bytes or 0))
     if planner.failed_plan is not None:
         yield from _planned_fixes(planner)
         return
@@ -275,9 +276,11 @@ def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
         return None  # the numbers are there, and they say that the card has no room
     if planner.utilization >= MAX_UTILIZATION:
         return None
+    # Who asks for less than half of a card shares it: the rest is not free.
+    share = MAX_UTILIZATION if planner.utilization >= 0.5 else round(2 * planner.utilization, 3)
     return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": MAX_UTILIZATION},
+        {"gpu_memory_utilization": share},
         "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
         steps=DECIDING_STEPS,

@@ -11,7 +11,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.confidence import FixGround
 from legroom.diagnosis.finding import DeadEnd, Fix, FixKind
 from legroom.diagnosis.fixes.fix_planner import MAX_UTILIZATION, FixPlanner
-from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.facts.flags import env_history, env_names, flag_name, flags_of
 from legroom.units import GIB, gib
 from legroom.vllm.args import ServeArgs
 
@@ -25,6 +25,7 @@ _PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per
 _FULL_CARD = 0.97
 """Above it less than what every process needs outside the budget is left of a card of 24 GiB."""
 _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
+_KV_CHECKS = ("kv_bytes_short", "kv_tokens_short", "kv_check_told", "estimated_max_len", "no_cache_blocks")
 _AFTER_POOL = ("sampler", "warmup", "graph")
 _KIND_OF_FLAG: dict[str, FixKind] = {
     "max_model_len": "max_model_len",
@@ -63,15 +64,28 @@ def checked_fixes(
 
 
 def _reported_fix(planner: FixPlanner) -> Fix | None:
-    """The first setting with which the server started by the text's own words; None without one."""
-    flags = next(({name: value} for name, value, worked in planner.case.reported if worked), None)
-    why = "The text itself says that this worked."
-    return Fix("other_engine_feature_off", why, flags, proven=True) if flags and planner.case.is_oom else None
+    """The first change with which the server started by the text's own words; None without one."""
+    case = planner.case
+    if not case.is_oom and not case.has(*_KV_CHECKS):
+        return None
+    for settings, worked in case.reported:
+        flags = {name: value for name, value in settings.items() if not name.isupper()}
+        env = {name: str(value) for name, value in settings.items() if name.isupper()}
+        if worked and not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None):
+            why = "The text itself says that this worked."
+            return Fix("other_engine_feature_off", why, flags, env, proven=True)
+        if worked and None in flags.values():
+            flags = {name: value for name, value in flags.items() if value is None}
+            why = f"The text itself says that it works without {', '.join(flag_name(name) for name in flags)}."
+            return Fix("other_engine_feature_off", why, flags, proven=True)
+    return None
 
 
 def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     """Whether the text says that the server failed with this too; a lower share has to be below a share that failed."""
-    failed = {name: value for name, value, worked in planner.case.reported if not worked}
+    failed = {
+        name: value for settings, worked in planner.case.reported if not worked for name, value in settings.items()
+    }
     share = failed.get("gpu_memory_utilization")
     if fix.kind == "lower_util" and share is not None and fix.flags.keys() == {"gpu_memory_utilization"}:
         return bool(fix.flags["gpu_memory_utilization"] >= share)
@@ -139,7 +153,12 @@ def _release_supports(planner: FixPlanner, fix: Fix) -> bool:
 
 def _without_values_in_force(planner: FixPlanner, fix: Fix) -> Fix:
     """The fix without the values that the failed run already had, given or by default; its kind is of what is left."""
-    flags = {name: value for name, value in fix.flags.items() if not _is_in_force(planner, name, value)}
+    is_said = fix.is_unplanned or (fix.proven and bool(planner.case.reported))
+    flags = {
+        name: value
+        for name, value in fix.flags.items()
+        if (is_said and value is None) or not _is_in_force(planner, name, value)
+    }
     env = {name: value for name, value in fix.env.items() if planner.given_args.env.get(name) != value}
     if flags == fix.flags and env == fix.env:
         return replace(fix, kind=_kind_of(planner, fix))
@@ -167,7 +186,7 @@ def _kind_of(planner: FixPlanner, fix: Fix) -> FixKind:
 def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
     """The fix with the memory plan of the changed server; None where that plan or the log's figures fail."""
     memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
-    if fix.plan is not None or fix.proven or not memory_flags:
+    if fix.plan is not None or fix.proven or fix.is_unplanned or not memory_flags:
         return fix
     if planner.failed_plan is not None:
         made = planner.plan_with(memory_flags)
@@ -204,7 +223,7 @@ def unexplained_bytes(case: Case, fix: Fix) -> int:
 
 def fix_ground(planner: FixPlanner, fix: Fix, *, is_memory: bool) -> FixGround:
     """What a fix rests on: a plan that shows the failure, figures of the log, a look-alike or experience."""
-    if unexplained_bytes(planner.case, fix):
+    if unexplained_bytes(planner.case, fix) or fix.is_unplanned:
         return "experience"
     if fix.proven or not is_memory:
         return "figures" if fix.proven else "lookalike"
