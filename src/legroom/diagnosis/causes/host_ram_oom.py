@@ -46,8 +46,8 @@ def examine(case: Case) -> Assessment | None:
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
         return Assessment(0.92, proof(shares), why)
     if pinned := _pinned_beyond_ram(case):
-        each, ranks, ram = pinned
-        why = f"{ranks} ranks pin {gib(each)} of host RAM each, {gib(ranks * each)} together; the host has {gib(ram)}."
+        each, ranks, host = pinned
+        why = f"{ranks} ranks pin {gib(each)} of host RAM each, {gib(ranks * each)} together; the host has {gib(host)}."
         return Assessment(0.9, proof(case.last("lmcache_size"), case.first("host_ram")), why)
     for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_WEAK, 0.35)):
         error = case.first(*ids)
