@@ -14,7 +14,7 @@ spec:
   - image: vllm/vllm-openai:v0.32.0
     command: [vllm, serve, MODEL, --tensor-parallel-size, 'RANKS', --max-model-len, '4096']
     volumeMounts: [{name: shm, mountPath: /dev/shm}]
-    livenessProbe: {periodSeconds: 10, failureThreshold: FAILURES}
+    startupProbe: {httpGet: {path: /health, port: 8000}, periodSeconds: 10, failureThreshold: FAILURES}
     resources:
       limits: {nvidia.com/gpu: RANKS, memory: MEMORY}
 """

@@ -221,7 +221,7 @@ def model_spec_server(node: Node) -> StartedServer:
     return StartedServer(
         "kubernetes",
         (*serve_words(url.offset), url.word(), *_vllm_config_flags(node)),
-        kubernetes_reader.env_list(node.get("env")),
+        kubernetes_reader.env_list(node.get("env")) | dict(_adapter_variables(node)),
         place,
         place(url.offset),
         image=f"{repository}:{tag}" if repository and tag else repository,
@@ -246,3 +246,11 @@ def _vllm_config_flags(node: Node) -> Iterator[Word]:
     yield from (item.word() for item in node.list("vllmConfig", "extraArgs") if item.scalar is not None)
     if node.text("enableLoRA") == "true":
         yield Word("--enable-lora", node.offset)
+    if node.get("raySpec") is not None:
+        yield Word("--distributed-executor-backend=ray", node.offset)
+
+
+def _adapter_variables(node: Node) -> Iterator[tuple[str, Word]]:
+    """The variable by which the chart lets adapters be loaded."""
+    if node.text("enableLoRA") == "true":
+        yield "VLLM_ALLOW_RUNTIME_LORA_UPDATING", Word("True", node.offset)
