@@ -54,6 +54,8 @@ class Case:
     """Known functions in the stack of the black box, which is complete where the log's traceback may not be."""
     reported: tuple[tuple[Mapping[str, Any], bool], ...] = ()
     """Settings and whether the server started with them, as the writer of the text says."""
+    too_small_share: float | None = None
+    """The gpu_memory_utilization of an earlier attempt whose KV pool was too small."""
     neighbours: tuple[Startup, ...] = ()
     """The start-ups of other services in the same log, which may share the card."""
     computed_site: str = ""

@@ -12,19 +12,24 @@ from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
 
-Contrast = tuple[Mapping[str, Any], bool]
-"""Settings by vLLM's Python names (None: taken away; variables by their own), and whether the server started."""
+Contrast = tuple[Mapping[str, Any], bool, str]
+"""Settings by vLLM's Python names (None: taken away) or variables, whether the server started, and the clause."""
 
 _SENTENCE = re.compile(r"(?<=[a-z\d)`'\"][.!?;])\s+|\n|[。；]")
-_CLAUSE = re.compile(r"(?<=[a-z\d)`'\"]),\s+|[()，]|\b(?:but|while|whereas|however|otherwise)\b|但")
+_CLAUSE = re.compile(r"(?<=[a-z\d)`'\"]),\s+|[()，]|\b(?:but|whereas|however|otherwise)\b|但")
 _MENTION = re.compile(
     r"(?<![\w-])(?P<dashes>--?)?(?:vllm[_-])?(?P<name>tp|[a-z]+(?:[_-][a-z]+)+)[`'\"\]]*"
-    r"(?:(?:\s?[=:→]\s?| (?:to |of |at )?|(?:\s\S+)? (?:-?->|→|to) )[`'\"]?(?P<value>\d[\d.]*[KMGk]?|[Tt]rue|fp8\w*))?"
+    r"(?:(?: from)? \S+ ?(?:-?->|→|to) ?|\s?[=:→]\s?| (?:to |of |at )?)?[`'\"]?"
+    r"(?P<value>\d[\d.]*[KMGk]?(?![\w%])|[Tt]rue|fp8\w*)?"
 )
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
-_AT_SHARE = re.compile(r"\b(?:at|with|to) (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
+_AT_SHARE = re.compile(r"(?i)\b(?:at|with|to) (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
 _LENGTH = re.compile(
     r"(?<![\w.])(\d{1,4})[kK]\b(?=[^.]{0,24}\b(?:context|ctx|window|tokens?|works?|fits|starts?|runs?)\b)"
+)
+_BARE_VALUE = re.compile(
+    r"\b(?:with|at|to) (\d[\d.]*k?)\b(?! ?(?:[GMK]i?B|GPUs?|cards?|requests?|users?|x\b|%|of))|"
+    r"(?:^|\s)(\d[\d.]*k?)(?= (?:works|worked|fits|starts|runs|is fine))"
 )
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
@@ -51,13 +56,15 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
         for clause in _CLAUSE.split(sentence):
             failed = bool(_words("failed").search(_words("no_failure").sub("", clause)))
             if failed or (_words("worked").search(clause) and not fails_later):
-                settings = dict(_mentions(clause, release, shares) if failed else _remedies(clause, last_flag))
+                settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
+                if not settings and last_flag and (bare := _BARE_VALUE.search(clause)):
+                    settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2]}", release, shares))
                 if not failed:
-                    settings = {**dict(_mentions(clause, release, shares)), **settings}
+                    settings |= dict(_remedies(clause, last_flag))
                 if settings:
-                    yield settings, not failed
+                    yield settings, not failed, clause
             elif taken_away := dict(_only_with(clause)):
-                yield taken_away, True
+                yield taken_away, True, ""
             last_flag = next((f"--{word}" for word in reversed(re.findall(r"--([a-z][\w-]+)", clause))), last_flag)
 
 

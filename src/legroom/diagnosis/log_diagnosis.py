@@ -22,7 +22,7 @@ from legroom.diagnosis.recorded_memory import (
     with_record,
 )
 from legroom.diagnosis.verdict import Diagnosis, diagnose_run
-from legroom.facts.releases import latest, logged_release
+from legroom.facts.releases import Release, latest, logged_release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, LogPassage, evidence_in
@@ -208,15 +208,32 @@ def _with_pasted_command(
     last = cases[-1]
     release = logged_release(last.startup.vllm) if last.startup.vllm else None
     failure_line = last.first_failure.line if last.first_failure else None
+    told, full_text = tuple(contrasts(text, release or latest())), text
+    for _, worked, clause in told:
+        text = text.replace(clause, "") if worked else text  # those settings are not of the run that failed
     command, args = pasted_command(text, failure_line, release, lambda args: _mismatch(args, last))
     if command and not any(case.startup.args_known for case in cases):
         hints = replace(hints or Hints(), command=command)
     elif attempts:  # what the last attempt names counts before what all of them name
         own = pasted_command("\n".join(text.split("\n")[attempts[-1] - 1 :]), None, release)[1]
         args = merge_args(args, own)
-    card, reported = named_card(text), tuple(contrasts(text, release or latest()))
+        cases = (*cases[:-1], replace(cases[-1], too_small_share=_too_small_share(cases[:-1], text, attempts, release)))
+    card, reported = named_card(full_text), tuple((settings, worked) for settings, worked, _ in told)
     cases = tuple(replace(case, reported=reported) for case in cases)
     return tuple(case if case.startup.args_known else _with_args(case, args, card) for case in cases), hints
+
+
+def _too_small_share(
+    earlier: Sequence[Case], text: str, attempts: Sequence[int], release: Release | None
+) -> float | None:
+    """The largest gpu_memory_utilization of the earlier attempts whose KV pool was too small; None without one."""
+    lines, spans = text.split("\n"), pairwise((1, *attempts))
+    shares = [
+        pasted_command("\n".join(lines[first - 1 : then - 1]), None, release)[1].gpu_memory_utilization
+        for case, (first, then) in zip(earlier, spans, strict=False)
+        if case.phase == "startup_kv" and not case.is_oom
+    ]
+    return max((share for share in shares if share), default=None)
 
 
 def _mismatch(args: ServeArgs, case: Case) -> int:

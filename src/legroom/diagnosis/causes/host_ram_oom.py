@@ -95,7 +95,7 @@ def _pinned_beyond_ram(case: Case) -> tuple[int, int, int] | None:
     buffer = max((item.number("buffer_bytes") or 0 for item in case.all("lmcache_size")), default=0)
     size = buffer + round(((args.swap_space or 0) + (args.cpu_offload_gb or 0)) * GIB)
     ram = max((item.number("ram_bytes") or 0 for item in case.all("host_ram")), default=0)
-    return (size, args.engine_ranks, ram) if 0 < ram < size * args.engine_ranks and not case.is_oom else None
+    return (size, args.engine_ranks, ram) if 0 < ram <= size * args.engine_ranks and not case.is_oom else None
 
 
 def _suggests_kill(case: Case, ended: Evidence) -> bool:

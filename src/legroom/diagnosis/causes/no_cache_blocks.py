@@ -109,6 +109,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield _without_block_override_fix(planner)
             return
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
+        if planner.failed_plan is None:
+            yield known_fix("measured_pool")  # of how many such pieces the pool consists is not known
         yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.")
         yield known_fix("measured_pool")
         return
@@ -187,7 +189,7 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
         planner.pull_lever("fewer sequences", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
-    combined = None
+    combined, missing = None, -(planner.accounting.pool_bytes or 0)
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         combined = planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     is_sure = combined is not None and combined.plan is not None and combined.plan.verdict == "fits"
@@ -199,6 +201,8 @@ def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     yield combined
     if planner.accounting.weights_over_budget_bytes:
         yield from budget_for_weights(planner)
+    elif not any(single) and combined is None and 0 < missing < GIB:
+        yield savings_fix(planner, missing)
     elif not any(single) and combined is None:
         yield other_hardware(planner)
 

@@ -25,7 +25,6 @@ _PEAK_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs", "limit_mm_per
 _FULL_CARD = 0.97
 """Above it less than what every process needs outside the budget is left of a card of 24 GiB."""
 _BATCH_FLAGS = frozenset({"max_num_batched_tokens", "max_num_seqs"})
-_KV_CHECKS = ("kv_bytes_short", "kv_tokens_short", "kv_check_told", "estimated_max_len", "no_cache_blocks")
 _AFTER_POOL = ("sampler", "warmup", "graph")
 _KIND_OF_FLAG: dict[str, FixKind] = {
     "max_model_len": "max_model_len",
@@ -44,12 +43,12 @@ _FORBIDDEN = re.compile(r"(raise|lower|change) (\w+)(?: to ([\d.]+) and more)?")
 
 
 def checked_fixes(
-    planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = ()
+    planner: FixPlanner, fixes: Iterable[Fix | None], dead_ends: Iterable[DeadEnd] = (), *, is_memory: bool = True
 ) -> tuple[Fix, ...]:
     """The fixes that pass, a certain one before a tight first one; more GPUs last where their number is known."""
     forbidden = [found for end in dead_ends if (found := _FORBIDDEN.match(end.action))]
     passed: list[Fix] = []
-    for fix in (_reported_fix(planner), *fixes):
+    for fix in (_reported_fix(planner) if is_memory else None, *fixes):
         if fix is None or _was_in_vain(planner, fix) or any(_is_forbidden(planner, fix, rule) for rule in forbidden):
             continue
         checked = _check_fix(planner, fix)
@@ -65,10 +64,7 @@ def checked_fixes(
 
 def _reported_fix(planner: FixPlanner) -> Fix | None:
     """The first change with which the server started by the text's own words; None without one."""
-    case = planner.case
-    if not case.is_oom and not case.has(*_KV_CHECKS):
-        return None
-    for settings, worked in case.reported:
+    for settings, worked in planner.case.reported:
         flags = {name: value for name, value in settings.items() if not name.isupper()}
         env = {name: str(value) for name, value in settings.items() if name.isupper()}
         if worked and not all(_is_in_force(planner, name, value) for name, value in flags.items() if value is not None):
@@ -86,7 +82,9 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
     failed = {
         name: value for settings, worked in planner.case.reported if not worked for name, value in settings.items()
     }
-    share = failed.get("gpu_memory_utilization")
+    share, least = failed.get("gpu_memory_utilization"), planner.case.too_small_share
+    if fix.flags.keys() == {"gpu_memory_utilization"} and least and fix.flags["gpu_memory_utilization"] <= least:
+        return True  # an earlier attempt had no room for its pool at this share
     if fix.kind == "lower_util" and share is not None and fix.flags.keys() == {"gpu_memory_utilization"}:
         return bool(fix.flags["gpu_memory_utilization"] >= share)
     return bool(fix.flags) and all(name in failed and failed[name] == value for name, value in fix.flags.items())
@@ -190,6 +188,8 @@ def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
         return fix
     if planner.failed_plan is not None:
         made = planner.plan_with(memory_flags)
+        if made is None and not planner.known.ranks_known and not planner.failed_plan.starts:
+            return replace(fix, is_unplanned=True)  # the failed run itself does not start on so few ranks
         return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
     return None if planner.accounting.refuses(memory_flags) else fix
 

@@ -122,7 +122,7 @@ class FixPlanner:
     @property
     def utilization_known(self) -> bool:
         """Whether the log or the user shows gpu_memory_utilization, or that it was not set."""
-        if self.case.has("free_below_desired") or self.known.args.gpu_memory_utilization is not None:
+        if self.case.has("free_below_desired", "graph_share") or self.known.args.gpu_memory_utilization is not None:
             return True
         return self.flags_known
 
@@ -134,10 +134,10 @@ class FixPlanner:
     @property
     def utilization(self) -> float:
         """gpu_memory_utilization of the failed run."""
-        check = self.case.first("free_below_desired")
-        printed = check.facts.get("utilization_ratio") if check else None
-        if isinstance(printed, float):
-            return printed
+        for check in self.case.all("free_below_desired", "graph_share"):
+            printed = check.facts.get("utilization_ratio") or check.facts.get("given_ratio")
+            if isinstance(printed, float):
+                return printed
         given = self.known.args.gpu_memory_utilization
         if given is not None:
             return given
