@@ -23,14 +23,16 @@ _MENTION = re.compile(
     r"(?P<value>\d[\d.]*[KMGk]?(?![\w%])|[Tt]rue|fp8\w*)?"
 )
 _RANKS = re.compile(r"\b(?:TP|tp)[ =]?(\d{1,2})\b")
-_AT_SHARE = re.compile(r"(?i)\b(?:at|with|to) (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
+_AT_SHARE = re.compile(r"(?i)\bat (0?\.\d{1,3})(?: and 0?\.\d{1,3})?(?![\d.%]| ?(?:[GMK]i?B|s\b|x\b|of))")
 _LENGTH = re.compile(
     r"(?<![\w.])(\d{1,4})[kK]\b(?=[^.]{0,24}\b(?:context|ctx|window|tokens?|works?|fits|starts?|runs?)\b)"
 )
 _BARE_VALUE = re.compile(
     r"\b(?:with|at|to) (\d[\d.]*k?)\b(?! ?(?:[GMK]i?B|GPUs?|cards?|requests?|users?|x\b|%|of))|"
-    r"(?:^|\s)(\d[\d.]*k?)(?= (?:works|worked|fits|starts|runs|is fine))"
+    r"(?:^|\s)(\d[\d.]*k?)(?= (?:works|worked|fits|starts|runs|survives|is fine))|"
+    r"(?:改成|改为|设为|调到|降到)\s?(\d[\d.]*)"
 )
+_FLAG_NAME = re.compile(r"--([a-z][\w-]+)|\b([a-z]+(?:_[a-z]+)+)(?=[`'\" ]?[=: ]\s?\d)")
 _VARIABLE = re.compile(r"\b([A-Z][A-Z\d]+(?:_[A-Z\d]+)+)=([\w.:,]+)")
 
 
@@ -58,14 +60,15 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
             if failed or (_words("worked").search(clause) and not fails_later):
                 settings = dict(reversed(list(_mentions(clause, release, shares))))  # the first of two values
                 if not settings and last_flag and (bare := _BARE_VALUE.search(clause)):
-                    settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2]}", release, shares))
+                    settings = dict(_mentions(f"{last_flag} {bare[1] or bare[2] or bare[3]}", release, shares))
                 if not failed:
                     settings |= dict(_remedies(clause, last_flag))
                 if settings:
                     yield settings, not failed, clause
             elif taken_away := dict(_only_with(clause)):
                 yield taken_away, True, ""
-            last_flag = next((f"--{word}" for word in reversed(re.findall(r"--([a-z][\w-]+)", clause))), last_flag)
+            named = [one or other for one, other in _FLAG_NAME.findall(clause)]
+            last_flag = f"--{named[-1]}" if named else last_flag
 
 
 def _mentions(clause: str, release: Release, shares: bool) -> Iterator[tuple[str, Any]]:

@@ -193,10 +193,13 @@ def _planned_parts(layout: Layout) -> str:
 def _planned_failure(case: Case, planner: FixPlanner) -> tuple[Cause, Assessment] | None:
     """The failure that the run's plan predicts, where memory ran out and the text shows neither sizes nor a place."""
     is_open = _oom_without_site(case) or (case.first_failure is not None and case.first_failure.is_told and case.is_oom)
-    plan = planner.failed_plan if is_open and not case.has_site_frame and case.oom is None else None
-    if plan is None or plan.verdict == "fits" or case.platform.trainer or not planner.known.ranks_known:
+    plan = planner.failed_plan if is_open and not case.has_site_frame else None
+    if plan is None or plan.verdict == "fits" or case.platform.trainer:
         return None
     is_full = plan.layout.weights.bytes > _FULL_OF_WEIGHTS * plan.layout.total_bytes
+    is_told = case.oom is None and planner.known.ranks_known  # sizes that failed, or ranks that may be more, tell less
+    if not is_told and not (is_full and planner.known.ranks == 1 and (case.ledger.wanted_bytes or 0) < GIB):
+        return None
     label = "weights_too_big" if is_full else plan.memory.failure.id if plan.memory.failure is not None else ""
     cause = next((cause for cause in causes() if cause.label == label), None)
     why = "The text does not show where memory ran out; this is where the plan of the same command does."

@@ -223,6 +223,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         "process on the card, so a neighbour or an orphaned worker is charged to this one."
     )
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
+    charging = charging or case.has("several_servers")
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
 
 

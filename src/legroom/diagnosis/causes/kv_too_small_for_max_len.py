@@ -67,6 +67,7 @@ def _printed_shortage(case: Case) -> tuple[int | None, int | None, int | None]:
     """max_model_len in tokens, and the needed and available KV bytes."""
     names = ("max_model_len_count", "needed_bytes", "available_bytes")
     wanted, needed, has = (case.number("kv_bytes_short", name) for name in names)
+    has = has if has is not None or needed is None else case.startup.available_kv_bytes
     return wanted or case.startup.args.max_model_len, needed, has
 
 

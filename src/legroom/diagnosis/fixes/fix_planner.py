@@ -134,13 +134,14 @@ class FixPlanner:
     @property
     def utilization(self) -> float:
         """gpu_memory_utilization of the failed run."""
-        for check in self.case.all("free_below_desired", "graph_share"):
-            printed = check.facts.get("utilization_ratio") or check.facts.get("given_ratio")
-            if isinstance(printed, float):
-                return printed
-        given = self.known.args.gpu_memory_utilization
-        if given is not None:
-            return given
+        check, compared = self.case.first("free_below_desired"), self.case.first("graph_share")
+        for share in (
+            check.facts.get("utilization_ratio") if check else None,
+            self.known.args.gpu_memory_utilization,
+            compared.facts.get("given_ratio") if compared else None,
+        ):
+            if isinstance(share, float):
+                return share
         return self.default_utilization if self.known.release_known else 0.9
 
     def in_force(self, name: str) -> Any:
