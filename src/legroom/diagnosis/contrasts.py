@@ -67,7 +67,7 @@ def contrasts(text: str, release: Release) -> Iterator[Contrast]:
                     yield settings, not failed, clause
             elif taken_away := dict(_only_with(clause)):
                 yield taken_away, True, ""
-            named = [one or other for one, other in _FLAG_NAME.findall(clause)]
+            named = [one or other for one, other in _FLAG_NAME.findall(clause) if one or other in SETTINGS]
             last_flag = f"--{named[-1]}" if named else last_flag
 
 

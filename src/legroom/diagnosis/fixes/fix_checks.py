@@ -93,7 +93,7 @@ def _was_in_vain(planner: FixPlanner, fix: Fix) -> bool:
 def _is_forbidden(planner: FixPlanner, fix: Fix, rule: re.Match[str]) -> bool:
     """Whether a fix does nothing but what a dead end of the same finding warns of."""
     verb, name, bound = rule.groups()
-    is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom")
+    is_after_pool = planner.case.site in _AFTER_POOL or planner.case.has("hbm_oom", "cpu_below_desired", "cpu_kv_short")
     if fix.flags.keys() != {name} or fix.env or is_after_pool or fix.proven:
         return False
     value, now = fix.flags[name], planner.utilization if name == "gpu_memory_utilization" else planner.in_force(name)
