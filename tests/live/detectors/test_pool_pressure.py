@@ -22,7 +22,7 @@ def test_a_full_pool_with_requests_waiting_is_said_at_the_third_look() -> None:
     findings = server.scrapes(3, **FULL, waiting=7)
     assert findings[:2] == [None, None]
     assert findings[2] is not None
-    assert findings[2].reason == "the KV pool is 99% full (990 of 1,000 blocks) with 40 running, and 7 requests wait"
+    assert all(fact in findings[2].reason for fact in ("99%", "990 of 1,000", "40 running", "7 requests"))
     assert (findings[2].restart_helps, findings[2].entry, findings[2].is_seen_now) == (False, "LR403", True)
 
 
@@ -73,5 +73,5 @@ def test_of_several_engines_the_full_one_is_named() -> None:
 
 def test_a_pool_without_room_for_one_more_is_full_though_its_use_is_not() -> None:
     findings = FakeServer(PoolPressure).scrapes(5, kv_use=0.67, running=2, waiting=4)
-    assert findings[-1] is not None and "no room for one more like them" in findings[-1].reason
+    assert findings[-1] is not None and "no room for" in findings[-1].reason
     assert FakeServer(PoolPressure).scrapes(5, kv_use=0.67, running=4, waiting=4) == [None] * 5
