@@ -129,8 +129,5 @@ def refuse_bad_flags(problems: Sequence[FlagProblem], release: Release) -> None:
     if fatal:
         message = "; ".join(problem.message for problem in fatal)
         known = [problem for problem in fatal if problem.instead or problem.flag in WISHES]
-        hints = [
-            WISHES.get(problem.flag) or f"instead of {problem.value or problem.flag}: {problem.instead}"
-            for problem in known
-        ]
+        hints = [WISHES.get(each.flag) or f"instead of {each.value or each.flag}: {each.instead}" for each in known]
         raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")

@@ -174,7 +174,7 @@ def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style)
     """The smallest fleet of each GPU type that holds the load, the best one marked; then remarks."""
     fleets = [card.fleets[0] for card in cards if card.fleets]
     holding = report.by_cost(cards)
-    best = report.best(cards)
+    best = holding[0] if holding else None
     has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
     header = ["", "GPU", "GPUs", "split", "p99 TTFT s", "p99 TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
     rows = [[style.paint(word, "dim") for word in header]]

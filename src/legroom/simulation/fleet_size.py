@@ -325,10 +325,6 @@ class FleetReport:
         low, middle, high = (None if usd is None else usd / millions for usd in hourly)
         return low, middle, high
 
-    def best(self, cards: Sequence[CardFleets]) -> SizedFleet | None:
-        """The fleet that costs least at the slowest estimated step time, tight plans last."""
-        return next(iter(self.by_cost(cards)), None)
-
     def by_cost(self, cards: Sequence[CardFleets]) -> list[SizedFleet]:
         """The smallest fleet of each card that holds the load, by cost (or GPUs) at the slow end; tight plans last."""
 
