@@ -43,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("listening")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
-    where.add_argument(
-        "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds for requests to finish (default: 30)"
-    )
+    where.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for requests to finish (30)")
     files = parser.add_argument_group("policy files")
     files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
     files.add_argument("--print-policy", action="store_true", help="print the policy in force, with comments, and exit")

@@ -59,9 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
-    compared.add_argument(
-        "--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; a file, or REVISION:FILE of git"
-    )
+    compared.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changes; files, or REVISION:FILE")
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     goal = parser.add_argument_group("wishes (search for flags instead)")
     goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")

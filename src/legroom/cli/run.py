@@ -40,21 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     fixing.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
     fixing.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
     fixing.add_argument("--min-concurrency", metavar="N", help="never go below this many requests at once")
-    fixing.add_argument(
-        "--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)"
-    )
+    fixing.add_argument("--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (1800)")
     serve = parser.add_argument_group("while it serves")
     serve.add_argument("--on-crash", choices=("restart", "exit"), default="restart", help="default: restart")
     serve.add_argument("--restarts", metavar="N", default="5", help="at most this many restarts an hour (default: 5)")
-    serve.add_argument(
-        "--restart-delay",
-        metavar="S",
-        default="2",
-        help="seconds before a first restart, doubled each time (default: 2)",
-    )
-    serve.add_argument(
-        "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"
-    )
+    serve.add_argument("--restart-delay", metavar="S", default="2", help="before a restart; doubles each time (2)")
+    serve.add_argument("--drain", metavar="S", default="60", help="for running requests after SIGTERM (default: 60)")
     serve.add_argument(
         "--hang-timeout",
         metavar="S",
@@ -67,9 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
     what.add_argument("--save", metavar="FILE", help="write the final settings as a start script")
     what.add_argument("--dry-run", action="store_true", help="show the plan and the first command, start nothing")
-    what.add_argument(
-        "--json", action="store_true", help="print one JSON document on stdout at the end; vLLM's output goes to stderr"
-    )
+    what.add_argument("--json", action="store_true", help="one JSON document at the end; vLLM's output goes to stderr")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

@@ -51,9 +51,7 @@ def add_machine_options(where: argparse._ArgumentGroup) -> None:
     """Adds --gpu, --gpus, --gpu-memory, --gpu-used and --host-memory."""
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
     where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
-    where.add_argument(
-        "--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it (79.10GiB)"
-    )
+    where.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU as your machine reports it (79.10GiB)")
     where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
     where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
 
@@ -145,9 +143,7 @@ def gpu_count(text: str | None, option: str) -> int | None:
 
 def add_sweep_options(group: Any, default: str) -> None:
     """Adds --workers and --ray; `default` is the default shown in the help."""
-    group.add_argument(
-        "--workers", type=int, metavar="N", help=f"worker processes, or tasks at once on Ray (default: {default})"
-    )
+    group.add_argument("--workers", type=int, metavar="N", help=f"processes, or tasks on Ray (default: {default})")
     group.add_argument(
         "--ray",
         metavar="ADDRESS",

@@ -95,9 +95,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--network-policy", action="store_true", help=about)
     group.add_argument("--autoscale", metavar="N", help="scale up to N replicas, on waiting requests and KV use")
     group.add_argument("--scaler", choices=("hpa", "keda"), help="what scales it (default: keda)")
-    group.add_argument(
-        "--prometheus-url", metavar="URL", help="where KEDA asks (default: http://prometheus-operated:9090)"
-    )
+    group.add_argument("--prometheus-url", metavar="URL", help="for KEDA (default: http://prometheus-operated:9090)")
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
