@@ -63,10 +63,8 @@ def run(args: argparse.Namespace) -> int:
             print_answer(args.json, lambda: asdict(policy), lambda _: policy_toml(policy))
         return OK
     if not args.upstream:
-        raise LegroomError(
-            "--upstream is missing: which server should the guard protect?",
-            "legroom guard --upstream http://127.0.0.1:8000",
-        )
+        hint = "legroom guard --upstream http://127.0.0.1:8000"
+        raise LegroomError("--upstream is missing: which server should the guard protect?", hint)
     return _serve_proxy(args)
 
 

@@ -110,9 +110,8 @@ def _pack_request(args: argparse.Namespace) -> PackRequest:
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
     if not args.groups:
-        raise LegroomError(
-            "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
-        )
+        hint = "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
+        raise LegroomError("which servers?", hint)
     cards = _offered_cards(args)
     servers = with_own_names_and_ports([_packed_server(args, words, cards[0]) for words in args.groups])
     for remark in args.remarks:

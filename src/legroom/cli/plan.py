@@ -130,10 +130,8 @@ def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Releas
     context = parse_length(args.want_context, "--want-context") if args.want_context else None
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
     if concurrency < 1 or (context is not None and context < 1):
-        raise LegroomError(
-            "--want-context and --want-concurrency must be at least 1",
-            "write it like --want-context 32k --want-concurrency 16",
-        )
+        hint = "write it like --want-context 32k --want-concurrency 16"
+        raise LegroomError("--want-context and --want-concurrency must be at least 1", hint)
     report = search(serve_args, release, where, context, float(concurrency), args.policy)
     if report.target.gpu.note:
         note(f"note: {report.target.gpu.note}")

@@ -85,9 +85,8 @@ def _served_words(command: list[str]) -> list[str]:
     if not command:
         return []
     if command[:2] != ["vllm", "serve"] or len(command) < 3:
-        raise LegroomError(
-            "what follows -- is not a `vllm serve MODEL ...`", "legroom probe -- vllm serve MODEL [flags]"
-        )
+        hint = "legroom probe -- vllm serve MODEL [flags]"
+        raise LegroomError("what follows -- is not a `vllm serve MODEL ...`", hint)
     return command[2:]
 
 

@@ -101,10 +101,8 @@ def described_machine(args: argparse.Namespace, deployment: Deployment) -> Machi
     gpu = args.gpu or (allowed[0] if len(allowed) == 1 else None)
     if gpu is None:
         named = f"; the file allows {', '.join(allowed)}" if allowed else ""
-        raise LegroomError(
-            f"which GPU?{named}",
-            "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB",
-        )
+        hint = "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
+        raise LegroomError(f"which GPU?{named}", hint)
     count, host_memory = gpu_count(args.gpus, "--gpus"), getattr(args, "host_memory", None)
     return completed_machine(Machine(gpu, count, args.gpu_memory, args.gpu_used, host_memory), deployment)
 

@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
             print(written.text(), end="")
         return OK
     if (args.workers is not None and not 1 <= args.workers <= 256) or not 0.1 <= args.timeout <= 3600:
-        raise LegroomError(
-            "--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", "the defaults suit most machines"
-        )
+        hint = "the defaults suit most machines"
+        raise LegroomError("--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", hint)
     token = _access_token(args)
     feed = _live_feed(args)
     listening = listening_socket(args.host, args.port)

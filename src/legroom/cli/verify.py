@@ -91,9 +91,8 @@ def _verification_request(args: argparse.Namespace) -> VerificationRequest:
         raise LegroomError(f"--timeout {args.timeout:g} is not between 0 and 86400 seconds")
     for option, path in (("--svg", args.svg), ("--report", args.report)):
         if path is not None and (Path(path).is_dir() or not Path(path).resolve().parent.is_dir()):
-            raise LegroomError(
-                f"{option} {path}: not a file that can be written", "give a path in a folder that is there"
-            )
+            hint = "give a path in a folder that is there"
+            raise LegroomError(f"{option} {path}: not a file that can be written", hint)
     return VerificationRequest(
         url=args.url,
         api_key=args.api_key or _environment_key(args.url),

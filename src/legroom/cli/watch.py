@@ -155,9 +155,8 @@ def _run_page(args: argparse.Namespace, config: SidecarConfig) -> int:
         from legroom.cli.watch_page import WatchPage
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("textual"):
-            raise LegroomError(
-                "the live page needs Textual", "pip install 'legroom[watch]', or use --once or --json"
-            ) from None
+            hint = "pip install 'legroom[watch]', or use --once or --json"
+            raise LegroomError("the live page needs Textual", hint) from None
         raise
     _handle_sigterm_as_ctrl_c()
     session = _watch_session(args, _open_journal_or_none(config), config)

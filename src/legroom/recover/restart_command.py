@@ -146,10 +146,8 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
     deployment = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
     fatal = [problem for problem in deployment.problems if problem.stops_vllm]
     if fatal:
-        raise LegroomError(
-            "; ".join(problem.message for problem in fatal),
-            "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
-        )
+        hint = "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead)
+        raise LegroomError("; ".join(problem.message for problem in fatal), hint)
     target = _plan_target(crashed, deployment.args, deployment.release, deployment.gpu_count)
     first = plan_on_named_card(target, deployment.args)
     fitting, why = first, "it fits as it is"
@@ -161,9 +159,8 @@ def _fitting_command(crashed: CrashedServer) -> RestartCommand:
             working, key=lambda each: ("model" in each.flags, each.plan.layout.headroom_bytes < headroom), default=None
         )
         if advice is None:
-            raise NoRestartCommand(
-                f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size"
-            )
+            hint = "see legroom plan and legroom size"
+            raise NoRestartCommand(f"no change of flags makes it fit: {first.reason}", hint)
         fitting, why = advice.plan, advice.why
     holds = max(1, int(fitting.memory.kv.max_concurrency))
     if holds < fitting.settings.max_num_seqs:
