@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.server_words import ASSIGNMENT, assignments
+from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
 from legroom.records import dataclass
 from legroom.vllm.command_line import without_secrets
+from legroom.vllm.parse import split_assignments
 
 if TYPE_CHECKING:
     from legroom.diagnosis.fixes.failed_run import Hints
@@ -96,15 +96,9 @@ def restart_after(crashed: CrashedServer) -> RestartCommand:
     """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither."""
     # Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
     restart = _restart_command(crashed)
-    env, words = _split_env(restart.command)
-    given, _ = _split_env(shlex.split(crashed.command or ""))
+    env, words = split_assignments(restart.command)
+    given, _ = split_assignments(shlex.split(crashed.command or ""))
     return replace(restart, command=tuple(without_secrets([*assignments({**given, **env}), *words])))
-
-
-def _split_env(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """The leading NAME=value words as variables, and the words after them."""
-    matches = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
-    return {match[1]: match[2] for match in matches}, words[len(matches) :]
 
 
 def _restart_command(crashed: CrashedServer) -> RestartCommand:
