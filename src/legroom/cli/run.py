@@ -151,18 +151,18 @@ def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
 def _run_options(args: argparse.Namespace) -> RunOptions:
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
-    from legroom.units import parse_length
+    from legroom.units import parse_length, parse_whole
 
     if args.save:
         check_writable(args.save)
     return RunOptions(
         tuple(args.command_words),
-        tries=_parse_count(args.tries, "--tries"),
+        tries=parse_whole(args.tries, "--tries", 0, 99_999),
         keep=tuple(args.keep),
         min_context=parse_length(args.min_context, "--min-context") if args.min_context else None,
         min_concurrency=_parse_number(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
         on_crash=args.on_crash,
-        restarts=_parse_count(args.restarts, "--restarts"),
+        restarts=parse_whole(args.restarts, "--restarts", 0, 99_999),
         restart_delay_s=_parse_number(args.restart_delay, "--restart-delay"),
         ready_timeout_s=_parse_number(args.ready_timeout, "--ready-timeout"),
         hang_timeout_s=_parse_number(args.hang_timeout, "--hang-timeout"),
@@ -172,13 +172,6 @@ def _run_options(args: argparse.Namespace) -> RunOptions:
         vllm=args.vllm,
         gpu=args.gpu,
     )
-
-
-def _parse_count(text: str, option: str) -> int:
-    """A whole number of at most five digits; raises, naming the option, otherwise."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 3")
-    return int(text)
 
 
 def _parse_number(text: str, option: str) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note
 from legroom.errors import LegroomError
+from legroom.units import parse_whole
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -132,11 +133,7 @@ def _described_base(args: argparse.Namespace, release: Release | None) -> Deploy
 
 def gpu_count(text: str | None, option: str) -> int | None:
     """The parsed number of GPUs; None where the option is not given."""
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 4096):
-        raise LegroomError(f"{option} {text!r} is not a number of GPUs", f"write it like {option} 2")
-    return int(text)
+    return None if text is None else parse_whole(text, option, 1, 4096)
 
 
 def add_sweep_options(group: Any, default: str) -> None:
