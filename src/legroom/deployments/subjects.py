@@ -97,6 +97,8 @@ class StartedServer:
     mounts: tuple[Mount, ...] | None = None
     """The volumes of its container; None where the file does not tell."""
     published: tuple[PublishedPort, ...] = ()
+    declared_port: PublishedPort | None = None
+    """The one containerPort of a pod's only container."""
     other_env: frozenset[str] = frozenset()
     """Variables whose values stand elsewhere; `*` where a file or a Secret may set any."""
     has_no_gpu: bool = False
@@ -202,8 +204,7 @@ class InvokedCommand:
 class Unit:
     settings: Mapping[str, Word]
     locate: Callable[[int], Place]
-    variables: frozenset[str] = frozenset()
-    """The names of its environment."""
+    variables: Mapping[str, Word] = field(default_factory=dict)
 
 
 Subject = StartedServer | InvokedCommand | Unit
