@@ -84,6 +84,11 @@ CASES = {
         deployment(f"--model, {MODEL}, --max-num-seqs, '8', --max-num-seqs, '16'"),
         {"flag-repeated"},
     ),
+    "an image of root for another user": (
+        deployment(pod=", securityContext: {runAsNonRoot: true}"),
+        {"manifest-refused"},
+    ),
+    "the same with a user": (deployment(pod=", securityContext: {runAsNonRoot: true, runAsUser: 1000}"), set()),
     "a model of a later release": (deployment(f"--model, {MODEL}", image="vllm/vllm-openai:v0.6.6"), {"does-not-fit"}),
 }
 
@@ -133,6 +138,12 @@ def test_backslashes_in_a_folded_command_become_spaces():
     assert found(lines.replace(" \\", ""), "compose.yaml") == set()
 
 
+@pytest.mark.parametrize(("default", "is_empty"), [('""', True), ("", False)])
+def test_a_default_of_two_quotes_is_an_empty_argument(default, is_empty):
+    text = f"services:\n  llm:\n    image: {IMAGE}\n    command: --model {MODEL} ${{MORE:-{default}}}\n"
+    assert (("container-command", "error") in found(text, "compose.yaml")) == is_empty
+
+
 def test_a_service_without_a_gpu_is_named_where_no_other_file_can_reserve_one(tmp_path):
     path = tmp_path / "compose.yaml"
     path.write_text(service(secured(), devices=""))
@@ -145,7 +156,7 @@ UNITS = {
     "Type=notify": "error",
     "Type=forking": "error",
     "DevicePolicy=closed": "error",
-    "ProtectHome=yes": "warning",
+    "ProtectHome=yes": "note",
     "ProtectSystem=strict": "warning",
     "Type=exec": "",
     "ProtectSystem=full": "",
@@ -179,6 +190,9 @@ NOTES = {
         "start-too-short",
     ),
     "a connection as a probe": (deployment(more=", livenessProbe: {tcpSocket: {port: 8000}}"), "probe-missing"),
+    "another port than the server's": (deployment(more=PORTS.replace("8000", "9000")), "port-unreachable"),
+    "a token that is to be filled in": (deployment(more=", env: [{name: HF_TOKEN, value: <token>}]"), "secret-written"),
+    "weights that no common card holds": (deployment("--model, Qwen/Qwen2.5-72B-Instruct"), "does-not-fit"),
     "a cache that goes with its pod": (
         deployment(more=PORTS + CACHE, pod=", volumes: [{name: c, emptyDir: {}}]"),
         "cache-lost",
@@ -208,6 +222,26 @@ def test_a_server_of_the_host_is_open_where_it_listens_on_all_addresses_without_
     assert ("api-open", "note") in found(f"vllm serve {MODEL} --host 0.0.0.0", "a.sh")
     assert found(f"vllm serve {MODEL} --host 0.0.0.0 --api-key $KEY", "a.sh") == set()
     assert ("api-open", "note") in found(service(secured("8000:8000")), "compose.yaml")
+
+
+def test_an_autoscaler_by_the_processor_is_noted():
+    metric = "{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 70}}}"
+    scaler = f"---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nspec: {{metrics: [{metric}]}}\n"
+    assert ("rollout-stuck", "note") in found(deployment() + scaler)
+    assert ("rollout-stuck", "note") not in found(deployment())
+
+
+def test_a_script_that_names_its_port_vllm_port_is_noted():
+    assert ("env-meaning", "note") in found(f"vllm serve {MODEL} --port ${{VLLM_PORT:-8000}}", "a.sh")
+    assert found(f"vllm serve {MODEL} --port ${{PORT:-8000}}", "a.sh") == set()
+
+
+def test_the_health_check_of_a_dockerfile_asks_the_server():
+    check = (
+        "FROM cuda\nRUN pip install vllm==0.20.0\nHEALTHCHECK --retries=3 CMD curl -f http://localhost:8080/health\n"
+    )
+    assert ("probe-port", "error") in found(check + f"CMD vllm serve {MODEL}\n", "Dockerfile")
+    assert found(check + f"CMD vllm serve {MODEL} --port 8080\n", "Dockerfile") == set()
 
 
 def test_a_file_of_akash_tells_the_card_and_who_reaches_it():

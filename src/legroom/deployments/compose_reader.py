@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from legroom.deployments.container_images import docker_bytes, mount_of, published_port, repeated_entry
-from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_command
+from legroom.deployments.kubernetes_reader import container_servers, float_at, probe_of_words
 from legroom.deployments.server_words import expand_variables
 from legroom.deployments.shell.lexer import Word, split_words, words_found_in
 from legroom.deployments.shell.shell_script import DOCKER_STOP_S
@@ -152,7 +152,7 @@ def _service_subjects(name: str, service: Node, services: Node, folder: _Compose
             gpus=gpus,
             gpu_ids=_gpu_ids(service, known, gpus, shown),
             memory_limit_bytes=docker_bytes(memory),
-            mounts=tuple(_mounts(service)) if service.get("ports") or service.get("expose") else None,
+            mounts=_mounts(service),
             published=tuple(_published(service, known)),
             other_env=_other_variables(service),
             has_no_gpu=_has_no_gpu(service) and folder.is_only_compose_file,
@@ -209,11 +209,15 @@ def compose_env(node: Node | None) -> dict[str, Word]:
     return env
 
 
-def _mounts(service: Node) -> Iterator[Mount]:
-    """The volumes of a service."""
-    for item in service.list("volumes"):
-        target, is_host = item.text("target"), item.text("type") == "bind"
-        yield Mount(target, "host" if is_host else "volume") if target else mount_of(item.scalar or "")
+def _mounts(service: Node) -> tuple[Mount, ...] | None:
+    """The volumes of a service; None for an excerpt without ports, and where others add to them."""
+    if not (service.get("ports") or service.get("expose")) or service.get("configs") or service.get("volumes_from"):
+        return None
+    items = [(item, item.text("target"), item.text("type") == "bind") for item in service.list("volumes")]
+    return tuple(
+        Mount(target, "host" if is_host else "volume") if target else mount_of(item.scalar or "")
+        for item, target, is_host in items
+    )
 
 
 def _published(service: Node, known: Mapping[str, str]) -> Iterator[PublishedPort]:
@@ -282,7 +286,7 @@ def _probes(service: Node) -> tuple[Probe, ...]:
     words = [item.scalar or "" for item in test.list()][1:] or split_words(test.scalar or "")
     if len(words) == 1:  # ["CMD-SHELL", "curl ..."]
         words = ["sh", "-c", *words]
-    return (probe_of_command("health", words, test),)
+    return (probe_of_words("health", words, test.source.place(test.offset)),)
 
 
 def _health_limit(service: Node) -> TimeLimit | None:

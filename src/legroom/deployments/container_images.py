@@ -10,6 +10,7 @@ from legroom.deployments.shell.lexer import Word, serve_words
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import Mount, PublishedPort
 from legroom.errors import LegroomError
+from legroom.facts import pattern
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
@@ -23,11 +24,7 @@ _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 """A version after `vllm`, also before the tag: `server-vllm0.7.0:latest`."""
-_COMPANION = re.compile(
-    r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
-    r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
-    r"tuner|agent|top|chat|manager|render)([-_]|$)"
-)
+_COMPANION = pattern("container_images.companion")
 _PROJECT = "vllm-project/"
 """An organization with many images besides vLLM's."""
 _OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
@@ -234,11 +231,7 @@ def image_release(image: str) -> str | None:
 
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
-_FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
-    re.IGNORECASE,
-)
-"""Builds for other hardware or of other projects, with their own release schedule."""
+_FORKS = pattern("container_images.forks")
 _OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
 """A commit or a date after the version: a private build after the release."""
 

@@ -12,8 +12,17 @@ from legroom.deployments.container_images import container_command, is_server_im
 from legroom.deployments.server_words import DYNAMO, KSERVE, dynamo_as_serve, expand_variables, server_start
 from legroom.deployments.shell.lexer import Word, env_with_places, split_words, words_found_in
 from legroom.deployments.shell.shell_script import script_subjects
-from legroom.deployments.source_text import Text
-from legroom.deployments.subjects import Mount, Probe, Runs, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.source_text import Place, Text
+from legroom.deployments.subjects import (
+    Mount,
+    Probe,
+    PublishedPort,
+    Runs,
+    StartedServer,
+    Subject,
+    TimeLimit,
+    change_servers,
+)
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.gpus import GPU_ANNOTATION, gpu_of_labels, gpu_of_resource, naming_labels
@@ -175,6 +184,7 @@ def _subjects_of_container(
             has_no_gpu=_has_no_gpu(container, pod),
             mounts=tuple(_mounts(container, pod)) if container.list("ports") else None,  # else it may be an excerpt
             other_env=_other_variables(container),
+            declared_port=_declared_port(container, pod),
             probes=tuple(_probes(container, is_alone=len(pod.list("containers")) < 2)),
         ),
     )
@@ -274,6 +284,14 @@ def _mounts(container: Node, pod: Node) -> Iterator[Mount]:
         yield Mount(mount.text("mountPath"), "empty" if is_empty else "host" if is_host else "volume")
 
 
+def _declared_port(container: Node, pod: Node) -> PublishedPort | None:
+    """The port of a pod that has one container with one port; else None."""
+    ports = container.list("ports")
+    if len(ports) != 1 or len(pod.list("containers")) != 1:
+        return None
+    return PublishedPort(ports[0].text("containerPort"), ports[0].source.place(ports[0].offset))
+
+
 def _other_variables(container: Node) -> frozenset[str]:
     """The variables of a container whose values the manifest does not hold."""
     names = {item.text("name") for item in container.list("env") if item.get("valueFrom") is not None}
@@ -304,7 +322,7 @@ def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
             continue
         port = probe.text("httpGet", "port") or probe.text("tcpSocket", "port")
         command = probe.list("exec", "command")
-        found = probe_of_command(kind, [item.scalar or "" for item in command], probe)
+        found = probe_of_words(kind, [item.scalar or "" for item in command], probe.source.place(probe.offset))
         asked = probe.get("httpGet")
         path = (asked.text("path") or "/" if asked is not None else found.path) if is_alone else ""
         yield replace(
@@ -316,15 +334,14 @@ def _probes(container: Node, is_alone: bool) -> Iterator[Probe]:
         )
 
 
-def probe_of_command(kind: Any, words: list[str], node: Node) -> Probe:
+def probe_of_words(kind: Any, words: list[str], place: Place) -> Probe:
     """A probe that runs a command in the container, with the port that it asks there."""
     line = " ".join(words)
     asked = _ASKED.search(line)
     program = (split_words(words[2]) if words[1:2] == ["-c"] and len(words) > 2 else words)[:1]
     path = (asked[2] or "/") if asked and _FAILS_ON_404.search(line) else ""
-    return Probe(
-        kind, node.source.place(node.offset), asked[1] if asked else "", "".join(program), path, "uthorization" in line
-    )
+    port = asked[1] if asked else ""
+    return Probe(kind, place, port, "".join(program), path, "uthorization" in line)
 
 
 def float_at(node: Node, key: str, default: float) -> float:

@@ -24,21 +24,14 @@ from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts import pattern
 from legroom.facts.flags import all_flag_names
 from legroom.facts.gpus import is_known_gpu
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_ARGUMENTS = re.compile(
-    r"((extra|additional|base|vllm|engine|server|serve|model|cmd|container|runtime|backend)[_-]?)*"
-    r"(args|arguments|flags|parameters)",
-    re.IGNORECASE,
-)
-_COMPANIONS = re.compile(
-    r"router|gateway|proxy|operator|exporter|simulator|epp\b|controller|autoscaler|bench|client|frontend|scheduler|"
-    r"loadgen|sidecar|tgi\b|sglang|trt-?llm|tensorrt|llama\.?cpp|ollama|infinity"
-)
-"""Parts of a chart beside vLLM, and other engines, which have their own flags."""
+_ARGUMENTS = pattern("other_yaml.arguments")
+_COMPANIONS = pattern("other_yaml.companions")
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")

@@ -97,6 +97,8 @@ class StartedServer:
     mounts: tuple[Mount, ...] | None = None
     """The volumes of its container; None where the file does not tell."""
     published: tuple[PublishedPort, ...] = ()
+    declared_port: PublishedPort | None = None
+    """The one containerPort of a pod's only container."""
     other_env: frozenset[str] = frozenset()
     """Variables whose values stand elsewhere; `*` where a file or a Secret may set any."""
     has_no_gpu: bool = False

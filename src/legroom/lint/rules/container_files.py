@@ -17,7 +17,7 @@ from legroom.lint.rules.container_start import runs_plain_image
 from legroom.vllm.args import other_value
 
 _CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "VLLM_USE_MODELSCOPE")
 _PATH_FLAGS = ("--chat-template", "--tokenizer", "--ssl-keyfile", "--ssl-certfile", "--tool-parser-plugin", "--config")
 _WITHOUT_CONTROLLER = ("Kubernetes Deployment", "Kubernetes StatefulSet", "compose service", "a docker", "a podman")
 """How files are read in which the mounts are all that a container gets: KServe adds its own."""
@@ -46,7 +46,8 @@ def weights_of_hub(server: StartedServer, context: Context) -> Findings:
         yield finding("path-missing", server.place_of(offline), message, f"mount the weights at {folder}")
     # A cache of the host may hold the token of `hf auth login`, and the weights.
     is_cached = mount is not None and mount.holds == "host"
-    if _is_gated(args.model) and is_told and not (is_offline or server.may_have_variable(*_TOKENS)):
+    has_token = server.may_have_variable(*_TOKENS) or flag_word(server, "--hf-token")
+    if _is_gated(args.model) and is_told and not is_offline and not has_token:
         word = next((word for word in server.words if word.text.endswith(args.model)), server.words[0])
         message = f"{args.model} is gated, and the container gets no token: the Hub answers 401"
         found = finding("model-gated", server.place_of(word), message, "set HF_TOKEN from a Secret", len(args.model))

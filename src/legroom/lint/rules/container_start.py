@@ -98,7 +98,7 @@ def probes_of_server(server: StartedServer, context: Context) -> Findings:
 
 def _not_answered(server: StartedServer, context: Context, probe: Probe) -> str:
     """Why the server never answers a probe's path with 200; empty where it does, or may."""
-    facts, path = read_data("server_image.json"), probe.path
+    facts, path = read_data("server_image.json"), probe.path.partition("?")[0].rstrip("/") or probe.path
     if not path or "$" in path or not runs_plain_image(server) or has_open_words(server) or not server.words:
         return ""
     if path not in facts["routes"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
@@ -21,6 +22,11 @@ def published_ports(server: StartedServer, context: Context) -> Findings:
     args = context.parsed_args(server).args
     if server.launcher or not server.words or not server.in_container or flag_word(server, "--config"):
         return
+    declared = server.declared_port
+    if declared is not None and declared.port.isdecimal() and served_port(args) not in ("", declared.port):
+        message = f"containerPort is {declared.port}, and the server listens on {served_port(args)}"
+        found = finding("port-unreachable", declared.place, message, f"write containerPort: {served_port(args)}")
+        yield replace(found, severity="note")
     host = other_value(args, "--host") or ""
     is_published = server.published or any(probe.port for probe in server.probes if probe.kind == "readiness")
     if host in _LOOPBACK and is_published:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from legroom.deployments.container_images import is_for_other_hardware, is_published_by_vllm
 from legroom.deployments.file_kinds import kind_of
 from legroom.deployments.subjects import InvokedCommand, StartedServer
+from legroom.facts import pattern
 from legroom.facts.bundled import find, misspelling_of
 from legroom.facts.flags import advice, companion_of, flags_ever
 from legroom.lint.rule import (
@@ -36,16 +37,10 @@ _BY_KIND = {
     "ignored": "flag-ignored",
 }
 _SHARE = "--gpu-memory-utilization"
-_VARIABLE = re.compile(
-    r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\{\d*\}|\.\.\.|…|\?\?|%\w+%|%(\(\w+\))?[sdrif](?!\w)|@\w+@|__\w+__"
-)
-"""A variable or placeholder in a value."""
+_VARIABLE = pattern("flag_rules.variable")
 _FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
 """`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: placeholders in capitals."""
-_CHOICE_FOR_READER = re.compile(
-    r"\d[\d.]*([-~–,/|]\d[\d.]*)+|\{[\d.,]+\}|\[[\w |-]+\]|[A-Za-z_][\w.]*\(.*\)|[a-z]+([_-][a-z]+)+"
-)
-"""`0.15-0.45`, `1/2/4` and `best_share(model)` in a document: a value that the reader chooses or computes."""
+_CHOICE_FOR_READER = pattern("flag_rules.choice_for_reader")
 _MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
 """`OPTIONS`, `etc` in a document: more arguments may follow."""
 _EXTENSIONS = {"--omni": "vLLM-Omni"}

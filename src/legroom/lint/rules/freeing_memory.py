@@ -7,13 +7,10 @@ from dataclasses import replace
 
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.subjects import InvokedCommand, Unit
-from legroom.facts import read_data
+from legroom.facts import pattern, read_data
 from legroom.lint.rule import Context, Findings, checks, finding
 
-_SERVING = re.compile(
-    r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|uvicorn|api_server|\$", re.IGNORECASE
-)
-"""Patterns that can match a vLLM process; `http.server` or a port-forward cannot."""
+_SERVING = pattern("freeing_memory.serving")
 _INNER = re.compile(r"\b(pgrep|pidof)\b|\bnvidia-smi\b.*-apps|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
 _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from legroom.deployments.container_images import is_published_by_vllm
 from legroom.deployments.kubernetes_reader import GPU_RESOURCE
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node, is_template
@@ -17,6 +18,7 @@ _NO_TEXT = re.compile(r"-?\d+(\.\d+)?|true|false|True|False")
 _COMPOSE_FILE = re.compile(r"(^|/)(docker-)?compose[\w.-]*\.ya?ml$")
 _BASE_FILE = re.compile(r"(^|/)(docker-)?compose\.ya?ml$")
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_EMPTY_DEFAULT = re.compile(r"""(?<=\s)\$\{\w+:?-(""|'')\}""")
 _SHELL_ENTRY = re.compile(r"(/(usr/)?bin/)?(ba|da)?sh")
 
 
@@ -36,7 +38,7 @@ def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
     wanted = dict(document.items("spec", "selector", "matchLabels"))
     labels = {key: value.scalar for key, value in document.items("spec", "template", "metadata", "labels")}
     for key, value in wanted.items() if labels else ():
-        if labels.get(key) != value.scalar:
+        if labels.get(key) != value.scalar and "$" not in f"{labels.get(key)}{value.scalar}":
             message = f"the selector asks for {key}: {value.scalar}, which the pods are not labelled with"
             yield value, message, "write the same label in spec.template.metadata.labels"
     for pod in document.walk():
@@ -47,6 +49,8 @@ def _refused_by_kubernetes(document: Node) -> Iterator[_Refusal]:
         declared |= {claim.text("metadata", "name") for claim in claims}
         for container in (*pod.list("containers"), *pod.list("initContainers")):
             yield from _refused_container(container)
+            if image_user := _refused_user(container, pod):
+                yield image_user, "runAsNonRoot refuses vLLM's image, which runs as root", "set runAsUser as well"
             for mount in container.list("volumeMounts") if is_whole else ():
                 if mount.text("name") and mount.text("name") not in declared:
                     yield mount, f"no volume is called {mount.text('name')}", "add it to the pod's volumes"
@@ -64,6 +68,16 @@ def _refused_container(container: Node) -> Iterator[_Refusal]:
         if GPU_RESOURCE.fullmatch(name) and limits.get(name) != amount.scalar:
             given = f"the limit is {limits[name]}" if name in limits else "there is no limit"
             yield amount, f"{name} is requested {amount.scalar} times and {given}", "write the same number in limits"
+
+
+def _refused_user(container: Node, pod: Node) -> Node | None:
+    """The setting by which a node refuses to start vLLM's image, whose user is root."""
+    both = [node for owner in (container, pod) if (node := owner.get("securityContext")) is not None]
+    has_user = any(node.get("runAsUser") is not None for node in both)
+    image = container.text("image")
+    is_root = is_published_by_vllm(image) and "nonroot" not in image and not has_user
+    given = (node for each in both if (node := each.get("runAsNonRoot")) is not None and node.scalar == "true")
+    return next(given, None) if is_root else None
 
 
 def _refused_by_compose(document: Node) -> Iterator[_Refusal]:
@@ -104,6 +118,9 @@ def command_of_service(document: Node, context: Context) -> Findings:
         if entry[-1:] == ["-c"] and _SHELL_ENTRY.fullmatch(entry[0]) and len(words) > 1:
             message = f"Compose splits the command, and {entry[0]} -c runs its first word alone: {words[0]}"
             yield finding("container-command", place, message, "write the command as a list of one text")
+        elif empty := _EMPTY_DEFAULT.search(command.scalar):
+            message = f"without its variable {empty[0]} is an empty argument, which vLLM takes for the model or refuses"
+            yield finding("container-command", place, message, "leave the quotes of the default out")
         elif words[:2] and words[0] not in ("sh", "bash") and any(word.startswith(" ") for word in words):
             message = "a backslash before a line break of a folded text is an escaped space: flags begin with one"
             yield finding("container-command", place, message, "leave the backslashes out")
@@ -121,6 +138,12 @@ def quoted_values(server: StartedServer, context: Context) -> Findings:
 @checks(Node, "rollout-stuck")
 def rollout_needs_more_gpus(document: Node, context: Context) -> Findings:
     """A Deployment that starts a new pod before it ends the old one, which holds the GPU."""
+    for metric in document.list("spec", "metrics") if document.text("kind") == "HorizontalPodAutoscaler" else ():
+        name = metric.get("resource", "name")
+        if name is not None and name.scalar in ("cpu", "memory") and context.servers:
+            message = f"{name.scalar} of the host says nothing about the load of a GPU"
+            suggestion = "scale by vllm:num_requests_waiting"
+            yield finding("rollout-stuck", document.source.place(name.offset), message, suggestion)
     strategy = document.get("spec", "strategy")
     surge = document.text("spec", "strategy", "rollingUpdate", "maxSurge")
     is_replaced = document.text("spec", "strategy", "type") == "Recreate" or surge in ("0", "0%")

@@ -16,6 +16,8 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import human_bytes
 from legroom.vllm.args import other_value
 
+_COMMON_CARD_BYTES = 80 * 10**9
+_MORE_RANKS = "raise --tensor-parallel-size, or name the card"
 _NO_CARD_HELPS = ("unsupported_quantization", "unsupported_architecture")
 
 
@@ -42,6 +44,9 @@ def server_does_not_fit_gpu(server: StartedServer, context: Context) -> Findings
             certain = context.is_release_given or bool(server.named_release)
             message = f"vLLM {release} will not start: {failure.message}"
             yield finding("does-not-fit", flag_place(server, "--quantization"), message, is_certain=certain)
+        elif made is not None and made.held_bytes > _COMMON_CARD_BYTES and not server.launcher:
+            message = f"one GPU holds {human_bytes(made.held_bytes)} of weights: no card of 80 GB does"
+            yield replace(finding("does-not-fit", server.place, message, _MORE_RANKS), severity="note")
         return
     # Another rule is about the host's memory.
     own = file_plan_of(replace(server, memory_limit_bytes=None), release)

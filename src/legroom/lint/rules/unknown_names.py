@@ -51,6 +51,10 @@ def misunderstood_variables(server: StartedServer, context: Context) -> Findings
     if port is not None and server.runs != "config" and port.text == served_port(args):
         message = f"VLLM_PORT={port.text} is the first port of vLLM's own processes, and the API listens there already"
         yield finding("env-meaning", server.place_of(port), message, "leave it out", len("VLLM_PORT"))
+    used = next((word for word in server.words if re.search(r"\$\{VLLM_PORT:?-", word.raw)), None)
+    if used is not None and port is None and server.runs in ("shell", "systemd"):
+        message = "where VLLM_PORT is exported vLLM takes it for the ports of its own processes too"
+        yield replace(finding("env-meaning", server.place_of(used), message, "call it otherwise"), severity="note")
     for row in read_data("variable_meanings.json")["rows"] if server.runs != "config" else ():
         word, flag = server.env.get(row["name"]), row.get("unless_flag", "")
         if word is None or not re.fullmatch(row.get("value", ".*"), word.text) or (flag and other_values(args, flag)):
