@@ -82,6 +82,10 @@ class StorageContext:
         """Whether the card computes in FP8; older ones store FP8 and compute in 16 bits with Marlin."""
         return self.vendor != "nvidia" or self.capability >= (8, 9) or self.capability == (0, 0)
 
+    def runs_fp8_blocks(self, module: Module) -> bool:
+        """Whether FP8 blocks multiply as stored; Ada has kernels for experts, and for linears before 0.29."""
+        return self.fp8_kernels and (self.capability != (8, 9) or module.copies > 1 or not self.at_least("0.29.0"))
+
     def at_least(self, version: str) -> bool:
         """Whether the release is this version or a later one."""
         return known_release(self.release).at_least(version)
@@ -92,7 +96,9 @@ def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | N
     schemes = (scheme, *(other for _, other in scheme.rules))
     if any(each.is_nvfp4 for each in schemes):
         return "nvfp4"
-    if not context.fp8_kernels and any(each.number == "float" and each.weight_bits == 8 for each in schemes):
+    eight = [each for each in schemes if each.number == "float" and each.weight_bits == 8]
+    newer_ada = context.capability == (8, 9) and context.at_least("0.29.0")
+    if any(not context.fp8_kernels or (each.block and newer_ada) for each in eight):
         return "fp8_marlin"
     return None
 
@@ -215,7 +221,7 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
         high, wide = _scale_block(module, scheme.block, parts)
         rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
         loaded = (weight, copies * rows * columns * FLOAT32_BYTES)
-        if context.fp8_kernels:
+        if context.runs_fp8_blocks(module):
             return Storage(loaded)
         # Marlin needs a 16-bit scale for every output and 128 inputs.
         return Storage(loaded, replaced(weight, copies * module.outputs * columns * context.dtype_bytes))
