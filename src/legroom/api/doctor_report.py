@@ -93,7 +93,6 @@ class DoctorReport:
         return "\n".join([style.paint(f"legroom doctor: {counts}", "bold"), *lines]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `legroom doctor --json`."""
         parts = {"servers": list(map(asdict, self.servers)), "findings": list(map(asdict, self.findings))}
         return {"ok": self.exit_code == OK, "machine": self.node.to_json(), **parts}
 

@@ -57,7 +57,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom calibrate`: stores what startup logs measured, for later plans; returns the exit status."""
     if args.show:
         return _print_observations(args.json)
     if args.forget is not None:

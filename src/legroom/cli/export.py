@@ -85,7 +85,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom export`: writes manifests, alerts or dashboards for a plan; returns the exit status."""
     module = args.module
     plan = _plan_of_options(args)
     release = _release_of_export(args, module, plan)

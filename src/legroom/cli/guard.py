@@ -44,11 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
     where.add_argument(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="on SIGTERM, let running requests finish this long (default: 30)",
+        "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds for requests to finish (default: 30)"
     )
     files = parser.add_argument_group("policy files")
     files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
@@ -57,7 +53,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom guard`: runs the admission proxy in front of a server; returns the exit status."""
     if args.check is not None or args.print_policy:
         from dataclasses import asdict
 

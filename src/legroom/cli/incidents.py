@@ -39,7 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom incidents`: lists the incidents of the journal; returns the exit status."""
     from legroom.render.incident_text import incidents_text
 
     now_s = time.time()

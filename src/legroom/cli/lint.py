@@ -62,7 +62,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom lint`: checks deployment files, alert rules and dashboards; returns the exit status."""
     if args.rules:
         every = rules_by_id().values()
         print_answer(

@@ -49,7 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom recover`: finds and frees memory that dead vLLM processes hold; returns the exit status."""
     from legroom.recover.machine_snapshot import read_machine
     from legroom.recover.orphans import classify_holders
     from legroom.render.recover_text import hidden_text, snapshot_text

@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--restart-delay",
         metavar="S",
         default="2",
-        help="seconds before the first restart, doubled each time (default: 2)",
+        help="seconds before a first restart, doubled each time (default: 2)",
     )
     serve.add_argument(
         "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"
@@ -95,7 +95,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom run`: starts and supervises a vLLM server; returns the exit status."""
     from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 

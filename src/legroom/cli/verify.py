@@ -63,7 +63,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`legroom verify`: sends a load to a running server and checks it; returns the exit status."""
     request = _verification_request(args)
     from legroom.render.verify_page import verification_html, verification_svg, verification_text
     from legroom.verify.verification_run import verify

@@ -48,8 +48,6 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """How a release differs."""
-
     version: str
     introduced: str | None = None
     deprecated: str | None = None

@@ -39,8 +39,6 @@ _RESTART_LOOP_RULES = frozenset({"shm-missing", "start-too-short", "container-co
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer for one object."""
-
     outcome: Outcome
     sentences: tuple[str, ...] = ()
     is_searched: bool = True

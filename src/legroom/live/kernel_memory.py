@@ -40,8 +40,6 @@ _FILES = {
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The memory cgroup of a process."""
-
     folder: str
     mount: str
     version: int

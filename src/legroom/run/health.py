@@ -72,8 +72,6 @@ def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The address of the server's HTTP API."""
-
     host: str
     port: int
     tls: bool = False
@@ -134,7 +132,6 @@ _WITH_CLIENT = {"01", "04", "08"}
 
 
 def has_clients(port: int) -> bool:
-    """Whether a client is connected to the server on this port."""
     return not _WITH_CLIENT.isdisjoint(_connection_states(port))
 
 

@@ -28,8 +28,6 @@ class ProcessDeath:
 
 @dataclass(frozen=True)
 class ServerExit:
-    """How one start of the server ended."""
-
     code: int
     was_ready: bool
     timed_out: bool
@@ -82,7 +80,6 @@ class IncidentRecorder:
             self._write(lambda journal: journal.note(incident, text, detail))
 
     def begin_action(self, name: str, detail: Detail) -> None:
-        """Records an action before it begins."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
     def finish_action(self, result: str = FAILED) -> None:
@@ -220,7 +217,6 @@ class RestartPolicy:
         return self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
 
     def give_up(self, reason: str) -> None:
-        """Says the reason and closes the incident as failed."""
         self._say(reason)
         self._incidents.close(reason)
 

@@ -130,7 +130,6 @@ class _Player:
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
     def _append_event(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
-        """Appends what the policy would have done at this scrape to the dry run's events."""
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 

@@ -195,7 +195,6 @@ class VerificationRun:
         return outcome.ok or by_guard
 
     async def _run_load(self, context: int) -> None:
-        """Sends the load and adds its checks and notes."""
         request = self.request
         lengths = _num_lengths(request)
         load = load_run.read_load(request.load, context, lengths, request.seed)

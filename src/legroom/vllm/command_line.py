@@ -70,7 +70,6 @@ def plain_name(word: str) -> str:
 
 
 def long_name(name: str) -> str:
-    """The full name of a flag in any spelling."""
     plain = plain_name(name)
     flag = _flag_named(plain, flags_ever())
     return flag.name if flag else _without_no_prefix(plain)
@@ -221,7 +220,6 @@ def joined(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _by_dest(release: Release) -> dict[str, Flag]:
-    """The release's flags by argparse destination."""
     return {flag.dest: flag for flag in flags_of(release).values()}
 
 

@@ -20,7 +20,6 @@ _LINK = r"https?://[^\s)'\"<>]+"
 
 
 def masked(text: str) -> str:
-    """The text with secrets, prompts and links masked."""
     text = printable(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)

@@ -134,7 +134,6 @@ class _ErrorLog(logging.Handler):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is an out-of-memory error, by its type or its text."""
     if type(error).__name__ in _ERRORS:
         return True
     text = str(error)[:4000].lower()

@@ -93,7 +93,6 @@ class ExportedServer:
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
         return self.address.port
 
     @property

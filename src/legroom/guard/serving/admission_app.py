@@ -223,7 +223,6 @@ async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[in
 
 
 async def send_refusal(refusal: Refusal, send: Send) -> None:
-    """Send a refusal as the ASGI response."""
     body = refusal.body()
     await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.headers(body)})
     await send({"type": "http.response.body", "body": body})

@@ -84,8 +84,6 @@ class JournalUnavailable(LegroomError):
 
 @dataclass(frozen=True)
 class Note:
-    """An entry of an incident."""
-
     time_s: float
     text: str
     detail: Mapping[str, Any]
@@ -93,8 +91,6 @@ class Note:
 
 @dataclass(frozen=True)
 class ActionStage:
-    """A stage that an action reached, such as `drained`."""
-
     time_s: float
     name: str
     detail: Mapping[str, Any]

@@ -173,8 +173,6 @@ def _newest_values(parts: _Parts) -> list[tuple[dict[str, str], float]]:
 
 
 class _Buckets:
-    """The lines of one histogram."""
-
     __slots__ = ("bounds", "count", "counts", "rank", "sum")
 
     def __init__(self, rank: int) -> None:
