@@ -113,7 +113,6 @@ def doctor() -> DoctorReport:
 
 
 def _machine_line(node: NodeState) -> str:
-    """One line: the machine's GPUs, driver, shared memory and memory limit."""
     names = [card.name for card in node.gpus]
     cards = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no NVIDIA GPU"
     sizes = {"/dev/shm": node.shm_bytes, "memory limit": node.memory_limit_bytes}

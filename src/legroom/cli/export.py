@@ -179,7 +179,6 @@ def _format_module(name: str) -> Any:
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
-    """The parser of one export format: the shared options and the format's own."""
     prog = f"legroom export {module.NAME}"
     parser = Parser(
         prog=prog,

@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_proxy(args: argparse.Namespace) -> int:
-    """Run the guard proxy in front of the vLLM server until it is stopped; returns the exit code."""
     from legroom.guard.log import log_to_stderr
     from legroom.guard.serving.proxy import ProxyOptions, serve
     from legroom.guard.serving.upstream import is_itself, upstream_of

@@ -132,7 +132,7 @@ def _open_read_only(path: Path) -> Journal | None:
         except sqlite3.Error:
             continue
         try:
-            if 0 < schema_version(db) <= VERSION:
+            if schema_version(db) == VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

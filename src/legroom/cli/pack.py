@@ -187,7 +187,6 @@ def _packed_server(args: argparse.Namespace, words: Sequence[str], card: Card) -
 
 
 def _server_parser() -> argparse.ArgumentParser:
-    """A parser of the options of one packed server: name, weight, wanted context and concurrency."""
     parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
     for option in ("--want-context", "--want-concurrency", "--name"):
         parser.add_argument(option)

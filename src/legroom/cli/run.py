@@ -129,7 +129,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
-    """Print the command that would be run; the exit code says whether it is expected to fit."""
     if as_json:
         print_json(_first_command_json(prepared))
     else:
@@ -161,7 +160,6 @@ def _first_command_json(prepared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_options(args: argparse.Namespace) -> RunOptions:
-    """The options of `legroom run`, parsed; raises for bad values or a --save that cannot be written."""
     from legroom.run.run_file import check_writable
     from legroom.run.run_options import RunOptions
     from legroom.units import parse_length

@@ -180,7 +180,6 @@ def _run_rate(
 
 
 def _serving_load(args: argparse.Namespace) -> ServingLoad:
-    """The requests, their rate and the latency goals that the options describe."""
     from legroom.simulation.disaggregation import Disaggregation
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.replay_outcome import Goal

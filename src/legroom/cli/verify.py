@@ -88,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verification_request(args: argparse.Namespace) -> VerificationRequest:
-    """The load and pass criteria that the command line describes; raises for bad values."""
     from legroom.verify.verification_checks import PassCriteria, planned_pool
     from legroom.verify.verification_run import VerificationRequest
 

@@ -204,7 +204,6 @@ def _print_replay(args: argparse.Namespace) -> int:
 
 
 def _print_dry_run(args: argparse.Namespace) -> int:
-    """Print what the sidecar would have done over the recording of --rehearse; returns the exit code."""
     from legroom.drawing.text import plural
     from legroom.render.incident_text import local_time_text
     from legroom.sidecar.policy_dry_run import dry_run

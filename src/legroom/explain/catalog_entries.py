@@ -39,7 +39,6 @@ def bundled_documents() -> dict[str, Any]:
 
 @cache
 def bundled() -> tuple[Entry, ...]:
-    """legroom's own entries, by id."""
     return tuple(entry_of_document(document) for document in bundled_documents().values())
 
 

@@ -317,7 +317,6 @@ def _shown_bytes(value: int) -> str:
 
 
 def _story_json(entry: Entry, language: Language) -> dict[str, str | None] | None:
-    """The parts of the entry's story by name, in one language; None without a story."""
     story = entry.story
     if story is None:
         return None

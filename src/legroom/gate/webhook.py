@@ -113,7 +113,6 @@ class GateMetrics:
         return counter
 
     def page(self) -> bytes:
-        """The /metrics page in Prometheus text format."""
         return generate_latest(self._registry)
 
 

@@ -151,7 +151,6 @@ _TOO_LARGE_BYTES = 1 << 20
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a TOML file; raises where it cannot be read or is invalid."""
     try:
         with path.open("rb") as file:
             raw = file.read(_TOO_LARGE_BYTES + 1)

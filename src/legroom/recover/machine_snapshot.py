@@ -265,7 +265,6 @@ class _OpenFiles:
 
 
 def read_link(path: str) -> str:
-    """The target of a symbolic link; empty where it cannot be read."""
     try:
         return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:

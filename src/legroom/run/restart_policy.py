@@ -74,7 +74,6 @@ class IncidentRecorder:
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
     def note(self, text: str, detail: Detail | None = None) -> None:
-        """Adds a note to the open incident; nothing where none is open."""
         incident = self._incident
         if incident is not None:
             self._write(lambda journal: journal.note(incident, text, detail))

@@ -307,7 +307,6 @@ class Supervisor:
         self._guard_drain = TaskProcess("drain_guard", question, self._start_task)
 
     def _kill(self, child: Child) -> None:
-        """Kills the server and waits until its processes are gone."""
         child.kill()
         child.wait_gone(self._timing.port_timeout_s)
 

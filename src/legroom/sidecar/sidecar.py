@@ -92,7 +92,6 @@ class Sidecar:
             await self._shut_down(tasks, runner)
 
     def stop(self) -> None:
-        """Makes `run` return after a clean shutdown."""
         self._stopping.set()
 
     async def _shut_down(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:

@@ -151,7 +151,6 @@ def _check_actions(act: Sequence[str]) -> None:
 
 
 def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
-    """A copy with more actions allowed, in every group."""
     _check_actions(act)
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
@@ -301,7 +300,6 @@ def _ca_file(table: TomlTable) -> str | None:
 
 
 def _kubernetes_config(table: TomlTable | None) -> KubernetesConfig | None:
-    """The label selector, namespace and context for discovery; None without a table."""
     if table is None:
         return None
     with table:

@@ -92,7 +92,6 @@ def _without_no_prefix(name: str) -> str:
 
 
 def _flag_named(name: str, table: Mapping[str, Flag]) -> Flag | None:
-    """The flag of a name or of a unique prefix, as argparse finds it."""
     flag = table.get(name) or table.get(_without_no_prefix(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag

@@ -32,7 +32,6 @@ def printable(text: str) -> str:
 
 
 def mask_log_values(value: Any) -> Any:
-    """A JSON value with every string masked as by `masked`."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, dict):

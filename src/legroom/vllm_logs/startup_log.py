@@ -97,7 +97,6 @@ def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
 
 
 def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
-    """The lines of a whole log that are known start-up lines."""
     lines = text.splitlines() if isinstance(text, str) else text
     for number, raw in enumerate(lines, 1):
         line = plain_line(raw)

@@ -30,7 +30,6 @@ class BoundedCache(Generic[V]):
         self._values: OrderedDict[Any, V] = OrderedDict()
 
     def get(self, key: Any) -> V | None:
-        """The key's value; None where it is missing or was dropped."""
         return self._values.get(key)
 
     def get_or_add(self, key: Any) -> V:

@@ -28,7 +28,7 @@ from legroom.live.journal.journal_records import (
     Incident,
     JournalUnavailable,
     Note,
-    migrate,
+    create_tables,
     schema_version,
 )
 from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, stored_values
@@ -290,17 +290,16 @@ class Journal:
 
 
 def _prepare_database(db: sqlite3.Connection, path: Path) -> None:
-    """Sets WAL and full sync and migrates the tables; raises JournalUnavailable where they are of a newer version."""
+    """Sets WAL and full sync and makes the tables; raises JournalUnavailable where they are of another version."""
     if schema_version(db) == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     version = schema_version(db)
-    if version > VERSION:
-        newer = f"a newer legroom (version {version} of its tables; this one knows {VERSION})"
-        hint = "update legroom, or name another journal"
-        raise JournalUnavailable(f"the journal {path} was written by {newer}", hint)
-    migrate(db)
+    if version not in (0, VERSION):
+        other = f"{'a newer' if version > VERSION else 'an older'} legroom (version {version} of its tables)"
+        raise JournalUnavailable(f"the journal {path} was written by {other}", "name another journal")
+    create_tables(db)
 
 
 @contextmanager

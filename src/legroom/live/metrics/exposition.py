@@ -400,7 +400,6 @@ def _without_engine(config: dict[str, str]) -> dict[str, str]:
 
 
 def _parse_number(text: str | None) -> float | None:
-    """The finite number a text holds; None where there is none."""
     try:
         value = float(text or "nan")
     except ValueError:
