@@ -70,8 +70,8 @@ FEW = 10
 BEYOND = 1.5
 """How much farther off than the worst seen a class of weights may be."""
 GROWTH = 1.7
-"""What a hardly known property multiplies the share of the card by. Of 1, 1.4, 1.7 and 2 it gave the narrowest bands
-that held 88 % of 79 published and 72 measured starts at first sight, each left out with its source."""
+"""What a hardly known property multiplies the share by. Of 1, 1.4, 1.7 and 2 it gave the narrowest bands that held
+88 % of 79 published and 72 measured starts at first sight."""
 FARTHEST = 3
 """Starts with more hardly known properties were not farther off."""
 SMALLEST_KV = GIB // 2
@@ -79,8 +79,7 @@ ANOTHER_START = 0.2
 """Off by more of the card than this, a record tells of another start: two cards of one name, unstated TP sizes."""
 EXACT_BYTES = 4 * MIB
 EXACT_SHARE = 0.98
-"""Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding. Of 229 plain
-ones four are not: a rope table made longer by a flag, a fine-tuned copy, and twice a model without its rope table."""
+"""Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding."""
 LEAST_OF_FEW = 0.005
 """Of weights stored by a method of which only a few starts are known: half of what a method without any gets."""
 PATCHED = ("Sandermage/", "zjpzhao/vllm-qwen3vl-cu118-t4")
@@ -247,8 +246,7 @@ class Evidence:
         self.measured = Counter(each for start in starts if start.instrumented for each in start.of.properties)
         self.known = Counter(each for start in starts for each in start.of.properties)
         self.pairs = Counter(pair for start in starts for pair in combinations(sorted(start.of.properties), 2))
-        self.earlier: dict[str, int] = {}
-        """The distance of a start from those listed before it: what was known when it was predicted."""
+        self.earlier: dict[str, int] = {}  # the distance from what was known when a start was predicted
         before = Counter[Property]()
         for start in starts:
             self.earlier[start.id] = sum(before[each] < FEW for each in start.of.properties)
@@ -339,8 +337,7 @@ def quantile(some: Sequence[Judged], value: Callable[[Judged], float], share: fl
 
 
 def known_spread(figure: str, start: Start, weights_rows: Mapping[str, BandRow]) -> tuple[float, float]:
-    """What the KV band has below and above from the weights' band and the card's total, before the law says
-    anything."""
+    """What the KV band has below and above from the weights' band and the card's total alone."""
     if figure != "kv_cache":
         return 0.0, 0.0
     of_weights = sum(weights_band(weights_rows, start.weights_class, start.weights_bytes, start.total)) / 2

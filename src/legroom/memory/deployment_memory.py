@@ -241,7 +241,7 @@ def free_at_start(model: Model, settings: EngineSettings, gpu: Gpu, held_by_othe
 
 def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
     """The first check that failed; None where none did."""
-    return next((failure for failure in failures if failure), None)
+    return next(filter(None, failures), None)
 
 
 def _startup_check(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:

@@ -60,23 +60,16 @@ def desktop_bytes(gpu: Gpu) -> int:
     return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
-def _like_hopper(gpu: Gpu) -> bool:
-    """Whether modules and handles are as large as on Hopper: NVLink servers and AMD Instinct cards."""
-    return is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
-
-
 def communicator_ranks(model: Model, settings: EngineSettings) -> tuple[int, ...]:
     """Ranks of every NCCL communicator of a worker: TP, PP, DCP, PCP, DP, experts and their balancing (0.11+)."""
     release = known_release(settings.release)
     # From 0.14 on, dense models have no expert group, and their data-parallel ranks are servers of their own.
     grouped = traits(model).moe or release.before("0.14.0")
+    balanced = is_given(settings.given, "--enable-eplb") and release.at_least("0.17.0")
     ranks = [settings.tensor_parallel_size, settings.pipeline_parallel_size]
     ranks += [settings.decode_context_parallel_size, settings.prefill_context_parallel_size]
-    if grouped:
-        ranks += [settings.data_parallel_size, settings.expert_ranks]
-    if is_given(settings.given, "--enable-eplb") and release.at_least("0.17.0"):
-        ranks.append(settings.expert_ranks)
-    return tuple(each for each in ranks if each > 1)
+    ranks += [settings.data_parallel_size, settings.expert_ranks] if grouped else []
+    return tuple(each for each in (*ranks, settings.expert_ranks if balanced else 1) if each > 1)
 
 
 def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure | None:
@@ -86,9 +79,9 @@ def nccl_before_snapshot(model: Model, settings: EngineSettings, gpu: Gpu) -> Fi
         return None
     fit = constants()["non_torch"]["before_snapshot"]
     card = "hopper" if is_nvlink_server(gpu) else "other"
-    doublings = sum(each.bit_length() - 2 for each in ranks)
-    first, further = fit[f"{card}_mib"], fit[f"{card}_further_mib"] * (len(ranks) - 1)
-    size = int((first + further + fit["mib_per_doubling"] * doublings) * MIB)
+    further = fit[f"{card}_further_mib"] * (len(ranks) - 1)
+    more_ranks = fit["mib_per_doubling"] * sum(each.bit_length() - 2 for each in ranks)
+    size = int((fit[f"{card}_mib"] + further + more_ranks) * MIB)
     # Beyond the first one, communicators were measured on NVLink servers only.
     unknown = 0 if card == "hopper" else int((fit["hopper_mib"] * (len(ranks) - 1) - further) * MIB)
     why = f"{len(ranks)} NCCL communicators start before the budget's first look at the card (0.11+)"
@@ -113,7 +106,9 @@ def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0
     """vLLM's non_torch_memory: CUDA modules, library handles and communication buffers."""
     fit = constants()["non_torch"]
     row = by_release(fit["base"], settings.release)
-    base = int(row["hopper_mib" if _like_hopper(gpu) else "other_mib"] * MIB)
+    # NVLink servers and AMD Instinct cards.
+    like_hopper = is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
+    base = int(row["hopper_mib" if like_hopper else "other_mib"] * MIB)
     source = f"as measured on releases from {row['since']}"
     communication = communication_bytes(settings, gpu)
     if gpu.measured is not None and gpu.measured.modules_bytes is not None:
@@ -171,8 +166,7 @@ def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
     ]
     if not charges_device_wide(settings):
         terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
-    nccl = nccl_before_snapshot(model, settings, gpu)
-    if nccl:
+    if nccl := nccl_before_snapshot(model, settings, gpu):
         terms.insert(1, *nccl.terms)
     if model.draft is not None and draft_is_uncounted(settings):
         draft = loaded_weights(model.draft, draft_settings(settings), gpu).figure.bytes
