@@ -57,12 +57,20 @@ def parse_count(text: str, what: str = "number") -> int:
     return int(float(found.group(1)) * scale[found.group(2)])
 
 
+def parse_whole(text: str, option: str, least: int, most: int) -> int:
+    """The whole number of an option within bounds, in plain digits."""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise LegroomError(f"{option} {text!r} is not a number from {least} to {most:,}", f"write it like {option} 4")
+    return int(text)
+
+
 def parse_length(text: str, what: str = "length") -> int:
     """Tokens of a context length: `32k` is 32,768, whereas vLLM's flags read it as 32,000."""
-    try:
-        return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
-    except LegroomError:
-        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768)") from None
+    found = _NUMBER.fullmatch(text)
+    scale = {"": 1, "k": KIB, "m": MIB}
+    if not found or found.group(2).lower() not in scale:
+        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096, 32k (32,768) or 1m")
+    return int(float(found.group(1)) * scale[found.group(2).lower()])
 
 
 def parse_speed(text: str | None, what: str, default: float) -> float:
