@@ -67,6 +67,7 @@ class StepCost(NamedTuple):
     """Communication between the GPUs of one server, for every token."""
     window: float = 0.0
     window_token: float = 0.0
+    window_pair: float = 0.0
     choice_exponent: float = 1.0
 
 
